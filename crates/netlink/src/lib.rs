@@ -1,0 +1,69 @@
+//! The kernel's languages, spoken: bytes, one socket, nothing else. Knows nothing of Kubernetes.
+//!
+//! ```text
+//!   Buffer ── bytes ──▶ Socket ──▶ kernel
+//!                          │
+//!   Attributes ◀── Message ┘
+//! ```
+//!
+//! Messages are written straight into one reusable [`buffer::Buffer`] and read in place through
+//! [`attributes::Attributes`]. On these stand [`nftables`] and [`route`].
+
+pub mod attributes;
+pub mod buffer;
+pub mod message;
+pub mod nftables;
+pub mod route;
+pub mod socket;
+mod sys;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+use std::fmt;
+
+/// The two families we serve. Objects of any other family are left out wherever something is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    /// `AF_INET` and `AF_INET6`, which are also `NFPROTO_IPV4` and `NFPROTO_IPV6`.
+    #[must_use]
+    pub const fn to_wire(self) -> u8 {
+        match self {
+            Self::Ipv4 => 2,
+            Self::Ipv6 => 10,
+        }
+    }
+
+    #[must_use]
+    pub const fn from_wire(number: u8) -> Option<Self> {
+        match number {
+            2 => Some(Self::Ipv4),
+            10 => Some(Self::Ipv6),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    /// As `nft` writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4 => "ip",
+            Self::Ipv6 => "ip6",
+        })
+    }
+}
+
+/// Runs every decoder over whatever bytes a socket might give us; for the fuzzer, which lives elsewhere.
+#[doc(hidden)]
+pub fn decode_all(bytes: &[u8]) {
+    for message in message::Messages::new(bytes) {
+        let _ = message.outcome();
+        nftables::decode_all(&message);
+        route::decode_all(&message);
+    }
+}

@@ -1,0 +1,78 @@
+//! nf_tables: what a transaction says, what the kernel holds, and who else changes it.
+//!
+//! ```text
+//!   Table, Chain, Rule, Set, Element ──▶ Batch ── commit ──▶ kernel
+//!                                                              │
+//!   FoundTable, FoundChain, ...  ◀── Connection ── dump ───────┤
+//!   Event                        ◀── Monitor ── notification ──┘
+//! ```
+//!
+//! Descriptions borrow and are written straight into the batch; there is no tree of attributes between.
+//! A refused batch changes nothing, and the error names the object: it is read back from the batch's
+//! own bytes, so that naming costs nothing while all is well.
+//!
+//! ```no_run
+//! use netlink::Family::Ipv4;
+//! use netlink::nftables::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const FRONTEND: [Field; 3] = [Field::Ipv4Address, Field::Protocol, Field::Port];
+//! let mut batch = Batch::new(Ipv4, "kube-proxy");
+//! batch.add_table(&Table::default());
+//! batch.add_set(&Set { counter: true, ..Set::new("no-endpoints", &FRONTEND) });
+//! batch.add_chain(&Chain { name: "services", hook: None, comment: None });
+//!
+//! // ip daddr . meta l4proto . th dport @no-endpoints drop
+//! let mut registers = Registers::default();
+//! let key = registers.take(4);
+//! batch.add_rule(&Rule {
+//!     chain: "services",
+//!     expressions: &[
+//!         Expression::destination_address(Ipv4, key),
+//!         Expression::Meta { key: MetaKey::L4Protocol, to: registers.take(1) },
+//!         Expression::destination_port(registers.take(2)),
+//!         Expression::Lookup { set: "no-endpoints".into(), key },
+//!         Expression::Verdict(Verdict::Drop),
+//!     ],
+//!     comment: Some("nobody there"),
+//!     fingerprint: None,
+//! });
+//! let web = Value::concatenation(&[&[10, 96, 0, 10], &[6], &80_u16.to_be_bytes()]);
+//! batch.add_elements("no-endpoints", [Element { comment: Some("default/web"), ..Element::new(web) }]);
+//!
+//! let mut connection = Connection::open()?;
+//! connection.commit(&batch)?;
+//! let packets = connection.elements(Ipv4, "kube-proxy", "no-endpoints", |element| element.counter)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod batch;
+mod connection;
+mod describe;
+mod elements;
+mod events;
+mod expressions;
+mod objects;
+mod read;
+mod sets;
+#[cfg(test)]
+mod tests;
+mod userdata;
+mod value;
+mod wire;
+
+pub use batch::Batch;
+pub use connection::{CommitError, Connection};
+pub use elements::{Datum, Element};
+pub use events::{Event, Monitor, Object};
+pub use expressions::{
+    Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey, NatFlags,
+    NatKind, NumberGenerator, Order, RejectWith,
+};
+pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table, Verdict};
+pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSet, FoundTable, Generation};
+pub use sets::{Field, MapData, Set, SetRef};
+pub use value::{Register, Registers, Value};
+
+pub(crate) use read::decode_all;

@@ -1,0 +1,479 @@
+//! What rules are made of: each expression loads a register, works on it, or decides.
+
+use std::time::Duration;
+
+use crate::Family;
+use crate::buffer::Buffer;
+use crate::nftables::elements::write_value;
+use crate::nftables::objects::Verdict;
+use crate::nftables::sets::{SetRef, milliseconds};
+use crate::nftables::value::{Register, Value};
+use crate::nftables::wire::*;
+
+/// One step of a rule. A step that doesn't match ends the rule.
+#[derive(Clone, Copy, Debug)]
+pub enum Expression<'a> {
+    /// Loads what is known about the packet without looking into it.
+    Meta {
+        key: MetaKey,
+        to: Register,
+    },
+    /// Only the mark can be set, of the keys there are here.
+    SetMeta {
+        key: MetaKey,
+        from: Register,
+    },
+    /// Loads bytes of a header.
+    Payload {
+        base: Base,
+        offset: u32,
+        length: u32,
+        to: Register,
+    },
+    /// Loads what connection tracking knows. Addresses and ports need a direction.
+    Conntrack {
+        key: ConntrackKey,
+        direction: Option<Direction>,
+        to: Register,
+    },
+    /// Loads what the routing table says of the packet's addresses.
+    Fib {
+        source: bool,
+        destination: bool,
+        result: FibResult,
+        to: Register,
+    },
+    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host order.
+    Numgen {
+        generator: NumberGenerator,
+        modulus: u32,
+        offset: u32,
+        to: Register,
+    },
+    /// Loads a constant.
+    Immediate {
+        value: Value,
+        to: Register,
+    },
+    /// Loads `from & mask ^ xor`; the mask's length is that of the operation.
+    Bitwise {
+        from: Register,
+        to: Register,
+        mask: Value,
+        xor: Value,
+    },
+    /// Swaps `length` bytes in units of `size`.
+    ByteOrder {
+        order: Order,
+        from: Register,
+        to: Register,
+        length: u32,
+        size: u32,
+    },
+    /// Matches, or not.
+    Compare {
+        from: Register,
+        comparison: Comparison,
+        value: Value,
+    },
+    /// Matches what lies between the two, both included, bytewise; or what doesn't.
+    Range {
+        from: Register,
+        inside: bool,
+        low: Value,
+        high: Value,
+    },
+    /// Matches what is in a set.
+    Lookup {
+        set: SetRef<'a>,
+        key: Register,
+    },
+    /// Matches what is not in a set.
+    LookupMissing {
+        set: SetRef<'a>,
+        key: Register,
+    },
+    /// Loads what a map holds, and doesn't match where it holds nothing.
+    LookupData {
+        map: SetRef<'a>,
+        key: Register,
+        to: Register,
+    },
+    /// Does what a verdict map says, and goes on where it says nothing.
+    LookupVerdict {
+        map: SetRef<'a>,
+        key: Register,
+    },
+    /// Adds to a dynamic set, or renews what is there. `with` is kept with the element.
+    Dynamic {
+        operation: DynamicOperation,
+        set: SetRef<'a>,
+        key: Register,
+        data: Option<Register>,
+        timeout: Option<Duration>,
+        with: &'a [Expression<'a>],
+    },
+    /// Decides.
+    Verdict(Verdict<'a>),
+    /// Rewrites addresses; decides, too.
+    Nat {
+        kind: NatKind,
+        family: Family,
+        address: Register,
+        port: Option<Register>,
+        flags: NatFlags,
+    },
+    Masquerade {
+        flags: NatFlags,
+    },
+    Reject(RejectWith),
+    /// Counts packets that come this far.
+    Counter,
+}
+
+/// `NFT_META_*`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MetaKey {
+    /// Host order
+    Mark = 3,
+    InputName = 6,
+    OutputName = 7,
+    /// One byte
+    L4Protocol = 16,
+}
+
+/// Which header `Payload` counts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Base {
+    Network = 1,
+    Transport = 2,
+}
+
+/// `NFT_CT_*`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ConntrackKey {
+    /// Bits, host order
+    State = 0,
+    /// One byte
+    Direction = 1,
+    /// Bits, host order
+    Status = 2,
+    /// Host order
+    Mark = 3,
+    /// One byte
+    Protocol = 10,
+    SourcePort = 11,
+    DestinationPort = 12,
+    SourceIpv4 = 19,
+    DestinationIpv4 = 20,
+    SourceIpv6 = 21,
+    DestinationIpv6 = 22,
+}
+
+impl ConntrackKey {
+    /// Bit of `State`.
+    pub const STATE_NEW: u32 = 0x8;
+    /// Bit of `Status`.
+    pub const STATUS_DNAT: u32 = 0x20;
+}
+
+/// Of the connection as it was opened, or of the packets that answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Direction {
+    Original = 0,
+    Reply = 1,
+}
+
+/// `NFT_FIB_RESULT_*`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FibResult {
+    OutputInterface = 1,
+    /// `RTN_*`, host order
+    AddressType = 3,
+}
+
+impl FibResult {
+    /// `RTN_LOCAL`, an `AddressType`
+    pub const LOCAL: u32 = 2;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NumberGenerator {
+    Incremental = 0,
+    Random = 1,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Order {
+    ToHost = 0,
+    ToNetwork = 1,
+}
+
+/// As bytes: what is ordered must be in network order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Comparison {
+    Equal = 0,
+    NotEqual = 1,
+    Less = 2,
+    LessOrEqual = 3,
+    Greater = 4,
+    GreaterOrEqual = 5,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum DynamicOperation {
+    Add = 0,
+    /// Also gives an element that is there a new timeout; its data stay.
+    Update = 1,
+    Delete = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NatKind {
+    Source = 0,
+    Destination = 1,
+}
+
+/// `NF_NAT_RANGE_*`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NatFlags {
+    #[default]
+    None,
+    /// What `nft` sends with a port that is a constant, not with one from a map.
+    PortGiven,
+    FullyRandom,
+}
+
+impl NatFlags {
+    const fn to_wire(self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::PortGiven => Some(0x2),
+            Self::FullyRandom => Some(0x10),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectWith {
+    /// Port unreachable, which `nft` means by `reject` alone, for every protocol.
+    PortUnreachable(Family),
+    TcpReset,
+}
+
+impl<'a> Expression<'a> {
+    #[must_use]
+    pub const fn source_address(family: Family, to: Register) -> Self {
+        match family {
+            Family::Ipv4 => Self::Payload { base: Base::Network, offset: 12, length: 4, to },
+            Family::Ipv6 => Self::Payload { base: Base::Network, offset: 8, length: 16, to },
+        }
+    }
+
+    #[must_use]
+    pub const fn destination_address(family: Family, to: Register) -> Self {
+        match family {
+            Family::Ipv4 => Self::Payload { base: Base::Network, offset: 16, length: 4, to },
+            Family::Ipv6 => Self::Payload { base: Base::Network, offset: 24, length: 16, to },
+        }
+    }
+
+    /// TCP, UDP and SCTP have it in the same place.
+    #[must_use]
+    pub const fn destination_port(to: Register) -> Self {
+        Self::Payload { base: Base::Transport, offset: 2, length: 2, to }
+    }
+
+    /// The name and attributes of this expression, as list entries and sets hold them.
+    pub(super) fn write(&self, m: &mut Buffer) {
+        m.string(NFTA_EXPR_NAME, self.name());
+        m.nest(NFTA_EXPR_DATA, |m| self.write_attributes(m));
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Meta { .. } | Self::SetMeta { .. } => "meta",
+            Self::Payload { .. } => "payload",
+            Self::Conntrack { .. } => "ct",
+            Self::Fib { .. } => "fib",
+            Self::Numgen { .. } => "numgen",
+            Self::Immediate { .. } | Self::Verdict(_) => "immediate",
+            Self::Bitwise { .. } => "bitwise",
+            Self::ByteOrder { .. } => "byteorder",
+            Self::Compare { .. } => "cmp",
+            Self::Range { .. } => "range",
+            Self::Lookup { .. }
+            | Self::LookupMissing { .. }
+            | Self::LookupData { .. }
+            | Self::LookupVerdict { .. } => "lookup",
+            Self::Dynamic { .. } => "dynset",
+            Self::Nat { .. } => "nat",
+            Self::Masquerade { .. } => "masq",
+            Self::Reject(_) => "reject",
+            Self::Counter => "counter",
+        }
+    }
+
+    /// In the order `nft` writes them.
+    fn write_attributes(&self, m: &mut Buffer) {
+        match *self {
+            Self::Meta { key, to } => {
+                m.be32(NFTA_META_KEY, key as u32);
+                m.be32(NFTA_META_DREG, to.to_wire());
+            }
+            Self::SetMeta { key, from } => {
+                m.be32(NFTA_META_KEY, key as u32);
+                m.be32(NFTA_META_SREG, from.to_wire());
+            }
+            Self::Payload { base, offset, length, to } => {
+                m.be32(NFTA_PAYLOAD_DREG, to.to_wire());
+                m.be32(NFTA_PAYLOAD_BASE, base as u32);
+                m.be32(NFTA_PAYLOAD_OFFSET, offset);
+                m.be32(NFTA_PAYLOAD_LEN, length);
+            }
+            Self::Conntrack { key, direction, to } => {
+                m.be32(NFTA_CT_KEY, key as u32);
+                m.be32(NFTA_CT_DREG, to.to_wire());
+                if let Some(direction) = direction {
+                    m.u8(NFTA_CT_DIRECTION, direction as u8);
+                }
+            }
+            Self::Fib { source, destination, result, to } => {
+                let flags = if source { NFTA_FIB_F_SADDR } else { 0 }
+                    | if destination { NFTA_FIB_F_DADDR } else { 0 };
+                m.be32(NFTA_FIB_FLAGS, flags);
+                m.be32(NFTA_FIB_RESULT, result as u32);
+                m.be32(NFTA_FIB_DREG, to.to_wire());
+            }
+            Self::Numgen { generator, modulus, offset, to } => {
+                m.be32(NFTA_NG_DREG, to.to_wire());
+                m.be32(NFTA_NG_MODULUS, modulus);
+                m.be32(NFTA_NG_TYPE, generator as u32);
+                m.be32(NFTA_NG_OFFSET, offset);
+            }
+            Self::Immediate { value, to } => {
+                m.be32(NFTA_IMMEDIATE_DREG, to.to_wire());
+                write_value(m, NFTA_IMMEDIATE_DATA, &value);
+            }
+            Self::Verdict(verdict) => {
+                m.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+                verdict.write(m, NFTA_IMMEDIATE_DATA);
+            }
+            Self::Bitwise { from, to, mask, xor } => {
+                m.be32(NFTA_BITWISE_SREG, from.to_wire());
+                m.be32(NFTA_BITWISE_DREG, to.to_wire());
+                m.be32(NFTA_BITWISE_OP, NFT_BITWISE_MASK_XOR);
+                m.be32(NFTA_BITWISE_LEN, wire_length(&mask));
+                write_value(m, NFTA_BITWISE_MASK, &mask);
+                write_value(m, NFTA_BITWISE_XOR, &xor);
+            }
+            Self::ByteOrder { order, from, to, length, size } => {
+                m.be32(NFTA_BYTEORDER_SREG, from.to_wire());
+                m.be32(NFTA_BYTEORDER_DREG, to.to_wire());
+                m.be32(NFTA_BYTEORDER_OP, order as u32);
+                m.be32(NFTA_BYTEORDER_LEN, length);
+                m.be32(NFTA_BYTEORDER_SIZE, size);
+            }
+            Self::Compare { from, comparison, value } => {
+                m.be32(NFTA_CMP_SREG, from.to_wire());
+                m.be32(NFTA_CMP_OP, comparison as u32);
+                write_value(m, NFTA_CMP_DATA, &value);
+            }
+            Self::Range { from, inside, low, high } => {
+                m.be32(NFTA_RANGE_SREG, from.to_wire());
+                m.be32(NFTA_RANGE_OP, u32::from(!inside));
+                write_value(m, NFTA_RANGE_FROM_DATA, &low);
+                write_value(m, NFTA_RANGE_TO_DATA, &high);
+            }
+            Self::Lookup { set, key } => write_lookup(m, set, key, None),
+            Self::LookupMissing { set, key } => {
+                write_lookup(m, set, key, None);
+                m.be32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV);
+            }
+            Self::LookupData { map, key, to } => write_lookup(m, map, key, Some(to.to_wire())),
+            Self::LookupVerdict { map, key } => write_lookup(m, map, key, Some(NFT_REG_VERDICT)),
+            Self::Dynamic { operation, set, key, data, timeout, with } => {
+                m.be32(NFTA_DYNSET_SREG_KEY, key.to_wire());
+                if let Some(data) = data {
+                    m.be32(NFTA_DYNSET_SREG_DATA, data.to_wire());
+                }
+                m.be32(NFTA_DYNSET_OP, operation as u32);
+                if let Some(timeout) = timeout {
+                    m.be64(NFTA_DYNSET_TIMEOUT, milliseconds(timeout));
+                }
+                m.string(NFTA_DYNSET_SET_NAME, set.name);
+                if let Some(id) = set.id {
+                    m.be32(NFTA_DYNSET_SET_ID, id);
+                }
+                write_kept(m, with);
+            }
+            Self::Nat { kind, family, address, port, flags } => {
+                m.be32(NFTA_NAT_TYPE, kind as u32);
+                m.be32(NFTA_NAT_FAMILY, u32::from(family.to_wire()));
+                m.be32(NFTA_NAT_REG_ADDR_MIN, address.to_wire());
+                if let Some(port) = port {
+                    m.be32(NFTA_NAT_REG_PROTO_MIN, port.to_wire());
+                }
+                if let Some(flags) = flags.to_wire() {
+                    m.be32(NFTA_NAT_FLAGS, flags);
+                }
+            }
+            Self::Masquerade { flags } => {
+                if let Some(flags) = flags.to_wire() {
+                    m.be32(NFTA_MASQ_FLAGS, flags);
+                }
+            }
+            Self::Reject(with) => {
+                let (kind, code) = match with {
+                    RejectWith::PortUnreachable(Family::Ipv4) => (NFT_REJECT_ICMP_UNREACH, 3),
+                    RejectWith::PortUnreachable(Family::Ipv6) => (NFT_REJECT_ICMP_UNREACH, 4),
+                    RejectWith::TcpReset => (NFT_REJECT_TCP_RST, 0),
+                };
+                m.be32(NFTA_REJECT_TYPE, kind);
+                m.u8(NFTA_REJECT_ICMP_CODE, code);
+            }
+            Self::Counter => {}
+        }
+    }
+}
+
+fn wire_length(value: &Value) -> u32 {
+    u32::try_from(value.as_bytes().len()).expect("a value has at most 64 bytes")
+}
+
+fn write_lookup(m: &mut Buffer, set: SetRef<'_>, key: Register, to: Option<u32>) {
+    m.be32(NFTA_LOOKUP_SREG, key.to_wire());
+    if let Some(to) = to {
+        m.be32(NFTA_LOOKUP_DREG, to);
+    }
+    m.string(NFTA_LOOKUP_SET, set.name);
+    if let Some(id) = set.id {
+        m.be32(NFTA_LOOKUP_SET_ID, id);
+    }
+}
+
+/// One expression has an attribute of its own; several are a list, which the kernel wants announced.
+fn write_kept(m: &mut Buffer, expressions: &[Expression<'_>]) {
+    match expressions {
+        [] => {}
+        [expression] => m.nest(NFTA_DYNSET_EXPR, |m| expression.write(m)),
+        _ => {
+            m.be32(NFTA_DYNSET_FLAGS, NFT_DYNSET_F_EXPR);
+            m.nest(NFTA_DYNSET_EXPRESSIONS, |m| {
+                for expression in expressions {
+                    m.nest(NFTA_LIST_ELEM, |m| expression.write(m));
+                }
+            });
+        }
+    }
+}

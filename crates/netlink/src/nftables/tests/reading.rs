@@ -1,0 +1,216 @@
+//! What is read back, however much there is and whatever happens meanwhile.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::program::*;
+use super::{FAMILIES, commit, table_with};
+use crate::Family::Ipv4;
+use crate::nftables::*;
+use crate::socket::{Protocol, Request, Socket};
+use crate::testing::in_fresh_netns;
+
+#[test]
+fn elements_read_back_as_they_were_written() {
+    in_fresh_netns(|| {
+        for family in FAMILIES {
+            commit(&program(family));
+            let mut connection = Connection::open().unwrap();
+            let service = ip(family, 10);
+            let pair = Element {
+                comment: Some("web"),
+                ..Element::pair(slot(service, 6, 80, 1), endpoint(ip(family, 200), 8080))
+            };
+            let range_key = |last| {
+                Value::concatenation(&[
+                    &octets(service),
+                    &[6],
+                    &80_u16.to_be_bytes(),
+                    &octets(ip(family, last)),
+                ])
+            };
+            let range = Element { key_end: Some(range_key(255)), ..Element::new(range_key(128)) };
+            let timed = Element { timeout: Some(Duration::from_secs(600)), ..Element::new(ip(family, 7)) };
+            let verdict = Element {
+                data: Some(Datum::Verdict(Verdict::Goto("reject-chain"))),
+                ..Element::new(frontend(service, 17, 53))
+            };
+            let mut batch = Batch::new(family, TABLE);
+            batch.add_elements("endpoints", [pair]);
+            batch.add_elements("allowed-sources", [range]);
+            batch.add_elements("recent", [timed]);
+            batch.add_elements("no-endpoints", [verdict]);
+            connection.commit(&batch).unwrap();
+
+            let seen = connection.elements(family, TABLE, "endpoints", |element| {
+                assert_eq!(element.key, slot(service, 6, 80, 1).as_bytes());
+                let data = endpoint(ip(family, 200), 8080);
+                assert_eq!(element.data, Some(FoundDatum::Value(data.as_bytes())));
+                assert_eq!(element.comment, Some("web"));
+                assert_eq!(element.counter, Some(Counter::default()));
+            });
+            assert_eq!(seen.unwrap().len(), 1);
+            let seen = connection.elements(family, TABLE, "allowed-sources", |element| {
+                assert_eq!(element.key, range_key(128).as_bytes());
+                assert_eq!(element.key_end, Some(range_key(255).as_bytes()));
+            });
+            assert_eq!(seen.unwrap().len(), 1);
+            let seen = connection.elements(family, TABLE, "recent", |element| {
+                assert_eq!(element.timeout, Some(Duration::from_secs(600)));
+                assert!(element.expires_in.is_some_and(|left| left <= Duration::from_secs(600)));
+            });
+            assert_eq!(seen.unwrap().len(), 1);
+            let seen = connection.elements(family, TABLE, "no-endpoints", |element| {
+                assert_eq!(element.data, Some(FoundDatum::Verdict(Verdict::Goto("reject-chain"))));
+            });
+            assert_eq!(seen.unwrap().len(), 1);
+
+            let mut deletion = Batch::new(family, TABLE);
+            deletion.delete_elements("endpoints", [pair]);
+            deletion.delete_elements("allowed-sources", [range]);
+            deletion.flush_set("recent");
+            connection.commit(&deletion).unwrap();
+            for set in ["endpoints", "allowed-sources", "recent"] {
+                assert_eq!(connection.elements(family, TABLE, set, |_| ()).unwrap(), [], "{set}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_hundred_thousand_elements_go_in_one_batch() {
+    in_fresh_netns(|| {
+        let mut connection = Connection::open().unwrap();
+        connection.commit(&program(Ipv4)).unwrap();
+        let slots = || {
+            (0..100_000_u32).map(|number| {
+                let [_, a, b, c] = number.to_be_bytes();
+                let service: IpAddr = [10, 96, a, b].into();
+                Element::pair(slot(service, 6, 80, c.into()), endpoint([10, a, b, c].into(), 8080))
+            })
+        };
+        let started = Instant::now();
+        let mut batch = Batch::new(Ipv4, TABLE);
+        batch.add_elements("endpoints", slots());
+        let encoded = started.elapsed();
+        connection.commit(&batch).unwrap();
+        let committed = started.elapsed() - encoded;
+        let keys = connection.elements(Ipv4, TABLE, "endpoints", |element| element.key.to_vec());
+        let read = started.elapsed() - encoded - committed;
+        println!("{} bytes: encoded {encoded:?}, committed {committed:?}, read {read:?}", batch.len());
+
+        let by_key = connection.elements_at(Ipv4, TABLE, "endpoints", slots().map(|slot| slot.key), |_| ());
+        assert_eq!(by_key.unwrap().len(), 100_000);
+
+        let keys: BTreeSet<_> = keys.unwrap().into_iter().collect();
+        let want: BTreeSet<_> = slots().map(|element| element.key.as_bytes().to_vec()).collect();
+        assert_eq!(keys.len(), 100_000);
+        assert!(keys == want);
+
+        batch.clear();
+        batch.delete_elements("endpoints", slots());
+        connection.commit(&batch).unwrap();
+        assert_eq!(connection.elements(Ipv4, TABLE, "endpoints", |_| ()).unwrap(), []);
+    });
+}
+
+#[test]
+fn a_list_that_changes_while_it_is_read_is_read_again() {
+    in_fresh_netns(|| {
+        let mut writer = table_with(&[]);
+        let chains = |write: fn(&mut Batch, &str)| {
+            let mut batch = Batch::new(Ipv4, TABLE);
+            (0..3_000).for_each(|number| write(&mut batch, &format!("chain-{number}")));
+            batch
+        };
+        writer.commit(&chains(|b, name| b.add_chain(&Chain { name, hook: None, comment: None }))).unwrap();
+
+        let mut seen = 0;
+        let request = Request { kind: 0x0a04, flags: 0, fixed: &[Ipv4.to_wire(), 0, 0, 0] };
+        let found = Socket::open(Protocol::Netfilter).unwrap().dump(
+            request,
+            |_| {},
+            |message| {
+                seen += 1;
+                if seen == 1 {
+                    writer.commit(&chains(Batch::delete_chain)).unwrap();
+                }
+                FoundChain::from_wire(message)
+            },
+        );
+        assert_eq!(found.unwrap(), []);
+        assert!(seen > 0, "the first list was begun and forgotten");
+    });
+}
+
+#[test]
+fn a_set_that_changes_while_it_is_read_is_read_again() {
+    in_fresh_netns(|| {
+        let mut reader = table_with(&[Set::new("s", &[Field::Mark])]);
+        let number = |number: u32| Element::new(number.to_ne_bytes());
+        let mut batch = Batch::new(Ipv4, TABLE);
+        batch.add_elements("s", (0..10_000).map(number));
+        reader.commit(&batch).unwrap();
+
+        let mut writer = Connection::open().unwrap();
+        let mut seen = 0;
+        let found = reader.elements(Ipv4, TABLE, "s", |_| {
+            seen += 1;
+            if seen == 1 {
+                let mut change = Batch::new(Ipv4, TABLE);
+                change.delete_elements("s", (0..5_000).map(number));
+                writer.commit(&change).unwrap();
+            }
+        });
+        assert_eq!(found.unwrap().len(), 5_000);
+        assert!(seen > 5_000, "the first list was begun and forgotten");
+    });
+}
+
+#[test]
+fn a_connection_stays_in_the_namespace_it_was_opened_in() {
+    let (give, take) = std::sync::mpsc::channel();
+    in_fresh_netns(move || give.send(table_with(&[])).unwrap());
+    in_fresh_netns(move || {
+        assert_eq!(Connection::open().unwrap().tables(Ipv4).unwrap(), []);
+        assert_eq!(take.recv().unwrap().tables(Ipv4).unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn elements_are_found_by_their_keys() {
+    in_fresh_netns(|| {
+        let data = Some(MapData::Fields(&[Field::Mark]));
+        let mut connection = table_with(&[Set { data, ..Set::new("m", &[Field::Mark]) }]);
+        let pair = |number: u32| Element::pair(number.to_ne_bytes(), (number + 1).to_ne_bytes());
+        let mut batch = Batch::new(Ipv4, TABLE);
+        batch.add_elements("m", (0..2000).map(pair));
+        connection.commit(&batch).unwrap();
+        assert!(matches!(connection.sets(Ipv4, TABLE).unwrap()[0].count, None | Some(2000)));
+
+        let mut find = |keys: std::ops::Range<u32>| {
+            let keys = keys.map(|number| Value::from(number.to_ne_bytes()));
+            connection.elements_at(Ipv4, TABLE, "m", keys, |element| {
+                let Some(FoundDatum::Value(data)) = element.data else { panic!("{element:?}") };
+                u32::from_ne_bytes(data.try_into().unwrap())
+            })
+        };
+        assert_eq!(find(0..2000).unwrap(), (1..2001).collect::<Vec<_>>());
+        assert_eq!(find(0..0).unwrap(), []);
+        assert_eq!(find(1500..2001).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        assert_eq!(find(0..1).unwrap(), [1], "a miss leaves nothing behind on the socket");
+    });
+}
+
+#[test]
+fn a_list_that_is_not_there_is_an_error_the_caller_can_tell() {
+    in_fresh_netns(|| {
+        let mut connection = Connection::open().unwrap();
+        let missing = connection.elements(Ipv4, TABLE, "endpoints", |_| ()).unwrap_err();
+        assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+        assert_eq!(connection.sets(Ipv4, TABLE).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        assert_eq!(connection.chains(Ipv4, TABLE).unwrap(), []);
+        assert_eq!(connection.rules(Ipv4, TABLE).unwrap(), []);
+    });
+}

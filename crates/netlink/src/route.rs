@@ -1,0 +1,321 @@
+//! Which addresses this machine has, when they change, and the one it speaks from by default.
+//!
+//! Read from the kernel's tables alone: no packet is sent and no socket connected to find out.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Family;
+use crate::attributes::{Attribute, Attributes};
+use crate::message::Message;
+use crate::socket::{Protocol, Request, Socket};
+
+// include/uapi/linux/rtnetlink.h
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const RTNLGRP_IPV4_IFADDR: u32 = 5;
+const RTNLGRP_IPV6_IFADDR: u32 = 9;
+const RTA_OIF: u16 = 4;
+const RTA_PRIORITY: u16 = 6;
+const RTA_PREFSRC: u16 = 7;
+const RTA_MULTIPATH: u16 = 9;
+const RTA_TABLE: u16 = 15;
+const RT_TABLE_MAIN: u32 = 254;
+const RTN_UNICAST: u8 = 1;
+const RTNH_F_DEAD: u32 = 1;
+const RT_SCOPE_UNIVERSE: u8 = 0;
+
+// include/uapi/linux/if_link.h, if.h
+const IFLA_IFNAME: u16 = 3;
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+
+// include/uapi/linux/if_addr.h
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_DADFAILED: u32 = 0x08;
+const IFA_F_DEPRECATED: u32 = 0x20;
+const IFA_F_TENTATIVE: u32 = 0x40;
+
+/// Questions about the links, addresses and routes of one network namespace.
+#[derive(Debug)]
+pub struct Connection {
+    socket: Socket,
+}
+
+impl Connection {
+    /// Belongs to the namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { socket: Socket::open(Protocol::Route)? })
+    }
+
+    /// All interfaces, in the kernel's order.
+    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+        let request = Request { kind: RTM_GETLINK, flags: 0, fixed: &[0; LINK] };
+        self.socket.dump(request, |_| {}, Link::from_wire)
+    }
+
+    /// All addresses of both families, in the kernel's order, under the name of their interface.
+    pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
+        let links: HashMap<u32, Link> = self.links()?.into_iter().map(|link| (link.index, link)).collect();
+        let request = Request { kind: RTM_GETADDR, flags: 0, fixed: &[0; ADDRESS] };
+        let read = |message: &Message<'_>| {
+            let address = WireAddress::from_wire(message)?;
+            // An interface that appeared between the two lists: its addresses will be announced.
+            let link = links.get(&address.interface)?;
+            Some(address.on(link))
+        };
+        self.socket.dump(request, |_| {}, read)
+    }
+
+    /// Where packets of that family leave by default, and the address they then carry. `None` without
+    /// a default route in the main table, or without a usable address on its interface.
+    pub fn default_source(&mut self, family: Family) -> io::Result<Option<Source>> {
+        let Some(route) = self.default_route(family)? else { return Ok(None) };
+        let on_its_interface = |address: &Address| address.interface == route.interface;
+        let usable = |address: &Address| address.family() == family && address.is_usable_source();
+        let link = self.links()?.into_iter().find(|link| link.index == route.interface);
+        let address = match route.preferred_source {
+            Some(address) => Some(address),
+            None => self.addresses()?.iter().find(|a| on_its_interface(a) && usable(a)).map(|a| a.address),
+        };
+        Ok(link.zip(address).map(|(link, address)| Source { interface: link.name, address }))
+    }
+
+    /// The default route of the main table with the lowest metric; among equals the first listed.
+    fn default_route(&mut self, family: Family) -> io::Result<Option<DefaultRoute>> {
+        let mut fixed = [0; ROUTE];
+        fixed[0] = family.to_wire();
+        let request = Request { kind: RTM_GETROUTE, flags: 0, fixed: &fixed };
+        let routes = self.socket.dump(request, |_| {}, |m| DefaultRoute::from_wire(m, family))?;
+        Ok(routes.into_iter().min_by_key(|route| route.metric))
+    }
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: Arc<str>,
+    pub is_up: bool,
+    pub is_loopback: bool,
+}
+
+/// The size of `struct ifinfomsg`.
+const LINK: usize = 16;
+
+impl Link {
+    /// `None` for anything but a link.
+    #[must_use]
+    pub fn from_wire(message: &Message<'_>) -> Option<Self> {
+        if message.header.kind != RTM_NEWLINK {
+            return None;
+        }
+        let [_, _, _, _, i0, i1, i2, i3, f0, f1, f2, f3, ..] = *message.fixed::<LINK>()?;
+        let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
+        let name = message.attributes(LINK).find(IFLA_IFNAME)?.str()?;
+        Some(Self {
+            index: u32::from_ne_bytes([i0, i1, i2, i3]),
+            name: name.into(),
+            is_up: flags & IFF_UP != 0,
+            is_loopback: flags & IFF_LOOPBACK != 0,
+        })
+    }
+}
+
+/// An address of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The index of its interface.
+    pub interface: u32,
+    /// The name of its interface; never the label, which may differ and which IPv6 doesn't have.
+    pub name: Arc<str>,
+    pub is_up: bool,
+    pub is_loopback: bool,
+    pub address: IpAddr,
+    pub prefix_length: u8,
+    /// `RT_SCOPE_*`: 0 is global, 253 link, 254 host.
+    pub scope: u8,
+    /// `IFA_F_*`
+    pub flags: u32,
+}
+
+impl Address {
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        match self.address {
+            IpAddr::V4(_) => Family::Ipv4,
+            IpAddr::V6(_) => Family::Ipv6,
+        }
+    }
+
+    #[must_use]
+    pub const fn is_global(&self) -> bool {
+        self.scope == RT_SCOPE_UNIVERSE
+    }
+
+    /// What the kernel's own choice of a source avoids as well.
+    const fn is_usable_source(&self) -> bool {
+        self.is_global() && self.flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED | IFA_F_DEPRECATED) == 0
+    }
+}
+
+/// The address this machine speaks from by default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The name of the interface of the default route.
+    pub interface: Arc<str>,
+    pub address: IpAddr,
+}
+
+/// Tells that addresses came, went or changed; which ones is answered by reading them again.
+#[derive(Debug)]
+pub struct AddressChanges {
+    socket: Socket,
+}
+
+impl AddressChanges {
+    /// Belongs to the namespace of the calling thread. Open it before the first read of the addresses.
+    pub fn open() -> io::Result<Self> {
+        let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
+        Ok(Self { socket: Socket::subscribe(Protocol::Route, &groups)? })
+    }
+
+    /// Whether anything changed since the last call, waiting up to that time for it. A lost notification
+    /// counts as a change.
+    pub fn seen_within(&mut self, time: Duration) -> io::Result<bool> {
+        let seen = self.received_within(time)?;
+        if seen {
+            while self.received_within(Duration::ZERO)? {}
+        }
+        Ok(seen)
+    }
+
+    fn received_within(&mut self, time: Duration) -> io::Result<bool> {
+        match self.socket.receive_within(time) {
+            Ok(messages) => Ok(messages.is_some()),
+            Err(error) if crate::socket::is_loss(&error) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for AddressChanges {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// An address that doesn't know the name of its interface yet.
+struct WireAddress {
+    interface: u32,
+    address: IpAddr,
+    prefix_length: u8,
+    scope: u8,
+    flags: u32,
+}
+
+/// The size of `struct ifaddrmsg`.
+const ADDRESS: usize = 8;
+
+impl WireAddress {
+    fn from_wire(message: &Message<'_>) -> Option<Self> {
+        if message.header.kind != RTM_NEWADDR {
+            return None;
+        }
+        let [family, prefix_length, flags, scope, i0, i1, i2, i3] = *message.fixed::<ADDRESS>()?;
+        let family = Family::from_wire(family)?;
+        let attributes = message.attributes(ADDRESS);
+        // On a point-to-point link IFA_ADDRESS is the other end.
+        let address = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS))?;
+        let flags = attributes.find(IFA_FLAGS).and_then(|a| a.ne32()).unwrap_or(u32::from(flags));
+        Some(Self {
+            interface: u32::from_ne_bytes([i0, i1, i2, i3]),
+            address: ip(address, family)?,
+            prefix_length,
+            scope,
+            flags,
+        })
+    }
+
+    fn on(self, link: &Link) -> Address {
+        Address {
+            interface: self.interface,
+            name: Arc::clone(&link.name),
+            is_up: link.is_up,
+            is_loopback: link.is_loopback,
+            address: self.address,
+            prefix_length: self.prefix_length,
+            scope: self.scope,
+            flags: self.flags,
+        }
+    }
+}
+
+struct DefaultRoute {
+    interface: u32,
+    metric: u32,
+    preferred_source: Option<IpAddr>,
+}
+
+/// The size of `struct rtmsg`.
+const ROUTE: usize = 12;
+
+impl DefaultRoute {
+    fn from_wire(message: &Message<'_>, family: Family) -> Option<Self> {
+        if message.header.kind != RTM_NEWROUTE {
+            return None;
+        }
+        let [route_family, destination_length, _, _, table, _, _, kind, f0, f1, f2, f3] =
+            *message.fixed::<ROUTE>()?;
+        let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
+        let attributes = message.attributes(ROUTE);
+        let number = |kind| attributes.find(kind).and_then(|a| a.ne32());
+        let is_default = route_family == family.to_wire()
+            && destination_length == 0
+            && kind == RTN_UNICAST
+            && flags & RTNH_F_DEAD == 0
+            && number(RTA_TABLE).unwrap_or(u32::from(table)) == RT_TABLE_MAIN;
+        if !is_default {
+            return None;
+        }
+        Some(Self {
+            interface: number(RTA_OIF).or_else(|| first_hop(attributes))?,
+            metric: number(RTA_PRIORITY).unwrap_or(0),
+            preferred_source: attributes.find(RTA_PREFSRC).and_then(|a| ip(a, family)),
+        })
+    }
+}
+
+/// The interface of the first of several next hops: `struct rtnexthop` is length, flags, weight, index.
+fn first_hop(attributes: Attributes<'_>) -> Option<u32> {
+    let [_, _, _, _, i0, i1, i2, i3] = *attributes.find(RTA_MULTIPATH)?.value.first_chunk()?;
+    Some(u32::from_ne_bytes([i0, i1, i2, i3]))
+}
+
+fn ip(attribute: Attribute<'_>, family: Family) -> Option<IpAddr> {
+    match family {
+        Family::Ipv4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(attribute.value).ok()?).into()),
+        Family::Ipv6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(attribute.value).ok()?).into()),
+    }
+}
+
+/// Runs every decoder over one message; see [`crate::decode_all`].
+pub(crate) fn decode_all(message: &Message<'_>) {
+    let _ = (Link::from_wire(message), WireAddress::from_wire(message).is_some());
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let _ = DefaultRoute::from_wire(message, family).is_some();
+    }
+}
+
+#[cfg(test)]
+mod tests;

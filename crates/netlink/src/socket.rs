@@ -1,0 +1,309 @@
+//! One netlink socket: send, receive, ask, dump.
+//!
+//! A socket belongs to the network namespace of the thread that opens it, for ever. All calls block:
+//! the kernel does its work inside `send`, so by the time that returns the answers are waiting.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, bind, getsockname,
+    netlink, recvfrom, sendmsg, socket_with, sockopt,
+};
+
+use crate::buffer::Buffer;
+use crate::message::{
+    Header, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, Outcome,
+};
+use crate::sys;
+
+// include/uapi/linux/netlink.h
+const NETLINK_CAP_ACK: i32 = 10;
+const NETLINK_EXT_ACK: i32 = 11;
+
+/// Room for replies. Errors and notifications that find no room are lost, and we are told so.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// The kernel fills at most 32 KiB per read; notifications may be somewhat larger.
+const READ: usize = 128 << 10;
+/// The kernel counts its own bookkeeping against the send buffer, too.
+const SEND_MARGIN: usize = 64 << 10;
+/// Answers are waiting when a request returns; this only keeps a misunderstanding from lasting for ever.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Lists that change more often than they can be read are given up.
+pub(crate) const DUMP_ATTEMPTS: u32 = 20;
+
+/// Which part of the kernel a socket talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Route,
+    Netfilter,
+    Generic,
+}
+
+impl Protocol {
+    fn to_wire(self) -> Option<rustix::net::Protocol> {
+        match self {
+            Self::Route => None, // NETLINK_ROUTE is zero, the default protocol
+            Self::Netfilter => Some(netlink::NETFILTER),
+            Self::Generic => Some(netlink::GENERIC),
+        }
+    }
+}
+
+/// A bound socket with the memory it reads into.
+pub struct Socket {
+    fd: OwnedFd,
+    port: u32,
+    sequence: u32,
+    send_room: usize,
+    received: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens a socket for requests in the namespace of the calling thread.
+    pub fn open(protocol: Protocol) -> io::Result<Self> {
+        Self::bound(protocol, 0)
+    }
+
+    /// Opens a socket that hears the given multicast groups, numbered from 1 to 32.
+    pub fn subscribe(protocol: Protocol, groups: &[u32]) -> io::Result<Self> {
+        let bit = |group: &u32| group.checked_sub(1).and_then(|shift| 1_u32.checked_shl(shift));
+        let mask = groups.iter().try_fold(0, |mask, group| Some(mask | bit(group)?));
+        Self::bound(protocol, mask.ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn bound(protocol: Protocol, groups: u32) -> io::Result<Self> {
+        let fd =
+            socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol.to_wire())?;
+        sys::enable_netlink_option(&fd, NETLINK_EXT_ACK)?;
+        sys::enable_netlink_option(&fd, NETLINK_CAP_ACK)?;
+        // Forcing needs CAP_NET_ADMIN in the first user namespace; without it take what is allowed.
+        sockopt::set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&fd, RECEIVE_BUFFER))?;
+        bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+        let address = SocketAddrNetlink::try_from(getsockname(&fd)?)?;
+        Ok(Self { fd, port: address.pid(), sequence: 0, send_room: 0, received: vec![0; READ] })
+    }
+
+    /// The address the kernel gave this socket. Notifications of what it does carry it as their port.
+    #[must_use]
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Sends the parts as one datagram, making room for it first. `EMSGSIZE` means there is no more room.
+    pub fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.make_room(parts.iter().map(|part| part.len()).sum());
+        retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), SendFlags::empty()))?;
+        Ok(())
+    }
+
+    /// The next datagram, or `None` if there is none within that time. Zero doesn't wait at all.
+    /// `ENOBUFS` means that something was lost for lack of room; what wasn't can still be received.
+    pub fn receive_within(&mut self, time: Duration) -> io::Result<Option<Messages<'_>>> {
+        if !self.wait(time)? {
+            return Ok(None);
+        }
+        match self.read() {
+            Ok(received) => Ok(Some(self.messages(received))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one request, and returns what `read` makes of the answers once the kernel has acknowledged it.
+    pub fn ask<T>(
+        &mut self,
+        request: Request<'_>,
+        body: impl FnOnce(&mut Buffer),
+        read: impl FnMut(&Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        self.exchange(request, NLM_F_ACK, body, read).map(|answer| answer.found)
+    }
+
+    /// Reads a whole list. If it changes meanwhile we start again, so `read` may see an object twice;
+    /// what it returned the first time is forgotten.
+    pub fn dump<T>(
+        &mut self,
+        request: Request<'_>,
+        body: impl Fn(&mut Buffer),
+        mut read: impl FnMut(&Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let answer = self.exchange(request, NLM_F_DUMP, &body, &mut read)?;
+            if !answer.interrupted {
+                return Ok(answer.found);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "list keeps changing while it is read"))
+    }
+
+    fn exchange<T>(
+        &mut self,
+        request: Request<'_>,
+        flags: u16,
+        body: impl FnOnce(&mut Buffer),
+        mut read: impl FnMut(&Message<'_>) -> Option<T>,
+    ) -> io::Result<Answer<T>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let sequence = self.sequence;
+        let flags = request.flags | flags | NLM_F_REQUEST;
+        let mut buffer = Buffer::new();
+        buffer.message(Header { kind: request.kind, flags, sequence, port: 0 }, request.fixed, body);
+        self.send(&[IoSlice::new(buffer.as_bytes())])?;
+
+        let mut answer = Answer { found: Vec::new(), interrupted: false };
+        loop {
+            let messages = self.receive_within(PATIENCE)?.ok_or(io::ErrorKind::TimedOut)?;
+            // Answers to an exchange that was given up half-way may still be waiting.
+            for message in messages.filter(|message| message.header.sequence == sequence) {
+                answer.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
+                match message.outcome() {
+                    Outcome::Pending => answer.found.extend(read(&message)),
+                    Outcome::Success => return Ok(answer),
+                    Outcome::Refused(refusal) => return Err(refusal.errno),
+                }
+            }
+        }
+    }
+
+    /// A send buffer that is too small shows when sending, so failing to raise it is no error yet.
+    fn make_room(&mut self, length: usize) {
+        let needed = length.saturating_add(SEND_MARGIN);
+        if needed > self.send_room {
+            let raised = sockopt::set_socket_send_buffer_size_force(&self.fd, needed)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(&self.fd, needed));
+            if raised.is_ok() {
+                self.send_room = needed;
+            }
+        }
+    }
+
+    /// As if raising the send buffer were forbidden.
+    #[cfg(test)]
+    pub(crate) fn make_no_room(&mut self) {
+        self.send_room = usize::MAX;
+    }
+
+    fn wait(&self, time: Duration) -> io::Result<bool> {
+        let time = Timespec::try_from(time).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        Ok(retry_on_intr(|| poll(&mut fds, Some(&time)))? > 0)
+    }
+
+    /// Reads one datagram of the kernel's; what others send us is skipped.
+    fn read(&mut self) -> io::Result<usize> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        loop {
+            let (_, length, sender) =
+                retry_on_intr(|| recvfrom(&self.fd, self.received.as_mut_slice(), flags))?;
+            if length > self.received.len() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "datagram larger than any expected"));
+            }
+            let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
+            if sender.is_some_and(|sender| sender.pid() == 0) {
+                return Ok(length);
+            }
+        }
+    }
+
+    fn messages(&self, received: usize) -> Messages<'_> {
+        Messages::new(self.received.get(..received).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("fd", &self.fd).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Socket {
+    /// To be polled; read through [`Socket::receive_within`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What is asked, apart from its attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub kind: u16,
+    /// Besides those that asking and dumping need anyway.
+    pub flags: u16,
+    /// The part before the attributes, whose shape depends on the kind.
+    pub fixed: &'a [u8],
+}
+
+struct Answer<T> {
+    found: Vec<T>,
+    interrupted: bool,
+}
+
+pub(crate) fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+/// Whether something was lost for lack of room, rather than the socket being unusable.
+pub(crate) fn is_loss(error: &io::Error) -> bool {
+    is(error, Errno::NOBUFS) || error.kind() == io::ErrorKind::InvalidData
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_fresh_netns;
+
+    const RTM_GETLINK: u16 = 18;
+
+    #[test]
+    fn a_request_that_is_refused_is_the_error_it_was_refused_with() {
+        in_fresh_netns(|| {
+            let mut socket = Socket::open(Protocol::Route).unwrap();
+            let mut link = |index: i32| {
+                let mut fixed = [0; 16];
+                fixed[4..8].copy_from_slice(&index.to_ne_bytes());
+                let request = Request { kind: RTM_GETLINK, flags: 0, fixed: &fixed };
+                socket.ask(request, |_| {}, |_| Some(()))
+            };
+            assert_eq!(link(99).unwrap_err().raw_os_error(), Some(Errno::NODEV.raw_os_error()));
+            assert_eq!(link(1).unwrap().len(), 1, "the loopback");
+        });
+    }
+
+    #[test]
+    fn groups_that_do_not_exist_cannot_be_heard() {
+        for group in [0, 33, u32::MAX] {
+            let refused = Socket::subscribe(Protocol::Route, &[1, group]).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{group}");
+        }
+    }
+
+    #[test]
+    fn there_is_nothing_to_receive_where_nothing_was_asked() {
+        in_fresh_netns(|| {
+            let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+            assert!(socket.receive_within(Duration::ZERO).unwrap().is_none());
+            assert!(socket.receive_within(Duration::from_millis(1)).unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn what_another_process_sends_is_not_the_kernels_word() {
+        in_fresh_netns(|| {
+            let mut victim = Socket::open(Protocol::Route).unwrap();
+            let stranger = Socket::open(Protocol::Route).unwrap();
+            let mut forged = Buffer::new();
+            forged.message(Header { kind: 16, flags: 0, sequence: 0, port: 0 }, &[0; 16], |_| {});
+            let to = SocketAddrNetlink::new(victim.port(), 0);
+            rustix::net::sendto(&stranger.fd, forged.as_bytes(), SendFlags::empty(), &to).unwrap();
+            assert!(victim.wait(Duration::from_secs(10)).unwrap(), "it did arrive");
+            assert!(victim.receive_within(Duration::ZERO).unwrap().is_none());
+        });
+    }
+}

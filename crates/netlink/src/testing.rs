@@ -1,0 +1,29 @@
+//! What tests of this and other crates need to be alone with a kernel. Behind the feature `testing`.
+
+use std::process::Command;
+
+/// Runs `test` alone in a fresh network namespace. Namespaces belong to threads, so the test gets a
+/// thread of its own and nothing is left behind when it ends. Processes it starts are in there too.
+pub fn in_fresh_netns(test: impl FnOnce() + Send + 'static) {
+    let alone = move || {
+        crate::sys::leave_network_namespace().expect("kernel tests run as root");
+        test();
+    };
+    if let Err(failure) = std::thread::spawn(alone).join() {
+        std::panic::resume_unwind(failure);
+    }
+}
+
+/// Runs a command in the caller's network namespace and returns what it printed; fails the test if it fails.
+pub fn run(command_line: &str) -> String {
+    let mut words = command_line.split_whitespace();
+    let program = words.next().expect("a command line names a program");
+    let output = Command::new(program).args(words).output().expect("the program is installed");
+    assert!(
+        output.status.success(),
+        "{command_line}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
