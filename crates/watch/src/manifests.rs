@@ -1,0 +1,217 @@
+//! A folder of manifests as a source of events: the cluster that needs no cluster.
+//!
+//! ```text
+//!   folder ── file changed ──▶ manifest::read ──▶ what the file offers ──▶ events for what is different
+//! ```
+//!
+//! A file that can't be read keeps in force what it said before. An object offered by several files is taken from the
+//! one that comes first by name, and from the next one when that one lets go of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::Duration;
+
+use model::event::{Event, Kind};
+use model::names::NamespacedName;
+
+use crate::folder::Folder;
+use crate::manifest::{self, Content, Form, Key, Object, ObjectKind, Problem};
+
+/// Larger than any folder of Services should be, small enough not to fill a node's memory.
+const LARGEST_FILE: u64 = 64 << 20;
+
+/// A folder of manifests, and which file offers what.
+#[derive(Debug)]
+pub struct Manifests {
+    folder: Folder,
+    /// Of all nodes only this one is ours.
+    node_name: String,
+    offers: BTreeMap<OsString, BTreeSet<Key>>,
+    files_of: HashMap<Key, BTreeSet<OsString>>,
+}
+
+/// Why nothing could be read of a file.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("larger than {} MiB", LARGEST_FILE >> 20)]
+    TooLarge,
+    #[error("not a file")]
+    NotAFile,
+    #[error(transparent)]
+    Text(#[from] Problem),
+}
+
+impl Manifests {
+    pub fn open(path: &Path, node_name: &str) -> io::Result<Self> {
+        Ok(Self {
+            folder: Folder::open(path, &["yaml", "yml", "json"])?,
+            node_name: node_name.into(),
+            offers: BTreeMap::new(),
+            files_of: HashMap::new(),
+        })
+    }
+
+    /// Everything there is, as the first list from an API server would tell it.
+    pub fn list(&mut self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
+        const KINDS: [Kind; 3] = [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice];
+        KINDS.into_iter().map(Event::Listing).for_each(&mut *emit);
+        for file in self.folder.files()? {
+            self.reload(&file, emit);
+        }
+        KINDS.into_iter().map(Event::Listed).for_each(emit);
+        Ok(())
+    }
+
+    /// Waits for a change, for as long as `patience` lasts, and tells it. What one change brings comes in one call.
+    pub fn follow(&mut self, patience: Option<Duration>, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
+        let mut changed = self.folder.wait(patience)?;
+        if changed.everything {
+            match self.folder.files() {
+                Ok(files) => {
+                    changed.files.extend(files);
+                    changed.files.extend(self.offers.keys().cloned());
+                }
+                // Moved away or unmounted by mistake: no reason to stop serving.
+                Err(error) => {
+                    let folder = self.folder.path().display();
+                    tracing::error!(%folder, err = %error, "Manifests are gone; what they said stays in force");
+                    return Ok(());
+                }
+            }
+        }
+        for file in changed.files {
+            self.reload(&file, emit);
+        }
+        Ok(())
+    }
+
+    fn reload(&mut self, file: &OsStr, emit: &mut dyn FnMut(Event)) {
+        let path = self.folder.path().join(file);
+        let shown = path.display();
+        match read(&path) {
+            Ok(content) => {
+                for problem in &content.foreign {
+                    tracing::info!(file = %shown, reason = %problem, "Ignoring object in manifest");
+                }
+                for (_, problem) in &content.refused {
+                    tracing::error!(file = %shown, err = %problem, "Refusing object in manifest");
+                }
+                if content == Content::default() {
+                    tracing::info!(file = %shown, "Manifest holds no objects");
+                }
+                self.take(file, content, emit);
+            }
+            Err(Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                if path.is_symlink() {
+                    tracing::warn!(file = %shown, "Manifest is a link to nothing");
+                }
+                self.take(file, Content::default(), emit);
+            }
+            Err(error) => {
+                let kept = self.offers.get(file).map_or(0, BTreeSet::len);
+                tracing::error!(file = %shown, err = %error, keptObjects = kept, "Failed to read manifest");
+            }
+        }
+    }
+
+    /// Makes `content` what the file offers.
+    fn take(&mut self, file: &OsStr, content: Content, emit: &mut dyn FnMut(Event)) {
+        let before = self.offers.remove(file).unwrap_or_default();
+        // The last good version of an object that is refused now stays.
+        let refused = content.refused.into_iter().filter_map(|(key, _)| key);
+        let mut offered: BTreeSet<Key> = refused.filter(|key| before.contains(key)).collect();
+        for object in content.objects {
+            if self.is_ours(&object) {
+                offered.insert(self.offer(file, object, emit));
+            }
+        }
+        let gone = before.difference(&offered);
+        let heirs: BTreeSet<OsString> = gone.filter_map(|key| self.withdraw(file, key, emit)).collect();
+        if !offered.is_empty() {
+            self.offers.insert(file.into(), offered);
+        }
+        for heir in heirs {
+            self.reload(&heir, emit);
+        }
+    }
+
+    /// The choice that an API server makes for us by label and field selectors.
+    fn is_ours(&self, object: &Object) -> bool {
+        match object {
+            Object::Service(service) => {
+                service.metadata.labels.service_proxy_name.is_none() && service.spec.cluster_ip != "None"
+            }
+            Object::EndpointSlice(slice) => slice.metadata.labels.headless.is_none(),
+            Object::Node(node) => node.metadata.name == self.node_name,
+            Object::ServiceCidr(_) => true,
+        }
+    }
+
+    fn offer(&mut self, file: &OsStr, object: Object, emit: &mut dyn FnMut(Event)) -> Key {
+        let key = object.key();
+        let files = self.files_of.entry(key.clone()).or_default();
+        files.insert(file.into());
+        if files.first().is_some_and(|first| first == file) {
+            emit(applied(object));
+        }
+        if files.len() > 1 {
+            let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
+            let files = files.join(" ");
+            tracing::warn!(object = %key, files, "Object is in several manifests, the first one counts");
+        }
+        key
+    }
+
+    /// Returns the file that has to be read again, because it has been offering the same object all along.
+    fn withdraw(&mut self, file: &OsStr, key: &Key, emit: &mut dyn FnMut(Event)) -> Option<OsString> {
+        let files = self.files_of.get_mut(key)?;
+        let counted = files.first().is_some_and(|first| first == file);
+        files.remove(file);
+        if files.is_empty() {
+            self.files_of.remove(key);
+            emit(deleted(key));
+            return None;
+        }
+        files.first().filter(|_| counted).cloned()
+    }
+}
+
+fn read(path: &Path) -> Result<Content, Unreadable> {
+    // Asked before opening: opening a pipe would wait for its other end.
+    if !path.metadata()?.is_file() {
+        return Err(Unreadable::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(LARGEST_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST_FILE {
+        return Err(Unreadable::TooLarge);
+    }
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    Ok(manifest::read(&bytes, if is_json { Form::Json } else { Form::Yaml })?)
+}
+
+fn applied(object: Object) -> Event {
+    match object {
+        Object::Service(service) => Event::ServiceApplied(service),
+        Object::EndpointSlice(slice) => Event::SliceApplied(slice),
+        Object::Node(node) => Event::NodeApplied(node),
+        Object::ServiceCidr(cidr) => Event::ServiceCidrApplied(cidr),
+    }
+}
+
+fn deleted(key: &Key) -> Event {
+    let name = || NamespacedName::new(&key.namespace, &key.name);
+    match key.kind {
+        ObjectKind::Service => Event::ServiceDeleted(name()),
+        ObjectKind::EndpointSlice => Event::SliceDeleted(name()),
+        ObjectKind::Node => Event::NodeDeleted,
+        ObjectKind::ServiceCidr => Event::ServiceCidrDeleted(key.name.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests;
