@@ -1,0 +1,12 @@
+//! Makes it so: writes what was planned into the kernel, reads back what is there, hears of what others did to it.
+#![forbid(unsafe_code)]
+
+pub mod interfaces;
+pub mod nftables;
+
+fn wire_family(family: model::address::Family) -> netlink::Family {
+    match family {
+        model::address::Family::V4 => netlink::Family::Ipv4,
+        model::address::Family::V6 => netlink::Family::Ipv6,
+    }
+}

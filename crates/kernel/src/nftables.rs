@@ -1,0 +1,491 @@
+//! The table of one IP family: adopted at start, then changed element by element.
+//!
+//! ```text
+//!   changes ─▶ Plan ─▶ steps ─▶ one transaction         while we know what the kernel holds
+//!                    read back ─▶ steps ─▶ transaction  at start, after an error, after a stranger's change
+//! ```
+
+mod compile;
+
+mod read;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use model::address::Family;
+use model::names::{Port, ServicePortName};
+use model::routing::Routing;
+pub use netlink::nftables::CommitError;
+use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
+use plan::nftables::elements::Frontend;
+use plan::nftables::plan::{Plan, Steps};
+use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::sets::{Bank, Element, Set};
+
+use crate::wire_family;
+use compile::{add_rule, declare, hook};
+use read::{Counted, Found, Ours, Reader};
+
+/// The name that operators and other tools know.
+pub const TABLE: &str = "kube-proxy";
+const TABLE_COMMENT: &str = "rules for kube-proxy";
+
+/// How often a read-back is repeated when somebody keeps changing the ruleset under it.
+const ATTEMPTS: usize = 5;
+
+/// The kernel's table of one family, and what we want in it.
+#[derive(Debug)]
+pub struct Table {
+    connection: Connection,
+    settings: Settings,
+    abilities: Abilities,
+    plan: Plan,
+    /// Seconds of affinity that the program in the kernel has rules for.
+    timeouts: BTreeSet<u32>,
+    service_cidrs: Vec<IpNet>,
+    node_port_ips: Vec<IpAddr>,
+    /// Whether the kernel holds what the plan says.
+    settled: bool,
+}
+
+/// What this kernel can do that not every one can.
+#[derive(Clone, Copy, Debug)]
+struct Abilities {
+    /// Tables that only we may change and that outlive us; 6.9 and later.
+    own: bool,
+    /// Deleting what may not be there; 6.3 and later.
+    destroy: bool,
+}
+
+/// What differs since the last pass.
+#[derive(Debug, Default)]
+pub struct Change {
+    pub routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
+    pub service_cidrs: Option<Vec<IpNet>>,
+    /// The node's addresses that serve node ports, unless all of them do.
+    pub node_port_ips: Option<Vec<IpAddr>>,
+}
+
+/// What a pass did.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub added: usize,
+    pub deleted: usize,
+    /// Whether the kernel was read back rather than trusted.
+    pub full: bool,
+    /// Frontends that several service ports ask for; the first one named has it.
+    pub contested: Vec<(Frontend, Vec<ServicePortName>)>,
+}
+
+/// New connections that the kernel has counted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Connections {
+    pub service: ServicePortName,
+    /// None for all of the frontend together.
+    pub endpoint: Option<(IpAddr, Port)>,
+    pub frontend: Frontend,
+    pub count: u64,
+}
+
+impl Table {
+    /// Opens a connection and checks what the kernel is able to do; changes nothing yet.
+    pub fn open(settings: Settings) -> Result<Self, CommitError> {
+        let mut connection = Connection::open()?;
+        let abilities = Abilities::probe(&mut connection, settings.family)?;
+        Ok(Self {
+            connection,
+            settings,
+            abilities,
+            plan: Plan::default(),
+            timeouts: BTreeSet::new(),
+            service_cidrs: Vec::new(),
+            node_port_ips: Vec::new(),
+            settled: false,
+        })
+    }
+
+    /// Whether the kernel keeps strangers from changing the table; if not, somebody should listen for it.
+    pub fn is_owned(&self) -> bool {
+        self.abilities.own
+    }
+
+    /// What events caused by ourselves carry as their port.
+    pub fn port(&self) -> u32 {
+        self.connection.port()
+    }
+
+    /// Our picture of the kernel may be wrong: the next pass reads it back.
+    pub fn distrust(&mut self) {
+        self.settled = false;
+    }
+
+    /// One pass: makes the kernel hold what is wanted after this change. Everything of it happens or nothing; the
+    /// change itself is remembered in any case.
+    pub fn sync(&mut self, change: Change) -> Result<Outcome, CommitError> {
+        let new_cidrs = replace(&mut self.service_cidrs, change.service_cidrs);
+        let new_ips = replace(&mut self.node_port_ips, change.node_port_ips);
+        if !self.settled {
+            return self.resync(change.routings);
+        }
+        let steps = self.plan.replace(change.routings);
+        let mut batch = self.batch();
+        self.extend_program(&steps, &mut batch);
+        if new_cidrs {
+            write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
+        }
+        if new_ips {
+            self.write_node_port_ips(&mut batch);
+        }
+        write_steps(&steps, self.settings.family, &mut batch);
+        // Only now may the table be touched: from here on what we know of it depends on how it goes.
+        self.settled = false;
+        self.forget_clients_with(&steps, &mut batch)?;
+        if !batch.is_empty() {
+            self.connection.commit(&batch)?;
+        }
+        self.settled = true;
+        self.forget_clients_after(&steps);
+        Ok(Outcome {
+            added: steps.add.len(),
+            deleted: steps.delete.len(),
+            full: false,
+            contested: steps.contested,
+        })
+    }
+
+    /// Removes the table; no error if there is none.
+    pub fn remove(family: Family) -> Result<(), CommitError> {
+        let mut connection = Connection::open()?;
+        let tables = connection.tables(wire_family(family))?;
+        if tables.iter().all(|table| table.name != TABLE) {
+            return Ok(());
+        }
+        let mut batch = Batch::new(wire_family(family), TABLE);
+        batch.delete_table();
+        connection.commit(&batch)
+    }
+
+    /// New connections by frontend and by endpoint, since the elements that count them were added.
+    pub fn connections(&mut self) -> io::Result<Vec<Connections>> {
+        let mut all = Vec::new();
+        for bank in Bank::BOTH {
+            for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
+                let counted = self.reader().counters(set, bank)?;
+                all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
+                    let service = self.plan.owner(&frontend)?.clone();
+                    Some(Connections { service, endpoint, frontend, count })
+                }));
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
+    fn resync(
+        &mut self,
+        routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
+    ) -> Result<Outcome, CommitError> {
+        let mut routings = Some(routings);
+        let mut contested = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let read = self.read_back();
+            if let Some(routings) = routings.take() {
+                if self.plan.is_empty()
+                    && let Ok((_, Found::Ours(ours))) = &read
+                {
+                    self.plan = Plan::adopting(ours.elements.iter());
+                }
+                contested = self.plan.replace(routings).contested;
+            }
+            let (generation, found) = read?;
+            let mut batch = self.batch();
+            let found = self.write_table(found, &mut batch)?;
+            let steps = self.plan.steps_from(found.elements);
+            self.extend_program(&steps, &mut batch);
+            if found.service_cidrs != boundaries(&self.service_cidrs) {
+                write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
+            }
+            if found.node_port_ips != self.node_port_ips.iter().copied().collect() {
+                self.write_node_port_ips(&mut batch);
+            }
+            write_steps(&steps, self.settings.family, &mut batch);
+            if !batch.is_empty() {
+                match self.connection.commit_at(generation, &batch) {
+                    Ok(()) => {}
+                    Err(CommitError::Stale) => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            self.settled = true;
+            self.forget_clients_after(&steps);
+            return Ok(Outcome {
+                added: steps.add.len(),
+                deleted: steps.delete.len(),
+                full: true,
+                contested,
+            });
+        }
+        Err(CommitError::Stale)
+    }
+
+    fn read_back(&mut self) -> io::Result<(u32, Found)> {
+        let generation = self.connection.generation()?.id;
+        let settings = self.settings.clone();
+        Ok((generation, self.reader().find(&settings)?))
+    }
+
+    /// Makes the table ours, program and all, and returns what it then still holds.
+    fn write_table(&mut self, found: Found, batch: &mut Batch) -> Result<Ours, CommitError> {
+        match found {
+            Found::OwnedBy(port) => {
+                return Err(CommitError::Refused {
+                    object: format!("table {} {TABLE}", wire_family(self.settings.family)),
+                    message: format!(
+                        "it belongs to another running process (netlink port {port}); stop that one first"
+                    ),
+                    errno: io::ErrorKind::PermissionDenied.into(),
+                });
+            }
+            Found::Ours(ours) => {
+                self.timeouts = ours.timeouts.clone();
+                // A table that was made without an owner cannot be given one.
+                self.abilities.own &= ours.persistent;
+                if self.abilities.own && ours.owner != Some(self.port()) {
+                    batch.add_table(&self.declaration());
+                }
+                return Ok(ours);
+            }
+            Found::Nothing => {}
+            Found::Foreign => batch.delete_table(),
+        }
+        self.timeouts.clear();
+        batch.add_table(&self.declaration());
+        let program = Program::new(&self.settings, &self.timeouts);
+        for set in &program.sets {
+            declare(*set, self.settings.family, |set| _ = batch.add_set(set));
+        }
+        for chain in &program.chains {
+            batch.add_chain(&nft::Chain { name: chain.name, hook: hook(chain), comment: None });
+        }
+        for chain in &program.chains {
+            self.write_rules(chain, batch);
+        }
+        Ok(Ours::default())
+    }
+
+    fn declaration(&self) -> nft::Table<'static> {
+        let ownership = if self.abilities.own { Ownership::OwnedPersistent } else { Ownership::Shared };
+        nft::Table { ownership, comment: Some(TABLE_COMMENT) }
+    }
+
+    /// A timeout that no service had before is the one thing that changes the program while we run.
+    fn extend_program(&mut self, steps: &Steps, batch: &mut Batch) {
+        let wanted = steps.timeouts();
+        let new: Vec<u32> = wanted.difference(&self.timeouts).copied().collect();
+        if new.is_empty() {
+            return;
+        }
+        for seconds in new {
+            for bank in Bank::BOTH {
+                declare(Set::Sticky(bank, seconds), self.settings.family, |set| _ = batch.add_set(set));
+            }
+            self.timeouts.insert(seconds);
+        }
+        let program = Program::new(&self.settings, &self.timeouts);
+        for chain in program.chains.iter().filter(|chain| chain.name == "learn") {
+            batch.flush_chain(chain.name);
+            self.write_rules(chain, batch);
+        }
+    }
+
+    fn write_rules(&self, chain: &Chain, batch: &mut Batch) {
+        for rule in &chain.rules {
+            add_rule(batch, chain.name, rule, self.settings.family);
+        }
+    }
+
+    fn write_node_port_ips(&self, batch: &mut Batch) {
+        if !self.settings.node_ports_everywhere {
+            let name = Set::NodePortIps.name();
+            batch.flush_set(&name);
+            batch.add_elements(&*name, self.node_port_ips.iter().map(|ip| nft::Element::new(*ip)));
+        }
+    }
+
+    /// A client must not stick to an endpoint that is gone. Those that do are forgotten together with it.
+    fn forget_clients_with(&mut self, steps: &Steps, batch: &mut Batch) -> io::Result<()> {
+        if self.abilities.destroy {
+            for bank in banks_that_lost_stickiness(steps) {
+                let stale = self.stale_clients(bank)?;
+                batch
+                    .destroy_elements(&*Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a packet taught the kernel just before the endpoint went; and everything, where the kernel cannot delete
+    /// what may have expired in the meantime. It is no reason to fail a pass: the next such one tries again.
+    fn forget_clients_after(&mut self, steps: &Steps) {
+        for bank in banks_that_lost_stickiness(steps) {
+            let forgotten = self.stale_clients(bank).map_err(CommitError::from).and_then(|stale| {
+                let mut batch = self.batch();
+                batch.delete_elements(&*Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
+                if batch.is_empty() { Ok(()) } else { self.connection.commit(&batch) }
+            });
+            if let Err(error) = forgotten {
+                tracing::warn!(ipFamily = %self.settings.family, err = %error, "Failed to forget clients of removed endpoints");
+            }
+        }
+    }
+
+    fn stale_clients(&mut self, bank: Bank) -> io::Result<Vec<Value>> {
+        let learned = self.reader().learned(bank)?;
+        let stale = learned.into_iter().filter(|client| !self.plan.sticks(&client.frontend, client.endpoint));
+        Ok(stale.map(|client| client.key).collect())
+    }
+
+    fn reader(&mut self) -> Reader<'_> {
+        Reader { connection: &mut self.connection, family: self.settings.family }
+    }
+
+    fn batch(&self) -> Batch {
+        Batch::new(wire_family(self.settings.family), TABLE)
+    }
+}
+
+/// Calls `tell` whenever someone else has changed the family's table, for as long as it returns true.
+pub fn on_foreign_change(family: Family, our_port: u32, mut tell: impl FnMut() -> bool) -> io::Result<()> {
+    let family = wire_family(family);
+    let mut monitor = nft::Monitor::open()?;
+    // What may have happened before we began to listen.
+    let mut changed = true;
+    loop {
+        if changed && !tell() {
+            return Ok(());
+        }
+        changed = false;
+        monitor.receive_within(Duration::from_secs(3_600), |event| match event {
+            nft::Event::Added { family: of, table, port, .. }
+            | nft::Event::Deleted { family: of, table, port, .. } => {
+                changed |= of == family && table == TABLE && port != our_port;
+            }
+            nft::Event::Lost => changed = true,
+            nft::Event::Committed { .. } => {}
+        })?;
+    }
+}
+
+impl Abilities {
+    /// Tries on a table that will never be: the kernel is asked to check, not to commit.
+    fn probe(connection: &mut Connection, family: Family) -> Result<Self, CommitError> {
+        let mut can = |try_out: &dyn Fn(&mut Batch)| {
+            let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
+            try_out(&mut batch);
+            match connection.check(&batch) {
+                Ok(()) => Ok(true),
+                Err(CommitError::Refused { errno, .. })
+                    if errno.kind() != io::ErrorKind::PermissionDenied =>
+                {
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            }
+        };
+        let plain = nft::Table { ownership: Ownership::Shared, comment: Some(TABLE_COMMENT) };
+        let owned = nft::Table { ownership: Ownership::OwnedPersistent, ..plain };
+        if !can(&|batch| batch.add_table(&plain))? {
+            return Err(CommitError::Socket(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel has no nf_tables",
+            )));
+        }
+        Ok(Self {
+            own: can(&|batch| batch.add_table(&owned))?,
+            destroy: can(&|batch| batch.destroy_table())?,
+        })
+    }
+}
+
+fn banks_that_lost_stickiness(steps: &Steps) -> BTreeSet<Bank> {
+    let sets = steps.delete.iter().map(|element| element.set);
+    sets.filter_map(|set| if let Set::Sticky(bank, _) = set { Some(bank) } else { None }).collect()
+}
+
+/// Deletions before additions, each packed by set.
+fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
+    for elements in steps.delete.chunk_by(|a, b| a.set == b.set) {
+        let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
+        batch.delete_elements(&*name, elements.iter().map(|element| to_wire(element, family)));
+    }
+    for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
+        let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
+        batch.add_elements(&*name, elements.iter().map(|element| to_wire(element, family)));
+    }
+}
+
+fn to_wire(element: &Element, family: Family) -> nft::Element<'static> {
+    let key = element.key.as_bytes();
+    if element.set == Set::AllowedSources {
+        // The frontend, the first address and the last one; as a range, the frontend stands in both of its ends.
+        let (frontend, ends) = key.split_at(key.len() - 2 * address_length(family));
+        let (first, last) = ends.split_at(address_length(family));
+        let range = |end: &[u8]| Value::concatenation(&[frontend, end]);
+        return nft::Element { key_end: Some(range(last)), ..nft::Element::new(range(first)) };
+    }
+    let key = Value::concatenation(&[key]);
+    match element.data {
+        Some((IpAddr::V4(ip), port)) => {
+            nft::Element::pair(key, Value::concatenation(&[&ip.octets(), &port.get().to_be_bytes()]))
+        }
+        Some((IpAddr::V6(ip), port)) => {
+            nft::Element::pair(key, Value::concatenation(&[&ip.octets(), &port.get().to_be_bytes()]))
+        }
+        None => nft::Element::new(key),
+    }
+}
+
+fn address_length(family: Family) -> usize {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 16,
+    }
+}
+
+fn write_ranges(set: Set, ranges: &[IpNet], batch: &mut Batch) {
+    let name = set.name();
+    batch.flush_set(&name);
+    let elements = boundaries(ranges)
+        .into_iter()
+        .map(|(address, is_end)| nft::Element { interval_end: is_end, ..nft::Element::new(address) });
+    batch.add_elements(&*name, elements);
+}
+
+/// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,
+/// and none where one range begins right after another.
+fn boundaries(ranges: &[IpNet]) -> BTreeSet<(IpAddr, bool)> {
+    let after = |range: &IpNet| match range.broadcast() {
+        IpAddr::V4(last) => u32::from(last).checked_add(1).map(|next| IpAddr::V4(next.into())),
+        IpAddr::V6(last) => u128::from(last).checked_add(1).map(|next| IpAddr::V6(next.into())),
+    };
+    let ranges = IpNet::aggregate(&ranges.to_vec());
+    let begins: BTreeSet<IpAddr> = ranges.iter().map(IpNet::network).collect();
+    let ends: BTreeSet<IpAddr> = ranges.iter().filter_map(after).collect();
+    let begin = begins.difference(&ends).map(|address| (*address, false));
+    begin.chain(ends.difference(&begins).map(|address| (*address, true))).collect()
+}
+
+fn replace<T: PartialEq>(held: &mut T, new: Option<T>) -> bool {
+    let Some(new) = new else { return false };
+    let changed = new != *held;
+    *held = new;
+    changed
+}
+
+#[cfg(test)]
+mod tests;

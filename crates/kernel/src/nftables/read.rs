@@ -1,0 +1,185 @@
+//! What the kernel holds of our table, read back in our own terms.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+
+use model::address::Family;
+use model::names::Port;
+use netlink::nftables::{Connection, FoundDatum, FoundElement, FoundSet, Value};
+use plan::nftables::elements::Frontend;
+use plan::nftables::program::{Program, Settings};
+use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
+
+use super::TABLE;
+use super::compile::{declare, fingerprint, hook};
+use crate::wire_family;
+
+/// What goes by the name of our table.
+#[derive(Debug)]
+pub enum Found {
+    Nothing,
+    /// Somebody else's, or an older program of ours: to be replaced.
+    Foreign,
+    /// A running process has it, by its netlink port.
+    OwnedBy(u32),
+    Ours(Ours),
+}
+
+/// A table with the program we want.
+#[derive(Debug, Default)]
+pub struct Ours {
+    pub elements: Vec<Element>,
+    pub service_cidrs: BTreeSet<(IpAddr, bool)>,
+    pub node_port_ips: BTreeSet<IpAddr>,
+    /// Seconds of affinity that the program has rules for.
+    pub timeouts: BTreeSet<u32>,
+    pub owner: Option<u32>,
+    pub persistent: bool,
+}
+
+/// A client that sticks to an endpoint.
+#[derive(Debug)]
+pub struct Learned {
+    pub key: Value,
+    pub frontend: Frontend,
+    pub endpoint: (IpAddr, Port),
+}
+
+/// What an element has counted.
+#[derive(Debug)]
+pub struct Counted {
+    pub frontend: Frontend,
+    pub endpoint: Option<(IpAddr, Port)>,
+    pub count: u64,
+}
+
+#[derive(Debug)]
+pub struct Reader<'a> {
+    pub connection: &'a mut Connection,
+    pub family: Family,
+}
+
+impl Reader<'_> {
+    pub fn find(&mut self, settings: &Settings) -> io::Result<Found> {
+        let tables = self.connection.tables(wire_family(self.family))?;
+        let Some(table) = tables.into_iter().find(|table| table.name == TABLE) else {
+            return Ok(Found::Nothing);
+        };
+        if let Some(owner) = table.owner.filter(|owner| *owner != self.connection.port()) {
+            return Ok(Found::OwnedBy(owner));
+        }
+        let sets = self.connection.sets(wire_family(self.family), TABLE)?;
+        let timeouts = timeouts(&sets);
+        let program = Program::new(settings, &timeouts);
+        if !self.declares(&program, &sets) || !self.runs(&program)? {
+            return Ok(Found::Foreign);
+        }
+        let mut ours = Ours { timeouts, owner: table.owner, persistent: table.persistent, ..Ours::default() };
+        let family = self.family;
+        for set in program.sets {
+            if set == Set::ServiceCidrs {
+                ours.service_cidrs =
+                    self.read(set, |element| Some((address(element.key)?, element.interval_end)))?;
+            } else if set == Set::NodePortIps {
+                ours.node_port_ips = self.read(set, |element| address(element.key))?;
+            } else if set.nature() != Nature::Learning {
+                ours.elements
+                    .extend(self.read::<Vec<_>, _>(set, |element| element_of(set, element, family))?);
+            }
+        }
+        Ok(Found::Ours(ours))
+    }
+
+    /// New connections counted by each element of a set of that bank.
+    pub fn counters(&mut self, set: Set, bank: Bank) -> io::Result<Vec<Counted>> {
+        let family = self.family;
+        self.read(set, |element| {
+            let (frontend, _) = Frontend::from_key(element.key, bank, family)?;
+            Some(Counted { frontend, endpoint: endpoint(element, family), count: element.counter?.packets })
+        })
+    }
+
+    /// Every client that sticks to an endpoint.
+    pub fn learned(&mut self, bank: Bank) -> io::Result<Vec<Learned>> {
+        let family = self.family;
+        self.read(Set::Affinity(bank), |element| {
+            let (_, after_client) = element.key.split_at_checked(super::address_length(family))?;
+            let (frontend, _) = Frontend::from_key(after_client, bank, family)?;
+            let endpoint = endpoint(element, family)?;
+            Some(Learned { key: Value::from_slice(element.key)?, frontend, endpoint })
+        })
+    }
+
+    fn declares(&self, program: &Program, found: &[FoundSet]) -> bool {
+        program.sets.iter().all(|set| {
+            let name = set.name();
+            let found = found.iter().find(|found| found.name == name);
+            found.is_some_and(|found| declare(*set, self.family, |wanted| wanted.agrees_with(found)))
+        })
+    }
+
+    /// Whether each chain is there with exactly the rules it should have. More chains than ours do no harm, for nothing
+    /// of ours leads to them.
+    fn runs(&mut self, program: &Program) -> io::Result<bool> {
+        let chains = self.connection.chains(wire_family(self.family), TABLE)?;
+        let mut rules: BTreeMap<String, Vec<Option<u64>>> = BTreeMap::new();
+        for rule in self.connection.rules(wire_family(self.family), TABLE)? {
+            rules.entry(rule.chain).or_default().push(rule.fingerprint);
+        }
+        Ok(program.chains.iter().all(|chain| {
+            let found = chains.iter().find(|found| found.name == chain.name);
+            let wanted: Vec<_> =
+                chain.rules.iter().map(|rule| Some(fingerprint(rule, self.family))).collect();
+            let same_hook = found.is_some_and(|found| match (found.hook, hook(chain)) {
+                // The kernel tells the policy that we left to it.
+                (Some(a), Some(b)) => (a.kind, a.point, a.priority) == (b.kind, b.point, b.priority),
+                (a, b) => a.is_none() && b.is_none(),
+            });
+            same_hook && rules.get(chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
+        }))
+    }
+
+    /// What `read` makes of every element of a set. One that it can make nothing of is not ours, nor is then the set.
+    fn read<C: FromIterator<T>, T>(
+        &mut self,
+        set: Set,
+        mut read: impl FnMut(&FoundElement<'_>) -> Option<T>,
+    ) -> io::Result<C> {
+        let name = set.name();
+        let found =
+            self.connection.elements(wire_family(self.family), TABLE, &name, |element| read(&element))?;
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {name}"));
+        found.into_iter().map(|found| found.ok_or_else(odd)).collect()
+    }
+}
+
+fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
+    let known = sets.iter().filter_map(|set| Set::by_name(&set.name));
+    known.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
+}
+
+fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
+    let key = match element.key_end {
+        // Both ends of the range begin with the same frontend; we keep it once.
+        Some(end) => {
+            let (_, last) = end.split_at_checked(end.len().checked_sub(super::address_length(family))?)?;
+            Key::from_wire(&[element.key, last].concat())?
+        }
+        None => Key::from_wire(element.key)?,
+    };
+    let data = endpoint(element, family);
+    (data.is_some() != set.data().is_empty()).then_some(Element { set, key, data })
+}
+
+fn endpoint(element: &FoundElement<'_>, family: Family) -> Option<(IpAddr, Port)> {
+    let FoundDatum::Value(bytes) = element.data? else { return None };
+    let (ip, port) = bytes.split_at_checked(super::address_length(family))?;
+    let &[high, low, ..] = port else { return None };
+    Some((address(ip)?, Port::from_api(u16::from_be_bytes([high, low]).into())?))
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}

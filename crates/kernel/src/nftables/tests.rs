@@ -1,0 +1,203 @@
+//! Against the real kernel, each test alone in a network namespace.
+
+use model::local::FromPod;
+use model::names::{NamespacedName, Protocol};
+use model::routing::{Endpoint, Traffic};
+use model::service::Addresses;
+use netlink::testing::{in_fresh_netns, run};
+use plan::nftables::words::Mark;
+
+use super::*;
+
+fn settings(family: Family) -> Settings {
+    let pods = match family {
+        Family::V4 => "10.244.0.0/16",
+        Family::V6 => "fd00:10:244::/56",
+    };
+    Settings {
+        family,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: Some(FromPod::Source(pods.parse().unwrap())),
+        node_ports_everywhere: false,
+    }
+}
+
+fn port(number: u16) -> Port {
+    Port::from_api(number.into()).unwrap()
+}
+
+fn name(service: &str) -> ServicePortName {
+    ServicePortName {
+        service: NamespacedName::new("ns", service),
+        port: "http".into(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+/// A service with everything: two external addresses, a node port, source ranges, affinity, and policy Local.
+fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
+    let ip = |net: u8, host: u8| match family {
+        Family::V4 => IpAddr::from([10, net, number, host]),
+        Family::V6 => IpAddr::from([0xfd00, net.into(), number.into(), 0, 0, 0, 0, host.into()]),
+    };
+    let endpoints: Arc<[Endpoint]> = endpoints
+        .iter()
+        .map(|host| Endpoint { ip: ip(244, *host), local: *host == 1, port: port(8080) })
+        .collect();
+    let local: Arc<[Endpoint]> = endpoints.iter().copied().filter(|endpoint| endpoint.local).collect();
+    let to = |traffic, list: &[Endpoint]| if list.is_empty() { Traffic::RejectNoEndpoints } else { traffic };
+    let range = match family {
+        Family::V4 => "192.0.2.0/24",
+        Family::V6 => "2001:db8::/64",
+    };
+    Arc::new(Routing {
+        protocol: Protocol::Tcp,
+        port: port(80),
+        node_port: Some(port(30_000 + u16::from(number))),
+        addresses: Arc::new(Addresses {
+            cluster_ip: ip(96, 1),
+            external_ips: [ip(50, 1)].into(),
+            load_balancer_ips: [ip(51, 1)].into(),
+            source_ranges: [range.parse().unwrap()].into(),
+        }),
+        affinity: Some(10_800),
+        internal: to(Traffic::ToCluster, &endpoints),
+        external: to(Traffic::ToLocal, &local),
+        cluster: endpoints,
+        local,
+        preserves_client: true,
+        ranges_admit_node: false,
+        is_externally_accessible: true,
+        health_check_node_port: None,
+        serving: Arc::default(),
+    })
+}
+
+fn change(routings: Vec<(ServicePortName, Option<Arc<Routing>>)>) -> Change {
+    Change { routings, ..Change::default() }
+}
+
+fn node_data(family: Family) -> Change {
+    let (cidrs, ip) = match family {
+        Family::V4 => (["10.96.0.0/12", "10.112.0.0/16"], "192.0.2.1"),
+        Family::V6 => (["fd00:96::/112", "fd00:97::/112"], "2001:db8::1"),
+    };
+    Change {
+        service_cidrs: Some(cidrs.map(|cidr| cidr.parse().unwrap()).into()),
+        node_port_ips: Some(vec![ip.parse().unwrap()]),
+        ..Change::default()
+    }
+}
+
+fn generation() -> u32 {
+    Connection::open().unwrap().generation().unwrap().id
+}
+
+#[test]
+fn the_kernel_holds_what_was_planned() {
+    for family in Family::BOTH {
+        in_fresh_netns(move || {
+            let mut table = Table::open(settings(family)).unwrap();
+            let routings = vec![
+                (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
+                (name("b"), Some(routing(family, 2, &[]))),
+            ];
+            let outcome = table.sync(Change { routings, ..node_data(family) }).unwrap();
+            assert!(outcome.full);
+            let (_, found) = table.read_back().unwrap();
+            let Found::Ours(ours) = found else { panic!("{found:?}") };
+            let steps = table.plan.steps_from(ours.elements);
+            assert!(steps.is_empty(), "{steps:?}");
+            assert_eq!(ours.timeouts, [10_800].into());
+            assert_eq!(ours.service_cidrs, boundaries(&table.service_cidrs));
+        });
+    }
+}
+
+#[test]
+fn a_restart_with_nothing_changed_changes_nothing() {
+    for family in Family::BOTH {
+        in_fresh_netns(move || {
+            let all = || Change {
+                routings: (1..50)
+                    .map(|n| (name(&format!("s{n}")), Some(routing(family, n, &[1, 2, 3]))))
+                    .collect(),
+                ..node_data(family)
+            };
+            let mut first = Table::open(settings(family)).unwrap();
+            first.sync(all()).unwrap();
+            // So that slots are no longer in the order of addresses.
+            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[2, 3])))])).unwrap();
+            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            drop(first);
+            let before = generation();
+            let mut second = Table::open(settings(family)).unwrap();
+            let outcome = second.sync(all()).unwrap();
+            assert_eq!((outcome.added, outcome.deleted), (0, 0));
+            // Taking the table over is a transaction of its own where tables have owners.
+            assert_eq!(generation() - before, u32::from(second.is_owned()));
+            let before = generation();
+            second.sync(Change::default()).unwrap();
+            assert_eq!(generation(), before, "nothing to do is nothing done");
+        });
+    }
+}
+
+#[test]
+fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
+    in_fresh_netns(|| {
+        run("nft add table ip kube-proxy");
+        run("nft add chain ip kube-proxy services");
+        run("nft add set ip kube-proxy cluster-ips { type ipv4_addr ; comment \"Active\" ; }");
+        run("nft add element ip kube-proxy cluster-ips { 10.0.0.1 }");
+        let before = generation();
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        assert_eq!(generation() - before, 1, "one transaction");
+        let listed = run("nft list set ip kube-proxy cluster-ips");
+        assert!(listed.contains("10.96.1.1") && !listed.contains("10.0.0.1"), "{listed}");
+    });
+}
+
+#[test]
+fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
+    in_fresh_netns(|| {
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))])).unwrap();
+        let rules = |table: &mut Table| {
+            table
+                .connection
+                .rules(netlink::Family::Ipv4, TABLE)
+                .unwrap()
+                .iter()
+                .map(|rule| rule.handle)
+                .collect::<Vec<_>>()
+        };
+        let before = rules(&mut table);
+        let outcome =
+            table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 4])))])).unwrap();
+        assert!(!outcome.full);
+        // One slot for each of the frontends that reach it, and what clients may stick to there.
+        assert_eq!((outcome.added, outcome.deleted), (8, 8));
+        assert_eq!(rules(&mut table), before);
+    });
+}
+
+#[test]
+fn nft_lists_the_whole_program() {
+    for (family, word) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
+        in_fresh_netns(move || {
+            let mut table = Table::open(settings(family)).unwrap();
+            let routings = vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))];
+            table.sync(Change { routings, ..node_data(family) }).unwrap();
+            let listed = run(&format!("nft list table {word} kube-proxy"));
+            for chain in &Program::new(&table.settings, &table.timeouts).chains {
+                for rule in &chain.rules {
+                    let text = rule.show(family);
+                    assert!(listed.contains(&text), "{}: {text}\nis not in\n{listed}", chain.name);
+                }
+            }
+        });
+    }
+}

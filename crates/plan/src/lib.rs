@@ -1,0 +1,6 @@
+//! What the kernel should hold for what the model wants, and the steps that lead there.
+//!
+//! Pure: no I/O, no clock, no async, no log.
+#![forbid(unsafe_code)]
+
+pub mod nftables;

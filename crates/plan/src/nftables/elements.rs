@@ -1,0 +1,242 @@
+//! What a service port puts into the sets, from its routing.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use model::address::{Family, host_port};
+use model::names::{Port, Protocol};
+use model::routing::{self, Endpoint, Routing, Traffic};
+
+use crate::nftables::sets::{Bank, Element, Key, Set, protocol};
+use crate::nftables::slots::{assign, table};
+
+/// Everything the kernel holds for one service port.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub routing: Arc<Routing>,
+    /// The endpoints of [`Routing::cluster`] and [`Routing::local`] in the slots they have been given.
+    cluster: Arc<[Endpoint]>,
+    local: Arc<[Endpoint]>,
+}
+
+/// What only one service port can have. There are as many owners as service ports that ask for it, and one that gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frontend {
+    /// None for a node port.
+    pub ip: Option<IpAddr>,
+    pub protocol: Protocol,
+    pub port: Port,
+}
+
+/// Endpoints in their slots, as they were before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seats<'a> {
+    pub cluster: &'a [Endpoint],
+    pub local: &'a [Endpoint],
+}
+
+impl Unit {
+    /// Renders a routing; endpoints that had a slot keep it.
+    pub fn new(routing: Arc<Routing>, before: Seats<'_>) -> Self {
+        let cluster: Arc<[Endpoint]> = assign(before.cluster, &routing.cluster).into();
+        let local = assign(before.local, &routing.local);
+        let local = if cluster[..] == local[..] { cluster.clone() } else { local.into() };
+        Self { routing, cluster, local }
+    }
+
+    pub fn seats(&self) -> Seats<'_> {
+        Seats { cluster: &self.cluster, local: &self.local }
+    }
+
+    /// Every frontend of the service port, each once.
+    pub fn frontends(&self) -> Vec<Frontend> {
+        let routing = &self.routing;
+        let at = |ip| Frontend { ip: Some(ip), protocol: routing.protocol, port: routing.port };
+        let mut all: Vec<Frontend> = Vec::new();
+        for frontend in routing.frontends() {
+            let frontend = match frontend {
+                routing::Frontend::ClusterIp(address)
+                | routing::Frontend::ExternalIp(address)
+                | routing::Frontend::LoadBalancerIp(address) => at(address.ip()),
+                routing::Frontend::NodePort(port) => Frontend { ip: None, protocol: routing.protocol, port },
+            };
+            if !all.contains(&frontend) {
+                all.push(frontend);
+            }
+        }
+        all
+    }
+
+    /// Where endpoints sit according to `find`, which knows what maps hold: those of [`Routing::cluster`], then those of
+    /// [`Routing::local`].
+    pub fn seats_in(
+        &self,
+        mut find: impl FnMut(Set, &Frontend) -> Option<Vec<Endpoint>>,
+    ) -> [Vec<Endpoint>; 2] {
+        let (mut cluster, mut local) = (None, None);
+        for frontend in self.frontends() {
+            for (set, traffic) in self.maps_of(&frontend).into_iter().flatten() {
+                let found = find(set, &frontend);
+                match traffic {
+                    Traffic::ToCluster => cluster = cluster.or(found),
+                    Traffic::ToLocal => local = local.or(found),
+                    Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => {}
+                }
+            }
+        }
+        [cluster.unwrap_or_default(), local.unwrap_or_default()]
+    }
+
+    /// Which maps a frontend has endpoints in, for which traffic; the second is for traffic from inside.
+    fn maps_of(&self, frontend: &Frontend) -> [Option<(Set, Traffic)>; 2] {
+        let routing = &self.routing;
+        let bank = frontend.bank();
+        if self.is_cluster_ip(frontend) {
+            return [Some((Set::Endpoints(bank), routing.internal)), None];
+        }
+        let inside =
+            routing.preserves_client.then(|| (Set::EndpointsInside(bank), routing.external_from_inside()));
+        [Some((Set::Endpoints(bank), routing.external)), inside]
+    }
+
+    fn is_cluster_ip(&self, frontend: &Frontend) -> bool {
+        frontend.ip == Some(self.routing.addresses.cluster_ip)
+    }
+
+    /// What the service port shares with others: they may all put it in, and it stays until the last one is gone.
+    pub fn shared_elements(&self, out: &mut Vec<Element>) {
+        let routing = &self.routing;
+        out.push(Element::new(Set::ClusterIps, Key::EMPTY.address(routing.addresses.cluster_ip)));
+        for endpoint in routing.reachable().iter().filter(|endpoint| endpoint.local) {
+            let pair = Key::EMPTY.address(endpoint.ip).address(endpoint.ip);
+            out.push(Element::new(Set::Hairpin, pair.protocol(routing.protocol).port(endpoint.port)));
+        }
+    }
+
+    /// Whether clients of a frontend may stick to that endpoint.
+    pub fn sticks(&self, frontend: &Frontend, endpoint: (IpAddr, Port)) -> bool {
+        self.routing.affinity.is_some()
+            && self.maps_of(frontend).into_iter().flatten().any(|(_, traffic)| {
+                let used = self.routing.endpoints(traffic).iter();
+                used.map(|used| (used.ip, used.port)).any(|used| used == endpoint)
+            })
+    }
+
+    /// What the service port puts in for one of its frontends, if the frontend is given to it.
+    pub fn elements_of(&self, frontend: &Frontend, out: &mut Vec<Element>) {
+        let routing = &self.routing;
+        let key = frontend.key();
+        let bank = frontend.bank();
+        let traffic = if self.is_cluster_ip(frontend) { routing.internal } else { routing.external };
+
+        let mut used: Vec<&[Endpoint]> = Vec::new();
+        for (set, traffic) in self.maps_of(frontend).into_iter().flatten() {
+            let seats = match traffic {
+                Traffic::ToCluster => &self.cluster,
+                Traffic::ToLocal => &self.local,
+                Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => continue,
+            };
+            used.push(seats);
+            let first = table(seats.len()).map_or(0, |table| table.first);
+            out.extend(
+                (first..)
+                    .zip(&seats[..])
+                    .map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
+            );
+        }
+        if let Some(seconds) = routing.affinity {
+            sticky(Set::Sticky(bank, seconds), key, &used, out);
+        }
+        if !used.is_empty() {
+            out.push(Element::new(Set::Frontends(bank), key));
+            let keeps_clients = routing.preserves_client && !self.is_cluster_ip(frontend);
+            out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(bank), key)));
+        }
+        out.extend(match traffic {
+            Traffic::ToCluster | Traffic::ToLocal => None,
+            Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(bank), key)),
+            Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(bank), key)),
+        });
+        if frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip)) {
+            firewall(routing, key, out);
+        }
+    }
+}
+
+/// A removed endpoint must not be learned again, so learning looks it up here.
+fn sticky(set: Set, key: Key, used: &[&[Endpoint]], out: &mut Vec<Element>) {
+    let start = out.len();
+    let endpoints = used.iter().copied().flatten();
+    out.extend(endpoints.map(|endpoint| Element::new(set, key.address(endpoint.ip).port(endpoint.port))));
+    let mut elements = out.split_off(start);
+    elements.sort();
+    elements.dedup();
+    out.append(&mut elements);
+}
+
+/// Who may use a load-balancer IP. Where the node may, so may what it sends to that IP and gets back.
+fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
+    let addresses = &routing.addresses;
+    if addresses.source_ranges.is_empty() {
+        return;
+    }
+    let own =
+        addresses.load_balancer_ips.iter().filter(|_| routing.ranges_admit_node).map(|ip| IpNet::from(*ip));
+    let ranges: Vec<IpNet> = addresses.source_ranges.iter().copied().chain(own).collect();
+    out.push(Element::new(Set::Firewalled, key));
+    // The kernel refuses ranges that overlap.
+    out.extend(IpNet::aggregate(&ranges).iter().map(|range| {
+        Element::new(Set::AllowedSources, key.address(range.network()).address(range.broadcast()))
+    }));
+}
+
+impl Frontend {
+    /// The frontend, slot and endpoint of an element of an endpoint map.
+    pub fn of_endpoint(element: &Element) -> Option<(Self, u32, Endpoint)> {
+        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = element.set else { return None };
+        let (ip, port) = element.data?;
+        let (frontend, slot) = Self::from_key(element.key.as_bytes(), bank, Family::of(ip))?;
+        let slot = u32::from_ne_bytes(slot.try_into().ok()?);
+        Some((frontend, slot, Endpoint { ip, local: false, port }))
+    }
+
+    /// The frontend that a key begins with, and what comes after it.
+    pub fn from_key(key: &[u8], bank: Bank, family: Family) -> Option<(Self, &[u8])> {
+        let (ip, rest) = match (bank, family) {
+            (Bank::NodePorts, _) => (None, key),
+            (Bank::Addresses, Family::V4) => {
+                let (ip, rest) = key.split_first_chunk::<4>()?;
+                (Some(IpAddr::from(*ip)), rest)
+            }
+            (Bank::Addresses, Family::V6) => {
+                let (ip, rest) = key.split_first_chunk::<16>()?;
+                (Some(IpAddr::from(*ip)), rest)
+            }
+        };
+        let (&[number, _, _, _], rest) = rest.split_first_chunk::<4>()?;
+        let (&[high, low, _, _], rest) = rest.split_first_chunk::<4>()?;
+        let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
+        Some((Self { ip, protocol: protocol(number)?, port }, rest))
+    }
+
+    fn key(&self) -> Key {
+        let key = Key::EMPTY;
+        let key = self.ip.map_or(key, |ip| key.address(ip));
+        key.protocol(self.protocol).port(self.port)
+    }
+
+    fn bank(&self) -> Bank {
+        if self.ip.is_some() { Bank::Addresses } else { Bank::NodePorts }
+    }
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ip {
+            Some(ip) => write!(f, "{}/{}", host_port(ip, self.port.get()), self.protocol),
+            None => write!(f, "node port {}/{}", self.port, self.protocol),
+        }
+    }
+}

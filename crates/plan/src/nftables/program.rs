@@ -1,0 +1,348 @@
+//! The fixed program: the rules that every packet of a new connection goes through, whatever services there are.
+//!
+//! ```text
+//!   prerouting, output  -110  firewall-check        load-balancer source ranges
+//!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside
+//!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside
+//!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
+//!   input, postrouting     0  learn                 where clients that stick have gone
+//!   postrouting          100  masquerading
+//! ```
+//!
+//! All that differs between nodes is in [`Settings`]; all that differs between services is in the sets.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use model::address::Family;
+use model::local::FromPod;
+
+use crate::nftables::sets::{Bank, Set};
+use crate::nftables::slots::draws;
+use crate::nftables::words::{Field, Interface, Mark, Rule, Word};
+
+/// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub family: Family,
+    pub mark: Mark,
+    pub masquerade_all: bool,
+    /// How traffic from pods is known; some rules are left out when it is not.
+    pub from_pod: Option<FromPod>,
+    /// Whether node ports answer at every address of the node, rather than at those in [`Set::NodePortIps`].
+    pub node_ports_everywhere: bool,
+}
+
+/// A chain and its rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    pub name: &'static str,
+    pub hook: Option<Hook>,
+    pub rules: Vec<Rule>,
+}
+
+/// Where packets enter a chain by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hook {
+    pub kind: HookKind,
+    pub point: HookPoint,
+    pub priority: i32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookKind {
+    Filter,
+    Nat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookPoint {
+    Prerouting,
+    Input,
+    Forward,
+    Output,
+    Postrouting,
+}
+
+/// Every set and chain of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    pub family: Family,
+    pub sets: Vec<Set>,
+    /// Ordered so that each chain comes after those it leads to.
+    pub chains: Vec<Chain>,
+}
+
+impl Program {
+    /// `timeouts` are the seconds of session affinity that any service asks for.
+    pub fn new(settings: &Settings, timeouts: &BTreeSet<u32>) -> Self {
+        let mut sets: Vec<Set> = Set::fixed().collect();
+        sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
+        sets.extend(
+            Bank::BOTH
+                .into_iter()
+                .flat_map(|bank| timeouts.iter().map(move |seconds| Set::Sticky(bank, *seconds))),
+        );
+        let mut chains: Vec<Chain> = Vec::new();
+        chains.extend(choosing(settings));
+        chains.extend(checking(settings));
+        chains.push(learning(timeouts));
+        chains.push(masquerading(settings.mark));
+        chains.extend(entries());
+        Self { family: settings.family, sets, chains }
+    }
+}
+
+const FRONTEND: [Field; 3] = [Field::Destination, Field::Protocol, Field::DestinationPort];
+const NODE_PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
+
+/// From the address a client used to the endpoint it gets.
+fn choosing(settings: &Settings) -> Vec<Chain> {
+    let mark = settings.mark;
+    let mut services =
+        vec![rule([Word::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)), Word::Goto("frontend")])];
+    services.push(rule(
+        at_node_port_address(settings, true)
+            .into_iter()
+            .chain([Word::In(NODE_PORT.into(), Set::Frontends(Bank::NodePorts)), Word::Goto("nodeport")]),
+    ));
+    vec![
+        pick("pick", Bank::Addresses, Set::Endpoints),
+        pick("pick-inside", Bank::Addresses, Set::EndpointsInside),
+        pick("nodeport-pick", Bank::NodePorts, Set::Endpoints),
+        pick("nodeport-pick-inside", Bank::NodePorts, Set::EndpointsInside),
+        chain("cluster-ip", cluster_ip(settings)),
+        chain("external-local", external_local(settings, "pick", "pick-inside")),
+        chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
+        chain(
+            "frontend",
+            vec![
+                rule([Word::In(vec![Field::Destination], Set::ClusterIps), Word::Goto("cluster-ip")]),
+                rule([
+                    Word::In(FRONTEND.into(), Set::ExternalLocal(Bank::Addresses)),
+                    Word::Goto("external-local"),
+                ]),
+                rule([Word::SetMark(mark), Word::Goto("pick")]).because("masquerade external traffic"),
+            ],
+        ),
+        chain(
+            "nodeport",
+            vec![
+                rule([
+                    Word::In(NODE_PORT.into(), Set::ExternalLocal(Bank::NodePorts)),
+                    Word::Goto("nodeport-local"),
+                ]),
+                rule([Word::SetMark(mark), Word::Goto("nodeport-pick")])
+                    .because("masquerade external traffic"),
+            ],
+        ),
+        chain("services", services),
+    ]
+}
+
+fn cluster_ip(settings: &Settings) -> Vec<Rule> {
+    let mark = Word::SetMark(settings.mark);
+    let mut rules = Vec::new();
+    if settings.masquerade_all {
+        rules.push(rule([mark]).because("masquerade all cluster IP traffic"));
+    } else if let Some(from_pod) = &settings.from_pod {
+        rules.push(
+            rule([not(from_pod), mark]).because("masquerade cluster IP traffic from outside the cluster"),
+        );
+    }
+    rules.push(rule([Word::Goto("pick")]));
+    rules
+}
+
+/// Clients from outside keep their address and so can only be served from this node. Pods and the node itself get what
+/// they would get from the cluster IP.
+fn external_local(settings: &Settings, outside: &'static str, inside: &'static str) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    if let Some(from_pod) = &settings.from_pod {
+        rules.push(rule([is(from_pod), Word::Goto(inside)]).because("short-circuit pod traffic"));
+    }
+    let from_here = Word::IsLocal(Field::Source);
+    rules.push(
+        rule([from_here, Word::SetMark(settings.mark), Word::Goto(inside)])
+            .because("short-circuit node traffic"),
+    );
+    rules.push(rule([Word::Goto(outside)]));
+    rules
+}
+
+/// The endpoint a client went to before, or else one by chance: see [`draws`].
+fn pick(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
+    let frontend: &[Field] = match bank {
+        Bank::Addresses => &FRONTEND,
+        Bank::NodePorts => &NODE_PORT,
+    };
+    let before = rule([Word::Dnat([&[Field::Source], frontend].concat(), Set::Affinity(bank))]);
+    let by_chance = draws()
+        .into_iter()
+        .map(|draw| rule([Word::Dnat([frontend, &[Field::Slot(draw)]].concat(), endpoints(bank))]));
+    chain(name, [before].into_iter().chain(by_chance).collect())
+}
+
+/// What becomes of packets that found no endpoint.
+fn checking(settings: &Settings) -> Vec<Chain> {
+    let allowed = [&FRONTEND[..], &[Field::Source]].concat();
+    let at_node = || at_node_port_address(settings, false);
+    let node_port = |set| Word::In(NODE_PORT.into(), set);
+    vec![
+        chain(
+            "firewall-check",
+            vec![rule([
+                Word::In(FRONTEND.into(), Set::Firewalled),
+                Word::NotIn(allowed, Set::AllowedSources),
+                Word::Drop,
+            ])],
+        ),
+        chain(
+            "nodeport-endpoints-check",
+            vec![
+                rule(
+                    at_node().into_iter().chain([node_port(Set::NoEndpoints(Bank::NodePorts)), Word::Reject]),
+                ),
+                rule(
+                    at_node()
+                        .into_iter()
+                        .chain([node_port(Set::NoLocalEndpoints(Bank::NodePorts)), Word::Drop]),
+                ),
+            ],
+        ),
+        chain(
+            "service-endpoints-check",
+            vec![
+                rule([Word::In(FRONTEND.into(), Set::NoEndpoints(Bank::Addresses)), Word::Reject]),
+                rule([Word::In(FRONTEND.into(), Set::NoLocalEndpoints(Bank::Addresses)), Word::Drop]),
+            ],
+        ),
+        chain(
+            "cluster-ips-check",
+            vec![
+                rule([Word::In(vec![Field::Destination], Set::ClusterIps), Word::Reject])
+                    .because("Reject traffic to invalid ports of ClusterIPs"),
+                rule([Word::In(vec![Field::Destination], Set::ServiceCidrs), Word::Drop])
+                    .because("Drop traffic to unallocated ClusterIPs"),
+            ],
+        ),
+    ]
+}
+
+/// After the choice and before masquerading, both the client and the endpoint are there to be seen.
+fn learning(timeouts: &BTreeSet<u32>) -> Chain {
+    let endpoint = [Field::Destination, Field::DestinationPort];
+    let learn = |bank, seconds: &u32| {
+        let frontend: &[Field] = match bank {
+            Bank::Addresses => &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort],
+            Bank::NodePorts => &[Field::Protocol, Field::OriginalDestinationPort],
+        };
+        let key = [&[Field::Source], frontend].concat();
+        rule([
+            Word::In([frontend, &endpoint].concat(), Set::Sticky(bank, *seconds)),
+            Word::Learn(key, Set::Affinity(bank), *seconds, endpoint.into()),
+        ])
+    };
+    let rules =
+        Bank::BOTH.into_iter().flat_map(|bank| timeouts.iter().map(move |seconds| learn(bank, seconds)));
+    chain("learn", rules.collect())
+}
+
+fn masquerading(mark: Mark) -> Chain {
+    let hairpin = vec![Field::Source, Field::Destination, Field::Protocol, Field::DestinationPort];
+    chain(
+        "masquerading",
+        vec![
+            rule([Word::Marked(mark), Word::ClearMark(mark), Word::Masquerade]),
+            rule([Word::StatusDnat, Word::In(hairpin, Set::Hairpin), Word::Masquerade]),
+        ],
+    )
+}
+
+/// The chains that packets enter by themselves.
+fn entries() -> Vec<Chain> {
+    use HookKind::{Filter, Nat};
+    use HookPoint::{Forward, Input, Output, Postrouting, Prerouting};
+    let entry = |name, kind, point, priority, rules| Chain {
+        name,
+        hook: Some(Hook { kind, point, priority }),
+        rules,
+    };
+    let new = |check| rule([Word::StateNew, Word::Jump(check)]);
+    let learn = || rule([Word::StateNew, Word::StatusDnat, Word::Jump("learn")]);
+    vec![
+        entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
+        entry("filter-output-pre-dnat", Filter, Output, -110, vec![new("firewall-check")]),
+        entry(
+            "filter-input",
+            Filter,
+            Input,
+            0,
+            // An endpoint on the node's own address is delivered here and never sees postrouting.
+            vec![new("nodeport-endpoints-check"), new("service-endpoints-check"), learn()],
+        ),
+        entry(
+            "filter-forward",
+            Filter,
+            Forward,
+            0,
+            vec![new("service-endpoints-check"), new("cluster-ips-check")],
+        ),
+        entry(
+            "filter-output",
+            Filter,
+            Output,
+            0,
+            vec![new("service-endpoints-check"), new("cluster-ips-check")],
+        ),
+        entry("filter-postrouting", Filter, Postrouting, 0, vec![learn()]),
+        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Word::Jump("services")])]),
+        entry("nat-output", Nat, Output, -100, vec![rule([Word::Jump("services")])]),
+        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Word::Jump("masquerading")])]),
+    ]
+}
+
+/// Loopback never serves node ports in this mode. Whether an address is the node's has to be asked only before the
+/// packet has been routed.
+fn at_node_port_address(settings: &Settings, before_routing: bool) -> Vec<Word> {
+    if !settings.node_ports_everywhere {
+        return vec![Word::In(vec![Field::Destination], Set::NodePortIps)];
+    }
+    let loopback = match settings.family {
+        Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
+        Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
+    };
+    let not_loopback = Word::NotWithin(Field::Destination, loopback);
+    if before_routing { vec![Word::IsLocal(Field::Destination), not_loopback] } else { vec![not_loopback] }
+}
+
+fn is(from_pod: &FromPod) -> Word {
+    match from_pod {
+        FromPod::Source(net) => Word::Within(Field::Source, *net),
+        FromPod::Interface(name) => Word::FromInterface(Interface::Named(name.clone())),
+        FromPod::InterfacePrefix(prefix) => Word::FromInterface(Interface::Prefixed(prefix.clone())),
+    }
+}
+
+fn not(from_pod: &FromPod) -> Word {
+    match from_pod {
+        FromPod::Source(net) => Word::NotWithin(Field::Source, *net),
+        FromPod::Interface(name) => Word::NotFromInterface(Interface::Named(name.clone())),
+        FromPod::InterfacePrefix(prefix) => Word::NotFromInterface(Interface::Prefixed(prefix.clone())),
+    }
+}
+
+fn chain(name: &'static str, rules: Vec<Rule>) -> Chain {
+    Chain { name, hook: None, rules }
+}
+
+fn rule(words: impl IntoIterator<Item = Word>) -> Rule {
+    Rule { words: words.into_iter().collect(), comment: None }
+}
+
+impl Rule {
+    fn because(self, comment: &'static str) -> Self {
+        Self { comment: Some(comment), ..self }
+    }
+}

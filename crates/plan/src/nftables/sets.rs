@@ -1,0 +1,350 @@
+//! The sets and maps that the program looks into, and what their elements are made of.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use model::address::Family;
+use model::names::{Port, Protocol};
+use model::routing::Endpoint;
+
+/// A set or map of the table. "Frontend" stands for an address, a protocol and a port that clients use; node ports are
+/// frontends without an address and have sets of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Set {
+    ClusterIps,
+    ServiceCidrs,
+    NodePortIps,
+    /// What has endpoints for anyone; counts new connections.
+    Frontends(Bank),
+    /// Whose clients keep their address (external policy Local).
+    ExternalLocal(Bank),
+    /// Frontend and slot lead to an endpoint; counts new connections.
+    Endpoints(Bank),
+    /// The same for traffic from inside, where policy Local does not bind it.
+    EndpointsInside(Bank),
+    /// Client and frontend lead to the endpoint the client got before. Filled by packets.
+    Affinity(Bank),
+    /// Frontend and endpoint that clients stick to, by how many seconds they do.
+    Sticky(Bank, u32),
+    NoEndpoints(Bank),
+    NoLocalEndpoints(Bank),
+    /// Load-balancer frontends that not everyone may use.
+    Firewalled,
+    /// Frontend and who may use it.
+    AllowedSources,
+    /// Connections that come back to where they came from.
+    Hairpin,
+}
+
+/// Which kind of frontend a set is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Bank {
+    /// `address . protocol . port`
+    Addresses,
+    /// `protocol . port`, on the addresses that serve node ports
+    NodePorts,
+}
+
+/// What one field of a key or datum is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    Address,
+    Protocol,
+    Port,
+    /// A number drawn by chance.
+    Slot,
+}
+
+/// How packets and elements relate to a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nature {
+    Plain,
+    /// Each element counts what matched it.
+    Counting,
+    /// Elements are ranges in the last field.
+    Ranges,
+    /// Packets add elements that expire.
+    Learning,
+}
+
+impl Set {
+    /// Those that exist whatever the services ask for. [`Set::Sticky`] ones come as they are needed, and
+    /// [`Set::NodePortIps`] only where node ports are restricted to some addresses.
+    pub fn fixed() -> impl Iterator<Item = Self> {
+        let of_banks = [
+            Self::Frontends,
+            Self::ExternalLocal,
+            Self::Endpoints,
+            Self::EndpointsInside,
+            Self::Affinity,
+            Self::NoEndpoints,
+            Self::NoLocalEndpoints,
+        ];
+        let alone =
+            [Self::ClusterIps, Self::ServiceCidrs, Self::Firewalled, Self::AllowedSources, Self::Hairpin];
+        alone
+            .into_iter()
+            .chain(of_banks.into_iter().flat_map(|set| [set(Bank::Addresses), set(Bank::NodePorts)]))
+    }
+
+    pub fn name(self) -> Cow<'static, str> {
+        use Bank::{Addresses, NodePorts};
+        Cow::Borrowed(match self {
+            Self::ClusterIps => "cluster-ips",
+            Self::ServiceCidrs => "service-cidrs",
+            Self::NodePortIps => "nodeport-ips",
+            Self::Frontends(Addresses) => "frontends",
+            Self::Frontends(NodePorts) => "nodeports",
+            Self::ExternalLocal(Addresses) => "external-local",
+            Self::ExternalLocal(NodePorts) => "nodeports-local",
+            Self::Endpoints(Addresses) => "endpoints",
+            Self::Endpoints(NodePorts) => "nodeport-endpoints",
+            Self::EndpointsInside(Addresses) => "endpoints-inside",
+            Self::EndpointsInside(NodePorts) => "nodeport-endpoints-inside",
+            Self::Affinity(Addresses) => "affinity",
+            Self::Affinity(NodePorts) => "nodeport-affinity",
+            Self::Sticky(Addresses, seconds) => return format!("sticky-{seconds}").into(),
+            Self::Sticky(NodePorts, seconds) => return format!("nodeport-sticky-{seconds}").into(),
+            Self::NoEndpoints(Addresses) => "no-endpoints",
+            Self::NoEndpoints(NodePorts) => "nodeport-no-endpoints",
+            Self::NoLocalEndpoints(Addresses) => "no-local-endpoints",
+            Self::NoLocalEndpoints(NodePorts) => "nodeport-no-local-endpoints",
+            Self::Firewalled => "firewalled",
+            Self::AllowedSources => "allowed-sources",
+            Self::Hairpin => "hairpin",
+        })
+    }
+
+    /// Found by its name, as the kernel gives it.
+    pub fn by_name(name: &str) -> Option<Self> {
+        let sticky = |prefix: &str, bank| {
+            name.strip_prefix(prefix)?.parse().ok().map(|seconds| Self::Sticky(bank, seconds))
+        };
+        Self::fixed()
+            .chain([Self::NodePortIps])
+            .find(|set| set.name() == name)
+            .or_else(|| sticky("sticky-", Bank::Addresses))
+            .or_else(|| sticky("nodeport-sticky-", Bank::NodePorts))
+    }
+
+    pub fn key(self) -> Vec<Type> {
+        use Type::{Address, Port, Protocol, Slot};
+        match self {
+            Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps => vec![Address],
+            Self::Frontends(bank)
+            | Self::ExternalLocal(bank)
+            | Self::NoEndpoints(bank)
+            | Self::NoLocalEndpoints(bank) => bank.key().into(),
+            Self::Endpoints(bank) | Self::EndpointsInside(bank) => [bank.key(), &[Slot]].concat(),
+            Self::Affinity(bank) => [&[Address], bank.key()].concat(),
+            Self::Sticky(bank, _) => [bank.key(), &[Address, Port]].concat(),
+            Self::Firewalled => Bank::Addresses.key().into(),
+            Self::AllowedSources => [Bank::Addresses.key(), &[Address]].concat(),
+            Self::Hairpin => vec![Address, Address, Protocol, Port],
+        }
+    }
+
+    /// Empty for a set, what it leads to for a map.
+    pub fn data(self) -> &'static [Type] {
+        match self {
+            Self::Endpoints(_) | Self::EndpointsInside(_) | Self::Affinity(_) => &[Type::Address, Type::Port],
+            Self::ClusterIps
+            | Self::ServiceCidrs
+            | Self::NodePortIps
+            | Self::Frontends(_)
+            | Self::ExternalLocal(_)
+            | Self::Sticky(..)
+            | Self::NoEndpoints(_)
+            | Self::NoLocalEndpoints(_)
+            | Self::Firewalled
+            | Self::AllowedSources
+            | Self::Hairpin => &[],
+        }
+    }
+
+    pub fn nature(self) -> Nature {
+        match self {
+            Self::Frontends(_) | Self::Endpoints(_) | Self::EndpointsInside(_) => Nature::Counting,
+            Self::ServiceCidrs | Self::AllowedSources => Nature::Ranges,
+            Self::Affinity(_) => Nature::Learning,
+            Self::ClusterIps
+            | Self::NodePortIps
+            | Self::ExternalLocal(_)
+            | Self::Sticky(..)
+            | Self::NoEndpoints(_)
+            | Self::NoLocalEndpoints(_)
+            | Self::Firewalled
+            | Self::Hairpin => Nature::Plain,
+        }
+    }
+
+    /// What it is for, as `nft list` tells the reader.
+    pub fn comment(self) -> &'static str {
+        match self {
+            Self::ClusterIps => "active cluster IPs",
+            Self::ServiceCidrs => "where cluster IPs come from",
+            Self::NodePortIps => "addresses that serve node ports",
+            Self::Frontends(Bank::Addresses) => "what clients connect to; counts new connections",
+            Self::Frontends(Bank::NodePorts) => "node ports that have endpoints; counts new connections",
+            Self::ExternalLocal(_) => "external traffic policy Local",
+            Self::Endpoints(_) => "where connections go, by frontend and slot; counts new connections",
+            Self::EndpointsInside(_) => {
+                "the same for traffic from inside to external addresses with policy Local"
+            }
+            Self::Affinity(_) => "where a client went before",
+            Self::Sticky(..) => "endpoints that clients stick to",
+            Self::NoEndpoints(_) => "refused: no endpoints",
+            Self::NoLocalEndpoints(_) => "dropped: no endpoints on this node",
+            Self::Firewalled => "load-balancer IPs with source ranges",
+            Self::AllowedSources => "who may use those",
+            Self::Hairpin => "connections to the pod they come from",
+        }
+    }
+}
+
+impl Bank {
+    pub const BOTH: [Self; 2] = [Self::Addresses, Self::NodePorts];
+
+    fn key(self) -> &'static [Type] {
+        match self {
+            Self::Addresses => &[Type::Address, Type::Protocol, Type::Port],
+            Self::NodePorts => &[Type::Protocol, Type::Port],
+        }
+    }
+}
+
+/// One element of a set, or of a map if it has data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Element {
+    pub set: Set,
+    pub key: Key,
+    pub data: Option<(IpAddr, Port)>,
+}
+
+impl Element {
+    pub fn new(set: Set, key: Key) -> Self {
+        Self { set, key, data: None }
+    }
+
+    pub fn pair(set: Set, key: Key, endpoint: &Endpoint) -> Self {
+        Self { set, key, data: Some((endpoint.ip, endpoint.port)) }
+    }
+}
+
+/// The bytes the kernel finds an element by: its fields one after the other, each filled up to a multiple of four. An
+/// element of a set of ranges has one field more than the set: the end of the range.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    bytes: [u8; Self::LONGEST],
+    length: u8,
+}
+
+impl Key {
+    /// An IPv6 frontend and a range of IPv6 addresses.
+    const LONGEST: usize = 56;
+
+    pub const EMPTY: Self = Self { bytes: [0; Self::LONGEST], length: 0 };
+
+    /// `None` for more bytes than any element of ours has.
+    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= Self::LONGEST).then(|| Self::EMPTY.with(bytes))
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
+    }
+
+    pub fn address(self, ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(ip) => self.with(&ip.octets()),
+            IpAddr::V6(ip) => self.with(&ip.octets()),
+        }
+    }
+
+    pub fn protocol(self, protocol: Protocol) -> Self {
+        self.with(&[number(protocol), 0, 0, 0])
+    }
+
+    pub fn port(self, port: Port) -> Self {
+        let [high, low] = port.get().to_be_bytes();
+        self.with(&[high, low, 0, 0])
+    }
+
+    /// In host order, as the kernel draws it.
+    pub fn slot(self, slot: u32) -> Self {
+        self.with(&slot.to_ne_bytes())
+    }
+
+    fn with(mut self, field: &[u8]) -> Self {
+        let start = usize::from(self.length);
+        let end = start + field.len();
+        self.bytes.get_mut(start..end).expect("LONGEST holds all fields").copy_from_slice(field);
+        self.length = u8::try_from(end).expect("LONGEST is below 256");
+        self
+    }
+
+    /// The key as `nft` prints it, given what it is made of.
+    pub fn show(&self, types: &[Type], family: Family) -> String {
+        let mut rest = self.as_bytes();
+        let mut parts = Vec::new();
+        for kind in types {
+            let Some((field, after)) = rest.split_at_checked(kind.length(family)) else { break };
+            parts.push(kind.show(field));
+            rest = after;
+        }
+        parts.join(" . ")
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes().chunks(4).try_for_each(|word| {
+            word.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            f.write_str(" ")
+        })
+    }
+}
+
+impl Type {
+    /// Filled up to a multiple of four.
+    pub fn length(self, family: Family) -> usize {
+        match (self, family) {
+            (Self::Address, Family::V6) => 16,
+            (Self::Address, Family::V4) | (Self::Protocol | Self::Port | Self::Slot, _) => 4,
+        }
+    }
+
+    fn show(self, field: &[u8]) -> String {
+        match (self, field) {
+            (Self::Address, &[a, b, c, d]) => Ipv4Addr::new(a, b, c, d).to_string(),
+            (Self::Address, _) => {
+                <[u8; 16]>::try_from(field).map(Ipv6Addr::from).map(|ip| ip.to_string()).unwrap_or_default()
+            }
+            (Self::Protocol, &[6, ..]) => "tcp".into(),
+            (Self::Protocol, &[17, ..]) => "udp".into(),
+            (Self::Protocol, &[132, ..]) => "sctp".into(),
+            (Self::Port, &[high, low, ..]) => u16::from_be_bytes([high, low]).to_string(),
+            (Self::Slot, &[a, b, c, d]) => u32::from_ne_bytes([a, b, c, d]).to_string(),
+            (Self::Protocol | Self::Port | Self::Slot, _) => format!("{field:02x?}"),
+        }
+    }
+}
+
+/// As in the IP header.
+fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+        Protocol::Sctp => 132,
+    }
+}
+
+pub(super) fn protocol(number: u8) -> Option<Protocol> {
+    match number {
+        6 => Some(Protocol::Tcp),
+        17 => Some(Protocol::Udp),
+        132 => Some(Protocol::Sctp),
+        _ => None,
+    }
+}
