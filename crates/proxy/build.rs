@@ -1,0 +1,35 @@
+//! Tells the program which commit and compiler it was built from; a source archive has no commit to tell.
+
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    // Only our own repository counts, not one that an unpacked archive happens to lie in.
+    let git = |arguments| Path::new("../../.git").exists().then(|| run("git", arguments)).flatten();
+    let commit = git(&["rev-parse", "HEAD"]);
+    let tree_state = match (&commit, git(&["status", "--porcelain", "--untracked-files=no"]).as_deref()) {
+        (Some(_), Some("")) => "clean",
+        (Some(_), _) => "dirty",
+        (None, _) => "archive",
+    };
+    // The commit's date, not today's: the same source gives the same binary.
+    let date = git(&["log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ"]);
+    let rustc = std::env::var("RUSTC").ok().and_then(|rustc| run(&rustc, &["--version"]));
+
+    println!("cargo::rustc-env=SLUICE_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
+    println!("cargo::rustc-env=SLUICE_TREE_STATE={tree_state}");
+    println!("cargo::rustc-env=SLUICE_BUILD_DATE={}", date.as_deref().unwrap_or("1970-01-01T00:00:00Z"));
+    println!("cargo::rustc-env=SLUICE_RUSTC={}", rustc.as_deref().unwrap_or("rustc"));
+    println!("cargo::rerun-if-changed=build.rs");
+    for file in ["../../.git/logs/HEAD", "../../.git/index"] {
+        if Path::new(file).exists() {
+            println!("cargo::rerun-if-changed={file}");
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).env("TZ", "UTC").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}

@@ -1,0 +1,130 @@
+//! The kube-proxy binary: the phases a start goes through, in order.
+#![forbid(unsafe_code)]
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow, bail};
+
+use proxy::config::{self, Completed, Config};
+use proxy::flags::{self, Flags};
+use proxy::go::{os_error, quote_list};
+use proxy::logs::Logs;
+use proxy::run;
+
+fn main() -> ExitCode {
+    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    // Subcommands, once there are any, branch off here by the first argument.
+    serve(arguments)
+}
+
+/// Errors before logging starts go to standard error as they are; later ones are logged.
+fn serve(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let mut flags = Flags::default();
+    let positional = match flags.parse(arguments, |notice| complain(&notice)) {
+        Ok(positional) => positional,
+        Err(error) => {
+            complain(&flags::usage());
+            return fail_early(&error);
+        }
+    };
+    if flags.help {
+        return print(&flags::help());
+    }
+    if positional.iter().any(|argument| !argument.is_empty()) {
+        let got = quote_list(&positional);
+        return fail_early(&format!("\"kube-proxy\" does not take any arguments, got {got}"));
+    }
+    if let Some(answer) = flags.version.answer() {
+        return print(&format!("{answer}\n"));
+    }
+    let logs = match Logs::install() {
+        Ok(logs) => logs,
+        Err(error) => return fail_early(&error.to_string()),
+    };
+    let outcome = start(flags, &logs);
+    if let Err(error) = &outcome {
+        tracing::error!(err = format!("{error:#}"), "command failed");
+    }
+    logs.flush();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn fail_early(error: &str) -> ExitCode {
+    complain(&format!("Error: {error}"));
+    ExitCode::FAILURE
+}
+
+// A reader that has gone away is no error of ours.
+fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn print(text: &str) -> ExitCode {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn start(mut flags: Flags, logs: &Logs) -> anyhow::Result<()> {
+    let completed = config::complete(&mut flags).context("failed complete")?;
+    apply_logging(&completed, logs).context("initialize logging")?;
+    flags.log();
+    let config = validate(completed, &flags).context("failed validate")?;
+    let outcome = write_or_run(config, flags, logs);
+    if let Err(error) = &outcome {
+        tracing::error!(err = format!("{error:#}"), "Error running ProxyServer");
+    }
+    outcome
+}
+
+fn apply_logging(completed: &Completed, logs: &Logs) -> anyhow::Result<()> {
+    let settings = config::log_settings(&completed.config.logging, &completed.gates)?;
+    logs.apply(settings).context("starting to flush")
+}
+
+fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
+    tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
+    let config = config::validate(completed)?;
+    let names_api_server = !config.client.kubeconfig.is_empty() || !flags.master.is_empty();
+    if !flags.manifests.is_empty() && names_api_server {
+        bail!(
+            "--manifests cannot be combined with --kubeconfig or --master: \
+             objects come either from files or from an API server"
+        );
+    }
+    Ok(config)
+}
+
+fn write_or_run(config: Config, flags: Flags, logs: &Logs) -> anyhow::Result<()> {
+    if !flags.write_config_to.is_empty() {
+        return write_config(&config, &flags.write_config_to);
+    }
+    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let options = run::Options {
+        config_file: some(&flags.config_file),
+        master: some(&flags.master),
+        manifests: some(&flags.manifests),
+        cleanup: flags.cleanup,
+        init_only: flags.init_only,
+        version: flags.version.reported().to_owned(),
+        flags: flags.values(),
+        logs: logs.clone(),
+    };
+    run::run(config, options)
+}
+
+fn write_config(config: &Config, path: &str) -> anyhow::Result<()> {
+    let text = config.versioned.to_yaml().map_err(anyhow::Error::msg)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path)
+        .map_err(|error| anyhow!("open {path}: {}", os_error(&error)))?;
+    file.write_all(text.as_bytes()).map_err(|error| anyhow!("write {path}: {}", os_error(&error)))?;
+    tracing::info!(file = path, "Wrote configuration");
+    Ok(())
+}
