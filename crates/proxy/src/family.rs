@@ -8,6 +8,7 @@
 //! fails does not hold up the other.
 
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -17,7 +18,6 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
-use plan::nftables::program::Settings;
 
 use crate::duration::Duration as GoDuration;
 use crate::pace::Pace;
@@ -29,11 +29,11 @@ const AT_ONCE: usize = 10_000;
 const QUEUE: usize = AT_ONCE;
 
 /// What a family is told.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Message {
     Event(Arc<Event>),
     /// Everything about the node is known: passes may begin.
-    Start(Arc<Start>),
+    Start(Box<Start>),
     /// Somebody else changed our table.
     Drifted,
     /// The node has other addresses than before.
@@ -44,9 +44,9 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Start {
     pub node_ip: IpAddr,
-    pub settings: Settings,
+    pub table: Table,
     pub node_port_addresses: NodePortAddresses,
-    pub pace: Periods,
+    pub periods: Periods,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,13 @@ impl Line {
         let family = here.family;
         let kick = sender.clone();
         let line = Self { family, cluster: Cluster::new(here), running: None };
-        std::thread::Builder::new().name(format!("sync-{family}")).spawn(move || line.run(&inbox, &kick))?;
+        let run = move || {
+            // A half-alive proxy is worse than a dead one: whoever started us will start us again.
+            if catch_unwind(AssertUnwindSafe(|| line.run(&inbox, &kick))).is_err() {
+                std::process::exit(2);
+            }
+        };
+        std::thread::Builder::new().name(format!("sync-{family}")).spawn(run)?;
         Ok(sender)
     }
 
@@ -111,7 +117,7 @@ impl Line {
                     self.ask();
                 }
             }
-            Message::Start(start) => self.start(&start, kick),
+            Message::Start(start) => self.start(*start, kick),
             Message::Drifted => {
                 if let Some(running) = &mut self.running {
                     running.table.distrust();
@@ -135,20 +141,13 @@ impl Line {
         }
     }
 
-    fn start(&mut self, start: &Start, kick: &SyncSender<Message>) {
-        self.cluster.move_to(start.node_ip);
-        let table = match Table::open(start.settings.clone()) {
-            Ok(table) => table,
-            // The caller has opened one before; should this one fail, there is nothing this family can do.
-            Err(error) => {
-                tracing::error!(ipFamily = %self.family, err = %chain(&error), "Failed to open nftables");
-                return;
-            }
-        };
+    fn start(&mut self, start: Start, kick: &SyncSender<Message>) {
+        let Start { node_ip, table, node_port_addresses, periods } = start;
+        self.cluster.move_to(node_ip);
         if !table.is_owned() {
             listen_for_strangers(self.family, table.port(), kick.clone());
         }
-        let Periods { min_sync, sync } = start.pace;
+        let Periods { min_sync, sync } = periods;
         tracing::debug!(
             v = 2,
             ipFamily = %self.family,
@@ -159,13 +158,7 @@ impl Line {
         );
         let mut pace = Pace::new(min_sync, sync, LONGEST_PAUSE, Instant::now());
         pace.ask();
-        self.running = Some(Running {
-            table,
-            node_port_addresses: start.node_port_addresses.clone(),
-            moved: true,
-            pace,
-            periods: start.pace,
-        });
+        self.running = Some(Running { table, node_port_addresses, moved: true, pace, periods });
     }
 
     fn pass_if_due(&mut self) {

@@ -8,7 +8,8 @@ use std::sync::mpsc::SyncSender;
 
 use anyhow::{Context as _, bail};
 use jiff::Timestamp;
-use kernel::nftables::Table;
+use kernel::nftables::{Access, Table};
+use kernel::version;
 use model::address::Family;
 use model::cluster::Here;
 use model::event::Event;
@@ -52,12 +53,14 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         ProxyMode::Iptables => bail!("the iptables mode is not available yet, use --proxy-mode nftables"),
         ProxyMode::Ipvs => bail!("the ipvs mode is not available yet, use --proxy-mode nftables"),
     }
-    let families = supported_families();
-    for family in &families {
-        let settings = settings(&config, *family, None, &node_port_addresses(&config, *family, None))?;
-        Table::open(settings).with_context(|| {
-            format!("unable to create proxier: unable to create {} proxier", word(*family))
-        })?;
+    require_kernel()?;
+    let mut kernels = BTreeMap::new();
+    for family in supported_families() {
+        let what = match family {
+            Family::V4 => "unable to create proxier: unable to create ipv4 proxier",
+            Family::V6 => "unable to create proxier: unable to create ipv6 proxier",
+        };
+        kernels.insert(family, Access::open(family).context(what)?);
     }
     tracing::info!("Using nftables Proxier");
     if options.init_only {
@@ -68,7 +71,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         bail!("following an API server is not available yet, use --manifests to serve from a folder");
     };
     tracing::info!(version = options.version, "Version info");
-    serve(&config, Path::new(manifests), &families)
+    serve(&config, Path::new(manifests), kernels)
 }
 
 /// Removes what any mode may have left. Goes on past a failure, so that as much as possible is gone.
@@ -84,10 +87,10 @@ fn clean_up() -> anyhow::Result<()> {
 }
 
 /// Follows the folder for ever. Families hear of everything from the start, and begin to act once this node is known.
-fn serve(config: &Config, folder: &Path, families: &[Family]) -> anyhow::Result<()> {
+fn serve(config: &Config, folder: &Path, kernels: BTreeMap<Family, Access>) -> anyhow::Result<()> {
     let node_name = node_name(config)?;
     let mut lines = BTreeMap::new();
-    for family in families {
+    for family in kernels.keys() {
         let here = Here {
             family: *family,
             node_name: node_name.clone(),
@@ -105,14 +108,15 @@ fn serve(config: &Config, folder: &Path, families: &[Family]) -> anyhow::Result<
         if let Event::NodeApplied(applied) = &event {
             node.get_or_insert_with(|| applied.clone());
         }
-        send(&lines, Message::Event(Arc::new(event)));
+        tell(&lines, event);
     };
     source.list(&mut hear).with_context(|| format!("reading manifests in {shown}"))?;
-    start(config, node.as_deref(), &lines)?;
+    start(config, node.as_deref(), kernels, &lines)?;
     follow_addresses(lines.values().cloned().collect())?;
     loop {
-        let hear = &mut |event| send(&lines, Message::Event(Arc::new(event)));
-        source.follow(None, hear).with_context(|| format!("following manifests in {shown}"))?;
+        source
+            .follow(None, &mut |event| tell(&lines, event))
+            .with_context(|| format!("following manifests in {shown}"))?;
     }
 }
 
@@ -120,6 +124,7 @@ fn serve(config: &Config, folder: &Path, families: &[Family]) -> anyhow::Result<
 fn start(
     config: &Config,
     node: Option<&api::Node>,
+    kernels: BTreeMap<Family, Access>,
     lines: &BTreeMap<Family, SyncSender<Message>>,
 ) -> anyhow::Result<()> {
     let host_ips = match node {
@@ -142,23 +147,26 @@ fn start(
     } else {
         tracing::info!(ipFamily = %ips.primary, "kube-proxy running in single-stack mode");
     }
-    for (family, line) in lines {
-        let node_port_addresses = node_port_addresses(config, *family, Some(&ips));
+    for (family, kernel) in kernels {
+        let node_port_addresses = node_port_addresses(config, family, &ips);
+        let settings = settings(config, family, node, &node_port_addresses)?;
         let start = Start {
-            node_ip: ips.of(*family),
-            settings: settings(config, *family, node, &node_port_addresses)?,
+            node_ip: ips.of(family),
+            table: Table::new(kernel, settings),
             node_port_addresses,
-            pace: Periods { min_sync: config.min_sync_period, sync: config.sync_period },
+            periods: Periods { min_sync: config.min_sync_period, sync: config.sync_period },
         };
-        line.send(Message::Start(Arc::new(start))).context("a family's thread has ended")?;
+        let line = lines.get(&family).context("every family has a line")?;
+        line.send(Message::Start(Box::new(start))).context("a family's thread has ended")?;
     }
     Ok(())
 }
 
-fn send(lines: &BTreeMap<Family, SyncSender<Message>>, message: Message) {
+fn tell(lines: &BTreeMap<Family, SyncSender<Message>>, event: Event) {
+    let event = Arc::new(event);
     for line in lines.values() {
         // A family's thread ends only with the process.
-        let _ = line.send(message.clone());
+        let _ = line.send(Message::Event(event.clone()));
     }
 }
 
@@ -176,6 +184,20 @@ fn node_name(config: &Config) -> anyhow::Result<String> {
         bail!("empty hostname is invalid");
     }
     Ok(name)
+}
+
+/// Older kernels lack things we rely on, and some crash. Who knows better may say so in the environment.
+fn require_kernel() -> anyhow::Result<()> {
+    let skip = std::env::var_os("KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK");
+    if skip.is_some_and(|value| !value.is_empty()) {
+        return Ok(());
+    }
+    let release = version::release().context("could not check kernel version")?;
+    match version::parse_release(&release) {
+        Some(found) if found >= (5, 13) => Ok(()),
+        Some(_) => bail!("kube-proxy in nftables mode requires kernel 5.13 or later"),
+        None => bail!("could not check kernel version: {release:?} is none"),
+    }
 }
 
 /// IPv6 counts only where the kernel has it and it is not switched off.
@@ -206,11 +228,11 @@ fn default_route_ips() -> Vec<IpAddr> {
 }
 
 /// `primary` stands for the node's own address; where that is not known, for all.
-fn node_port_addresses(config: &Config, family: Family, ips: Option<&NodeIps>) -> NodePortAddresses {
+fn node_port_addresses(config: &Config, family: Family, ips: &NodeIps) -> NodePortAddresses {
     match &config.node_port_addresses {
         config::NodePortAddresses::Cidrs(cidrs) => NodePortAddresses::new(family, cidrs),
         config::NodePortAddresses::Primary => {
-            let known = ips.into_iter().flat_map(|ips| [ips.v4, ips.v6]).filter(|ip| !ip.is_loopback());
+            let known = [ips.v4, ips.v6].into_iter().filter(|ip| !ip.is_loopback());
             NodePortAddresses::new(family, &known.map(Into::into).collect::<Vec<_>>())
         }
     }
@@ -251,11 +273,4 @@ fn follow_addresses(lines: Vec<SyncSender<Message>>) -> anyhow::Result<()> {
     };
     std::thread::Builder::new().name("addresses".into()).spawn(follow).context("starting a thread")?;
     Ok(())
-}
-
-fn word(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ipv4",
-        Family::V6 => "ipv6",
-    }
 }

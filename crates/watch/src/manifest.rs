@@ -319,8 +319,9 @@ fn yaml_problem(error: &serde_saphyr::Error, first_line: u64) -> Problem {
     let message = message
         .strip_suffix(&format!(" at line {}, column {}", at.line(), at.column()))
         .unwrap_or(&message)
-        // Advice for programmers, not for whoever wrote the file.
-        .replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+        // Words for programmers, not for whoever wrote the file.
+        .replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+        .replace("invalid i64", "expected a whole number");
     Problem { line: first_line + at.line().saturating_sub(1), column: Some(at.column()), message }
 }
 

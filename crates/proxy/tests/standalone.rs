@@ -1,0 +1,297 @@
+//! The proxy as a process that serves a folder of manifests, alone in a network namespace.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use netlink::testing::{in_fresh_netns, run};
+use tempfile::TempDir;
+
+/// A running proxy, killed when dropped.
+struct Proxy {
+    child: Child,
+    lines: Receiver<String>,
+    unread: Vec<String>,
+}
+
+impl Proxy {
+    fn start(folder: &Path, flags: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
+            .args([
+                "--proxy-mode=nftables",
+                "--hostname-override=node-1",
+                "-v=2",
+                "--iptables-min-sync-period=0",
+            ])
+            .args(flags)
+            .arg("--manifests")
+            .arg(folder)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = child.stderr.take().unwrap();
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+        });
+        Self { child, lines, unread: Vec::new() }
+    }
+
+    /// The first line that contains all of these and has not been asked for before.
+    fn wait_for(&mut self, parts: &[&str]) -> String {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(at) = self.unread.iter().position(|line| parts.iter().all(|part| line.contains(part)))
+            {
+                return self.unread.remove(at);
+            }
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.unread.push(line),
+                Err(_) => panic!("no line with {parts:?} in\n{}", self.unread.join("\n")),
+            }
+        }
+    }
+
+    fn wait_for_pass(&mut self, family: &str) -> String {
+        self.wait_for(&["\"SyncProxyRules complete\"", family])
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn service(name: &str, ip: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}}}
+spec:
+  clusterIP: {ip}
+  ports:
+  - port: 80
+"
+    )
+}
+
+fn slice(service: &str, endpoint: &str) -> String {
+    format!(
+        "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}
+addressType: IPv4
+ports: [{{port: 8080}}]
+endpoints:
+- addresses: [{endpoint}]
+"
+    )
+}
+
+fn endpoints() -> String {
+    run("nft list map ip kube-proxy endpoints")
+}
+
+#[test]
+fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        let write = |name: &str, content: &[u8]| fs::write(dir.path().join(name), content).unwrap();
+        write(
+            "good.yaml",
+            format!("{}---\n{}", service("good", "10.96.0.10"), slice("good", "10.244.0.5")).as_bytes(),
+        );
+        write("a-negative-port.yaml", service("negative", "10.96.0.11").replace("80", "-80").as_bytes());
+        write(
+            "b-loopback.yaml",
+            format!("{}---\n{}", service("loop", "10.96.0.12"), slice("loop", "127.0.0.5")).as_bytes(),
+        );
+        write("c-unknown-kind.yaml", b"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n");
+        write("d-empty.yaml", b"");
+        write("e-large.yaml", &vec![b'x'; 10 << 20]);
+        write("f-not-utf8.yaml", b"kind: Service\nmetadata: {name: \xff\xfe}\n");
+        write("g-syntax.yaml", b"kind: Service\nspec: {ports: [80\n");
+        write("h-type.yaml", service("typed", "10.96.0.13").replace("80", "eighty").as_bytes());
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        for (file, message) in [
+            (
+                "a-negative-port.yaml",
+                "line 1: Service \\\"negative\\\": spec.ports[0].port: Invalid value: -80: must be between 1 and 65535, inclusive",
+            ),
+            (
+                "b-loopback.yaml",
+                "line 9: EndpointSlice \\\"loop-1\\\": endpoints[0].addresses[0]: Invalid value: \\\"127.0.0.5\\\": may not be in the loopback range",
+            ),
+            ("c-unknown-kind.yaml", "line 1: Deployment (apps/v1) \\\"web\\\" is of no use to a proxy"),
+            ("d-empty.yaml", "Manifest holds no objects"),
+            ("e-large.yaml", "Object 'Kind' is missing"),
+            ("f-not-utf8.yaml", "line 2: not valid UTF-8"),
+            ("g-syntax.yaml", "line "),
+            ("h-type.yaml", "line 7 column 11: Service \\\"typed\\\": expected a whole number"),
+        ] {
+            proxy.wait_for(&[file, message]);
+        }
+        proxy.wait_for_pass("IPv4");
+        let listed = endpoints();
+        assert!(
+            listed.contains("10.96.0.10 . tcp . 80 . 0") && listed.contains("10.244.0.5 . 8080"),
+            "{listed}"
+        );
+        assert!(
+            run("nft list set ip kube-proxy no-endpoints").contains("10.96.0.12 . tcp . 80"),
+            "its Service is good"
+        );
+
+        write("g-syntax.yaml", service("mended", "10.96.0.14").as_bytes());
+        proxy.wait_for_pass("IPv4");
+        assert!(run("nft list set ip kube-proxy no-endpoints").contains("10.96.0.14 . tcp . 80"));
+        assert!(proxy.child.try_wait().unwrap().is_none(), "still running");
+    });
+}
+
+#[test]
+fn changes_are_followed_and_a_file_that_breaks_changes_nothing() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write("web.yaml", &service("web", "10.96.0.10"));
+        write("slice.yaml", &slice("web", "10.244.0.5"));
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        proxy.wait_for_pass("IPv4");
+        write("slice.yaml", &slice("web", "10.244.0.6"));
+        let pass = proxy.wait_for_pass("IPv4");
+        assert!(pass.contains("added=1 deleted=1") && pass.contains("fullSync=false"), "{pass}");
+        assert!(endpoints().contains("10.244.0.6 . 8080"));
+
+        write("slice.yaml", "kind: {\n");
+        proxy.wait_for(&["Failed to read manifest", "slice.yaml", "keptObjects=1"]);
+        assert!(endpoints().contains("10.244.0.6 . 8080"));
+
+        fs::remove_file(dir.path().join("slice.yaml")).unwrap();
+        proxy.wait_for_pass("IPv4");
+        assert!(!endpoints().contains("10.244.0.6"));
+    });
+}
+
+#[test]
+fn a_restart_finds_everything_in_place() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        fs::write(
+            dir.path().join("web.yaml"),
+            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
+        )
+        .unwrap();
+        let mut first = Proxy::start(dir.path(), &[]);
+        first.wait_for_pass("IPv4");
+        first.wait_for_pass("IPv6");
+        drop(first); // SIGKILL
+        assert!(endpoints().contains("10.244.0.5 . 8080"), "rules stay when the proxy goes");
+        let mut second = Proxy::start(dir.path(), &[]);
+        let pass = second.wait_for_pass("IPv4");
+        assert!(pass.contains("added=0 deleted=0"), "{pass}");
+    });
+}
+
+#[test]
+fn strangers_cannot_remove_the_table() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        fs::write(
+            dir.path().join("web.yaml"),
+            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
+        )
+        .unwrap();
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        proxy.wait_for_pass("IPv4");
+        run("nft flush ruleset");
+        assert!(endpoints().contains("10.244.0.5 . 8080"));
+        let deleted = Command::new("nft").args(["delete", "table", "ip", "kube-proxy"]).output().unwrap();
+        assert!(!deleted.status.success());
+    });
+}
+
+#[test]
+fn cleanup_removes_what_was_left() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join("web.yaml"), service("web", "10.96.0.10")).unwrap();
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_pass("IPv6");
+        drop(proxy);
+        for _ in 0..2 {
+            let cleaned = Command::new(env!("CARGO_BIN_EXE_kube-proxy")).arg("--cleanup").status().unwrap();
+            assert!(cleaned.success(), "also when there is nothing to remove");
+            assert_eq!(run("nft list ruleset"), "");
+        }
+    });
+}
+
+#[test]
+fn the_node_is_known_by_its_manifest_or_by_the_default_route() {
+    in_fresh_netns(|| {
+        run("ip link set lo up");
+        run("ip link add name v0 type veth peer name v1");
+        run("ip link set v0 up");
+        run("ip link set v1 up");
+        run("ip address add 192.0.2.7/24 dev v0");
+        run("ip route add default via 192.0.2.1");
+        let dir = TempDir::new().unwrap();
+        let node_port = service("web", "10.96.0.10").replace("- port: 80", "- {port: 80, nodePort: 30080}");
+        fs::write(dir.path().join("web.yaml"), format!("{node_port}---\n{}", slice("web", "10.244.0.5")))
+            .unwrap();
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        let ips = proxy.wait_for(&["Successfully retrieved NodeIPs"]);
+        assert!(ips.contains("192.0.2.7"), "{ips}");
+        proxy.wait_for_pass("IPv4");
+        assert!(run("nft list set ip kube-proxy nodeport-ips").contains("192.0.2.7"));
+        drop(proxy);
+
+        let node = "{apiVersion: v1, kind: Node, metadata: {name: node-1}, status: {addresses: [{type: InternalIP, address: 192.0.2.8}]}}";
+        fs::write(dir.path().join("node.yaml"), node).unwrap();
+        let mut proxy = Proxy::start(dir.path(), &[]);
+        let ips = proxy.wait_for(&["Successfully retrieved NodeIPs"]);
+        assert!(ips.contains("192.0.2.8") && !ips.contains("192.0.2.7"), "{ips}");
+        proxy.wait_for_pass("IPv4");
+        run("ip address add 192.0.2.8/24 dev v0");
+        proxy.wait_for_pass("IPv4");
+        assert!(
+            run("nft list set ip kube-proxy nodeport-ips").contains("192.0.2.8"),
+            "an address that comes later"
+        );
+    });
+}
+
+#[test]
+fn what_is_not_built_yet_says_so() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    for (flags, want) in [
+        (&["--proxy-mode=ipvs", "--manifests", folder][..], "the ipvs mode is not available yet"),
+        (&["--proxy-mode=iptables", "--manifests", folder], "the iptables mode is not available yet"),
+        (
+            &["--proxy-mode=nftables", "--manifests", "/nowhere/at/all"],
+            "reading manifests in /nowhere/at/all",
+        ),
+        (&["--proxy-mode=nftables"], "following an API server is not available yet"),
+        (
+            &["--manifests", folder, "--master=http://127.0.0.1:1"],
+            "--manifests cannot be combined with --kubeconfig or --master",
+        ),
+    ] {
+        let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
+        in_fresh_netns(move || {
+            let output = Command::new(env!("CARGO_BIN_EXE_kube-proxy")).args(&flags).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{flags:?}");
+            assert!(stderr.contains(want), "{flags:?}: {stderr}");
+        });
+    }
+}
