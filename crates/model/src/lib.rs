@@ -1,0 +1,18 @@
+//! What the cluster asks of this node.
+//!
+//! Pure: no I/O, no clock, no async, no log. Events go in, the routings that changed come out.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod api;
+pub mod cluster;
+pub mod event;
+pub mod local;
+pub mod names;
+pub mod node;
+pub mod note;
+mod pending;
+pub mod routing;
+pub mod service;
+pub mod slices;
+pub mod topology;

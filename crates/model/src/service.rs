@@ -1,0 +1,227 @@
+//! A Service becomes what one IP family sees of it: addresses, policies and ports.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::address::{Family, cidrs_of_family, ips_of_family, parse_ip};
+use crate::api;
+use crate::names::{Port, Protocol, Shared};
+use crate::note::Note;
+
+/// Which endpoints a kind of traffic may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    Cluster,
+    Local,
+}
+
+/// A Service in one family. One that has nothing to do in this family does not exist here at all.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Service {
+    pub addresses: Arc<Addresses>,
+    /// Ordered by name and protocol, each pair once.
+    pub ports: Box<[ServicePort]>,
+    /// How long a client sticks to its endpoint, in seconds.
+    pub affinity: Option<u32>,
+    pub internal_policy: TrafficPolicy,
+    pub external_policy: TrafficPolicy,
+    pub health_check_node_port: Option<Port>,
+    /// Whether external IPs are stored, even when a feature gate keeps them from being served: the reference's
+    /// choice of chains depends on it.
+    pub has_external_ips: bool,
+}
+
+/// The addresses all ports of a Service share, without duplicates removed: order and repetition are the user's.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Addresses {
+    pub cluster_ip: IpAddr,
+    pub external_ips: Box<[IpAddr]>,
+    pub load_balancer_ips: Box<[IpAddr]>,
+    /// Who may use the load-balancer IPs; empty means everyone.
+    pub source_ranges: Box<[IpNet]>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    pub port: Port,
+    pub node_port: Option<Port>,
+}
+
+/// The API server fills this in, objects older than the field lack it.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+
+impl Service {
+    /// `None` when the Service asks nothing of this family: headless, ExternalName, or no cluster IP of ours.
+    pub fn from_api(
+        service: &api::Service,
+        family: Family,
+        serve_external_ips: bool,
+        names: &mut Shared<str>,
+        notes: &mut Vec<Note>,
+    ) -> Option<Self> {
+        let spec = &service.spec;
+        if spec.cluster_ip.is_empty() || spec.cluster_ip == "None" || is(&spec.r#type, "ExternalName") {
+            return None;
+        }
+        let cluster_ip = cluster_ip(spec, family)?;
+        let mut reader = Reader { object: &service.metadata, family, notes };
+
+        let external_ips = reader.ips("externalIPs", spec.external_ips.iter().map(String::as_str));
+        let load_balancer_ips = reader.ips("loadBalancer.ingress.ip", virtual_ips(&service.status));
+        let source_ranges = reader.source_ranges(&spec.load_balancer_source_ranges);
+        let ports = reader.ports(&spec.ports, names);
+        let external_policy =
+            if is_external(spec) { policy(&spec.external_traffic_policy) } else { TrafficPolicy::Cluster };
+        let health_check_node_port = reader.health_check_node_port(spec, external_policy);
+        if ports.is_empty() {
+            return None;
+        }
+        Some(Self {
+            ports,
+            affinity: affinity(spec),
+            internal_policy: policy(&spec.internal_traffic_policy),
+            external_policy,
+            health_check_node_port,
+            has_external_ips: !external_ips.is_empty(),
+            addresses: Arc::new(Addresses {
+                cluster_ip,
+                external_ips: if serve_external_ips { external_ips } else { Box::default() },
+                load_balancer_ips,
+                source_ranges,
+            }),
+        })
+    }
+
+    /// Whether anyone can come from outside the cluster, by this port's node port or an address of the Service.
+    pub fn is_externally_accessible(&self, port: &ServicePort) -> bool {
+        port.node_port.is_some() || self.has_external_ips || !self.addresses.load_balancer_ips.is_empty()
+    }
+}
+
+/// Reads the fields of one Service and remembers what could not be read.
+struct Reader<'a> {
+    object: &'a api::Metadata,
+    family: Family,
+    notes: &'a mut Vec<Note>,
+}
+
+impl Reader<'_> {
+    fn ips<'a>(&mut self, field: &'static str, texts: impl IntoIterator<Item = &'a str>) -> Box<[IpAddr]> {
+        let (ips, unreadable) = ips_of_family(self.family, texts);
+        self.tell_unreadable(field, &unreadable);
+        ips.into()
+    }
+
+    /// A range that contains everyone makes the whole list mean everyone.
+    fn source_ranges(&mut self, texts: &[String]) -> Box<[IpNet]> {
+        let (ranges, unreadable) = cidrs_of_family(self.family, texts.iter().map(String::as_str));
+        self.tell_unreadable("loadBalancerSourceRanges", &unreadable);
+        if ranges.iter().any(|range| range.prefix_len() == 0) { Box::default() } else { ranges.into() }
+    }
+
+    fn ports(&mut self, ports: &[api::ServicePort], names: &mut Shared<str>) -> Box<[ServicePort]> {
+        let mut read: Vec<ServicePort> = ports.iter().filter_map(|port| self.port(port, names)).collect();
+        // The API forbids two ports of one name and protocol; should they come, the last one counts.
+        read.reverse();
+        read.sort_by(|a, b| (&a.name, a.protocol).cmp(&(&b.name, b.protocol)));
+        read.dedup_by(|a, b| a.name == b.name && a.protocol == b.protocol);
+        read.into()
+    }
+
+    fn port(&mut self, port: &api::ServicePort, names: &mut Shared<str>) -> Option<ServicePort> {
+        let Some(protocol) = Protocol::from_api(port.protocol.as_deref()) else {
+            self.tell(
+                "Ignoring service port with unknown protocol",
+                "protocol",
+                port.protocol.as_deref().unwrap_or(""),
+            );
+            return None;
+        };
+        let Some(number) = Port::from_api(port.port) else {
+            self.tell("Ignoring service port outside 1-65535", "port", &port.port.to_string());
+            return None;
+        };
+        let node_port = port.node_port.filter(|&number| number != 0);
+        if let Some(number) = node_port
+            && Port::from_api(number).is_none()
+        {
+            self.tell("Ignoring node port outside 1-65535", "nodePort", &number.to_string());
+        }
+        Some(ServicePort {
+            name: names.share(&port.name),
+            protocol,
+            port: number,
+            node_port: node_port.and_then(Port::from_api),
+        })
+    }
+
+    fn health_check_node_port(&mut self, spec: &api::ServiceSpec, external: TrafficPolicy) -> Option<Port> {
+        if !is(&spec.r#type, "LoadBalancer") || external != TrafficPolicy::Local {
+            return None;
+        }
+        let port = spec.health_check_node_port.and_then(Port::from_api);
+        if port.is_none() {
+            self.notes.push(Note::new("Service has no healthcheck nodeport", self.object));
+        }
+        port
+    }
+
+    fn tell_unreadable(&mut self, field: &'static str, values: &[&str]) {
+        for value in values {
+            self.tell("Ignoring address that can't be parsed", field, value);
+        }
+    }
+
+    fn tell(&mut self, message: &'static str, field: &'static str, value: &str) {
+        self.notes.push(Note::new(message, self.object).with(field, value));
+    }
+}
+
+fn is(field: &Option<String>, value: &str) -> bool {
+    field.as_deref() == Some(value)
+}
+
+fn policy(field: &Option<String>) -> TrafficPolicy {
+    if is(field, "Local") { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
+}
+
+/// Objects from before dual stack have one cluster IP and no list of families.
+fn cluster_ip(spec: &api::ServiceSpec, family: Family) -> Option<IpAddr> {
+    let text = if spec.ip_families.is_empty() {
+        &spec.cluster_ip
+    } else {
+        let index = spec.ip_families.iter().position(|name| Family::from_api(name) == Some(family))?;
+        spec.cluster_ips.get(index)?
+    };
+    parse_ip(text).filter(|ip| Family::of(*ip) == family)
+}
+
+/// A load balancer in mode Proxy delivers to the node port itself and must not be short-circuited here.
+fn virtual_ips(status: &api::ServiceStatus) -> impl Iterator<Item = &str> {
+    let ingress = status.load_balancer.ingress.iter();
+    ingress
+        .filter(|ingress| ingress.ip_mode.as_deref().is_none_or(|mode| mode == "VIP"))
+        .map(|ingress| ingress.ip.as_str())
+}
+
+fn is_external(spec: &api::ServiceSpec) -> bool {
+    match spec.r#type.as_deref() {
+        Some("LoadBalancer" | "NodePort") => true,
+        None | Some("" | "ClusterIP") => !spec.external_ips.is_empty(),
+        Some(_) => false,
+    }
+}
+
+fn affinity(spec: &api::ServiceSpec) -> Option<u32> {
+    if !is(&spec.session_affinity, "ClientIP") {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let seconds =
+        config.and_then(|config| config.timeout_seconds).and_then(|seconds| seconds.try_into().ok());
+    Some(seconds.unwrap_or(DEFAULT_AFFINITY_SECONDS))
+}
