@@ -1,0 +1,270 @@
+//! What an event costs, what a cluster weighs, and that the first does not grow with the second.
+//!
+//! Ten endpoints behind every Service, one slice each. Objects are made one at a time, as the watch hands them over,
+//! so that they count neither as model memory nor as work.
+#![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark stops at what it did not expect")]
+
+use std::alloc::System;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use cap::Cap;
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group};
+use model::address::Family;
+use model::api;
+use model::cluster::{Cluster, Here};
+use model::event::{Event, Kind};
+
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+const SMALL: usize = 1_000;
+const LARGE: usize = 10_000;
+const ENDPOINTS: usize = 10;
+/// How many different Services change in turn: enough that they are not all at hand in the processor's caches.
+const CHANGING: usize = 500;
+
+fn main() {
+    weigh();
+    scale();
+    events();
+    Criterion::default().configure_from_args().final_summary();
+}
+
+criterion_group! {
+    name = events;
+    config = Criterion::default()
+        .configure_from_args()
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(3))
+        .sample_size(20);
+    targets = slice_change, unchanged_slice, service_change, zone_change, build
+}
+
+/// An endpoint of a slice stops being ready, or is ready again.
+fn slice_change(c: &mut Criterion) {
+    let mut group = c.benchmark_group("one slice change");
+    for services in [SMALL, LARGE] {
+        let mut cluster = full(services);
+        let mut changes = alternating(services).cycle();
+        group.bench_function(BenchmarkId::from_parameter(services), |b| {
+            b.iter(|| change(&mut cluster, changes.next().unwrap()))
+        });
+    }
+    group.finish();
+}
+
+/// A slice is applied that says what it said before.
+fn unchanged_slice(c: &mut Criterion) {
+    let mut cluster = full(LARGE);
+    let same: Vec<_> = spread(LARGE).map(|number| slice(number, true)).collect();
+    let mut same = same.iter().cycle();
+    c.bench_function("one slice that says the same", |b| {
+        b.iter(|| change(&mut cluster, same.next().unwrap()))
+    });
+}
+
+/// A Service gets another affinity timeout.
+fn service_change(c: &mut Criterion) {
+    let mut group = c.benchmark_group("one service change");
+    for services in [SMALL, LARGE] {
+        let mut cluster = full(services);
+        let versions = [600, 601].map(|seconds| spread(services).map(move |number| service(number, seconds)));
+        let versions: Vec<_> = versions.into_iter().flatten().collect();
+        let mut changes = versions.iter().cycle();
+        group.bench_function(BenchmarkId::from_parameter(services), |b| {
+            b.iter(|| change(&mut cluster, changes.next().unwrap()))
+        });
+    }
+    group.finish();
+}
+
+/// The node moves to another zone: the one event that concerns everything.
+fn zone_change(c: &mut Criterion) {
+    let mut cluster = full(LARGE);
+    let mut zones = ["z1", "z2"].into_iter().cycle().map(|zone| {
+        let mut node = api::Node::default();
+        node.metadata.labels.zone = Some(zone.into());
+        Event::NodeApplied(Box::new(node))
+    });
+    c.bench_function("zone change with 10,000 services", |b| {
+        b.iter(|| change(&mut cluster, &zones.next().unwrap()))
+    });
+}
+
+/// Everything from nothing, the making of the objects left out.
+fn build(c: &mut Criterion) {
+    let mut group = c.benchmark_group("build everything");
+    group.sample_size(10);
+    for services in [SMALL, LARGE] {
+        let events: Vec<Event> = all(services).collect();
+        group.bench_function(BenchmarkId::from_parameter(services), |b| {
+            b.iter_batched(
+                || Cluster::new(here()),
+                |mut cluster| {
+                    for event in &events {
+                        cluster.apply(event);
+                    }
+                    black_box(cluster.take_changes());
+                    cluster
+                },
+                BatchSize::PerIteration,
+            );
+        });
+    }
+    group.finish();
+}
+
+/// Prints how the cost of one slice change grows with the cluster. Both clusters take turns, so that whatever else
+/// the machine does weighs on both.
+fn scale() {
+    let mut clusters = [SMALL, LARGE].map(|services| (full(services), alternating(services), Duration::MAX));
+    for _ in 0..30 {
+        for (cluster, changes, best) in &mut clusters {
+            let start = Instant::now();
+            for event in changes.clone() {
+                change(cluster, event);
+            }
+            *best = start.elapsed().min(*best);
+        }
+    }
+    let [small, large] = clusters.map(|(_, changes, best)| best.as_secs_f64() * 1e6 / changes.count() as f64);
+    println!(
+        "one slice change: {small:.2} µs at 1,000 services, {large:.2} µs at 10,000, ratio {:.2} (goal <= 1.5)",
+        large / small
+    );
+}
+
+/// Prints what the model keeps per endpoint, as the allocator counts it and as the kernel sees it.
+fn weigh() {
+    let (allocated, resident) = (ALLOCATOR.allocated(), resident_bytes());
+    let mut cluster = full(LARGE);
+    let (bytes, grown) = (ALLOCATOR.allocated() - allocated, resident_bytes().saturating_sub(resident));
+    let endpoints = LARGE * ENDPOINTS;
+    assert_eq!(cluster.counts().endpoints, endpoints);
+    println!("model memory: {} bytes per endpoint (goal <= 200)", bytes / endpoints);
+    println!("resident set growth: {} bytes per endpoint, while built", grown / endpoints);
+
+    // A second life on top of the first: nothing may be kept twice.
+    cluster.apply(&Event::Listing(Kind::Service));
+    cluster.apply(&Event::Listing(Kind::EndpointSlice));
+    for event in all(LARGE) {
+        cluster.apply(&event);
+    }
+    cluster.apply(&Event::Listed(Kind::Service));
+    cluster.apply(&Event::Listed(Kind::EndpointSlice));
+    assert!(!cluster.has_changes());
+    let again = (ALLOCATOR.allocated() - allocated) / endpoints;
+    println!("model memory after everything was listed again: {again} bytes per endpoint");
+}
+
+fn change(cluster: &mut Cluster, event: &Event) {
+    cluster.apply(event);
+    black_box(cluster.take_changes());
+}
+
+/// A cluster that has been told everything and has said everything.
+fn full(services: usize) -> Cluster {
+    let mut cluster = Cluster::new(here());
+    for event in all(services) {
+        cluster.apply(&event);
+    }
+    drop(cluster.take_changes());
+    cluster
+}
+
+fn here() -> Here {
+    Here {
+        family: Family::V4,
+        node_name: "node-7".into(),
+        node_ip: "192.168.0.7".parse().unwrap(),
+        serve_external_ips: true,
+        started: "2026-11-15T10:00:00Z".parse().unwrap(),
+    }
+}
+
+fn all(services: usize) -> impl Iterator<Item = Event> {
+    (0..services).flat_map(|number| [service(number, 600), slice(number, true)])
+}
+
+/// Services all over the cluster.
+fn spread(services: usize) -> impl Iterator<Item = usize> + Clone {
+    (0..CHANGING).map(move |number| number * (services / CHANGING))
+}
+
+/// Every chosen slice with one endpoint unready, then every one of them ready again.
+fn alternating(services: usize) -> std::vec::IntoIter<&'static Event> {
+    let events: Vec<_> =
+        [false, true].into_iter().flat_map(|ready| spread(services).map(move |n| slice(n, ready))).collect();
+    Vec::leak(events).iter().collect::<Vec<_>>().into_iter()
+}
+
+fn service(number: usize, affinity: i64) -> Event {
+    let mut service = api::Service { metadata: metadata(number, ""), ..Default::default() };
+    let ip = format!("10.{}.{}.{}", 96 + number / 65536, number / 256 % 256, number % 256);
+    service.spec = api::ServiceSpec {
+        r#type: Some("ClusterIP".into()),
+        cluster_ip: ip.clone(),
+        cluster_ips: vec![ip],
+        ip_families: vec!["IPv4".into()],
+        ports: vec![api::ServicePort {
+            name: "http".into(),
+            protocol: Some("TCP".into()),
+            port: 80,
+            node_port: None,
+        }],
+        internal_traffic_policy: Some("Cluster".into()),
+        session_affinity: Some("ClientIP".into()),
+        session_affinity_config: Some(api::SessionAffinityConfig {
+            client_ip: Some(api::ClientIpConfig { timeout_seconds: Some(affinity) }),
+        }),
+        ..Default::default()
+    };
+    Event::ServiceApplied(Box::new(service))
+}
+
+fn slice(number: usize, first_is_ready: bool) -> Event {
+    let mut metadata = metadata(number, "-x7k2p");
+    metadata.labels.service_name = Some(format!("service-{number}"));
+    let endpoints =
+        (0..ENDPOINTS).map(|index| endpoint(number * ENDPOINTS + index, index > 0 || first_is_ready));
+    let endpoints = endpoints.collect();
+    let ports =
+        vec![api::EndpointPort { name: Some("http".into()), protocol: Some("TCP".into()), port: Some(8080) }];
+    Event::SliceApplied(Box::new(api::EndpointSlice {
+        metadata,
+        address_type: "IPv4".into(),
+        endpoints,
+        ports,
+    }))
+}
+
+fn endpoint(number: usize, ready: bool) -> api::Endpoint {
+    api::Endpoint {
+        addresses: vec![format!("10.{}.{}.{}", 128 + number / 65536, number / 256 % 256, number % 256)],
+        conditions: api::EndpointConditions {
+            ready: Some(ready),
+            serving: Some(ready),
+            terminating: Some(false),
+        },
+        node_name: Some(format!("node-{}", number % 1000)),
+        hints: api::EndpointHints {
+            for_zones: vec![api::Hint { name: format!("z{}", number % 3) }],
+            for_nodes: vec![],
+        },
+    }
+}
+
+fn metadata(number: usize, suffix: &str) -> api::Metadata {
+    api::Metadata {
+        name: format!("service-{number}{suffix}"),
+        namespace: format!("namespace-{}", number % 100),
+        ..Default::default()
+    }
+}
+
+/// The kernel's count of pages this process holds.
+fn resident_bytes() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).map_or(0, |pages| pages * 4096)
+}

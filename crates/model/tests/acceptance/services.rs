@@ -1,0 +1,591 @@
+//! Services become service ports; changes to them are told once and only if they matter.
+
+use model::address::Family;
+use model::api;
+use model::event::Event;
+
+use crate::support::{Told, World, service};
+
+/// The service ports one Service becomes in a family, with the messages of what was worth telling.
+fn seen(family: Family, service: api::Service) -> (Vec<String>, Vec<String>) {
+    let mut world = World::new(family);
+    let notes = world.apply(&Event::ServiceApplied(Box::new(service)));
+    world.take();
+    (world.frontends(), notes.iter().map(ToString::to_string).collect())
+}
+
+mod test_service_to_service_map {
+    use super::*;
+
+    #[test]
+    fn a_service_becomes_one_record_per_port_of_its_family() {
+        use Family::{V4, V6};
+        let cases: &[(&str, Family, &str, &[&str])] = &[
+            ("no ports, no service", V4, "ns/web 10.96.0.10", &[]),
+            ("headless, UDP", V4, "ns/web None dns:53/UDP", &[]),
+            ("headless, SCTP", V4, "ns/web None sig:1234/SCTP", &[]),
+            ("headless, without ports", V4, "ns/web None", &[]),
+            (
+                "a cluster IP with two ports",
+                V4,
+                "ns/web 10.96.0.10 ClusterIP p2:1235/UDP p1:1234/UDP",
+                &["ns/web:p1/UDP 10.96.0.10:1234", "ns/web:p2/UDP 10.96.0.10:1235"],
+            ),
+            (
+                "one port name under two protocols is two service ports",
+                V4,
+                "ns/dns 10.96.0.10 dns:53/UDP dns:53/TCP",
+                &["ns/dns:dns/TCP 10.96.0.10:53", "ns/dns:dns/UDP 10.96.0.10:53"],
+            ),
+            ("a port without name or protocol", V4, "ns/web 10.96.0.10 :80", &["ns/web/TCP 10.96.0.10:80"]),
+            (
+                "node ports",
+                V4,
+                "ns/web 10.96.0.10 NodePort a:345/UDP@30345 b:344@30344 c:80@0",
+                &[
+                    "ns/web:a/UDP 10.96.0.10:345 node-port=30345",
+                    "ns/web:b/TCP 10.96.0.10:344 node-port=30344",
+                    "ns/web:c/TCP 10.96.0.10:80",
+                ],
+            ),
+            (
+                "a node port counts whatever the type says",
+                V4,
+                "ns/web 10.96.0.10 ClusterIP p:80@30080",
+                &["ns/web:p/TCP 10.96.0.10:80 node-port=30080"],
+            ),
+            (
+                "a load balancer",
+                V4,
+                "ns/web 10.96.0.10 LoadBalancer p:80@30080 lb-ips=203.0.113.1,203.0.113.2",
+                &["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80 lb=203.0.113.2:80 node-port=30080"],
+            ),
+            (
+                "a load-balancer IP counts whatever the type says",
+                V4,
+                "ns/web 10.96.0.10 p:80 lb-ips=203.0.113.1",
+                &["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80"],
+            ),
+            (
+                "ipMode VIP is the default, anything else is not ours to short-circuit",
+                V4,
+                "ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=203.0.113.1~VIP,203.0.113.2~Proxy,203.0.113.3,203.0.113.4~",
+                &["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80 lb=203.0.113.3:80"],
+            ),
+            (
+                "an ingress with only a hostname is nothing",
+                V4,
+                "ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=,203.0.113.3",
+                &["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.3:80"],
+            ),
+            (
+                "a load balancer with policy Local has a health-check port on every service port",
+                V4,
+                "ns/web 10.96.0.10 LoadBalancer a:80 b:81 lb-ips=203.0.113.1 external-policy=Local health=345",
+                &[
+                    "ns/web:a/TCP 10.96.0.10:80 lb=203.0.113.1:80 health=345 preserves-client",
+                    "ns/web:b/TCP 10.96.0.10:81 lb=203.0.113.1:81 health=345 preserves-client",
+                ],
+            ),
+            (
+                "a health-check port means nothing under policy Cluster",
+                V4,
+                "ns/web 10.96.0.10 LoadBalancer a:80 external-policy=Cluster health=345",
+                &["ns/web:a/TCP 10.96.0.10:80"],
+            ),
+            (
+                "nor for a node port",
+                V4,
+                "ns/web 10.96.0.10 NodePort a:80@30080 external-policy=Local health=345",
+                &["ns/web:a/TCP 10.96.0.10:80 node-port=30080 preserves-client"],
+            ),
+            (
+                "policy Local means nothing to a cluster IP that nobody outside can reach",
+                V4,
+                "ns/web 10.96.0.10 ClusterIP a:80 external-policy=Local",
+                &["ns/web:a/TCP 10.96.0.10:80"],
+            ),
+            (
+                "it does to one with an external IP, even of the other family",
+                V4,
+                "ns/web 10.96.0.10 ClusterIP a:80 external-policy=Local external-ips=2001:db8::1",
+                &["ns/web:a/TCP 10.96.0.10:80 preserves-client"],
+            ),
+            ("ExternalName, even with a cluster IP", V4, "ns/web 10.96.0.10 ExternalName p:80", &[]),
+            ("an IPv6 cluster IP seen from IPv4", V4, "ns/web fd00:96::10 p:80", &[]),
+            ("an IPv4 cluster IP seen from IPv6", V6, "ns/web 10.96.0.10 p:80", &[]),
+            ("an IPv6 cluster IP", V6, "ns/web FD00:96:0::10 p:80", &["ns/web:p/TCP [fd00:96::10]:80"]),
+            (
+                "external IPs of one family, order and repetition kept",
+                V4,
+                "ns/web 10.96.0.10 p:80 external-ips=198.51.100.2,198.51.100.1,198.51.100.2",
+                &[
+                    "ns/web:p/TCP 10.96.0.10:80 external=198.51.100.2:80 external=198.51.100.1:80 external=198.51.100.2:80",
+                ],
+            ),
+            (
+                "mixed lists seen from IPv4",
+                V4,
+                "ns/web 10.96.0.10,fd00:96::10 LoadBalancer p:80 external-ips=2001:db8::1,198.51.100.1 \
+                 lb-ips=203.0.113.1,2001:db8:f::1 ranges=2001:db8:a::/64,203.0.113.128/25",
+                &[
+                    "ns/web:p/TCP 10.96.0.10:80 external=198.51.100.1:80 lb=203.0.113.1:80 from=203.0.113.128/25",
+                ],
+            ),
+            (
+                "the same seen from IPv6",
+                V6,
+                "ns/web 10.96.0.10,fd00:96::10 LoadBalancer p:80 external-ips=2001:db8::1,198.51.100.1 \
+                 lb-ips=203.0.113.1,2001:db8:f::1 ranges=2001:db8:a::/64,203.0.113.128/25",
+                &[
+                    "ns/web:p/TCP [fd00:96::10]:80 external=[2001:db8::1]:80 lb=[2001:db8:f::1]:80 from=2001:db8:a::/64",
+                ],
+            ),
+            (
+                "old objects: leading zeros are decimal, host bits go",
+                V4,
+                "ns/web 10.96.0.010 p:80 lb-ips=203.0.113.001 ranges=203.0.113.77/025",
+                &["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80 from=203.0.113.0/25"],
+            ),
+            (
+                "session affinity",
+                V4,
+                "ns/web 10.96.0.10 p:80 affinity=600",
+                &["ns/web:p/TCP 10.96.0.10:80 affinity=600"],
+            ),
+        ];
+        for (case, family, text, want) in cases {
+            assert_eq!(seen(*family, service(text)).0, *want, "{case}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_range_for_everyone_makes_the_list_mean_everyone() {
+        for (case, family, ranges, want) in [
+            ("zero CIDR among others", Family::V4, "10.0.0.0/8,0.0.0.0/0", ""),
+            ("any address with /0", Family::V4, "10.1.2.3/0,192.168.0.0/16", ""),
+            (
+                "a zero CIDR of the other family changes nothing",
+                Family::V4,
+                "10.0.0.0/8,::/0",
+                " from=10.0.0.0/8",
+            ),
+            ("none of the family", Family::V6, "10.0.0.0/8", ""),
+            (
+                "order and repetition kept",
+                Family::V4,
+                "10.2.0.0/16,10.1.0.0/16,10.2.0.0/16",
+                " from=10.2.0.0/16 from=10.1.0.0/16 from=10.2.0.0/16",
+            ),
+        ] {
+            let text =
+                format!("ns/web 10.96.0.10,fd00:96::10 p:80 lb-ips=203.0.113.1,2001:db8::1 ranges={ranges}");
+            let ways_in = match family {
+                Family::V4 => "ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80",
+                Family::V6 => "ns/web:p/TCP [fd00:96::10]:80 lb=[2001:db8::1]:80",
+            };
+            assert_eq!(seen(family, service(&text)).0, [format!("{ways_in}{want}")], "{case}");
+        }
+    }
+
+    #[test]
+    fn white_space_around_a_source_range_is_nothing() {
+        let mut padded = service("ns/web 10.96.0.10 p:80 lb-ips=203.0.113.1");
+        padded.spec.load_balancer_source_ranges =
+            vec![" 10.1.2.0/28".into(), "\t10.2.0.0/16 \n".into(), "  ".into()];
+        let (ports, notes) = seen(Family::V4, padded);
+        assert_eq!(ports, ["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80 from=10.1.2.0/28 from=10.2.0.0/16"]);
+        assert_eq!(notes, [""; 0]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_the_rest_is_served() {
+        let text = "ns/web 10.96.0.10 p:80 q:70000 r:81/ICMP s:82@99999 external-ips=bogus,198.51.100.1 \
+                    lb-ips=nonsense,203.0.113.1 ranges=10.0.0.0/33,10.0.0.0/8";
+        let (ports, notes) = seen(Family::V4, service(text));
+        let ways_in = |port| {
+            format!("10.96.0.10:{port} external=198.51.100.1:{port} lb=203.0.113.1:{port} from=10.0.0.0/8")
+        };
+        assert_eq!(ports, [format!("ns/web:p/TCP {}", ways_in(80)), format!("ns/web:s/TCP {}", ways_in(82))]);
+        for culprit in ["bogus", "nonsense", "10.0.0.0/33", "70000", "ICMP", "99999"] {
+            assert!(notes.iter().any(|note| note.contains(culprit)), "{culprit} was not told: {notes:?}");
+        }
+    }
+
+    #[test]
+    fn affinity_without_its_configuration_lasts_three_hours() {
+        let mut sticky = service("ns/web 10.96.0.10 p:80");
+        sticky.spec.session_affinity = Some("ClientIP".into());
+        assert_eq!(seen(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
+        sticky.spec.session_affinity_config = Some(api::SessionAffinityConfig::default());
+        assert_eq!(seen(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
+        sticky.spec.session_affinity = Some("None".into());
+        assert_eq!(seen(Family::V4, sticky).0, ["ns/web:p/TCP 10.96.0.10:80"]);
+    }
+
+    #[test]
+    fn a_local_load_balancer_without_health_check_port_is_told_and_served() {
+        let (ports, notes) =
+            seen(Family::V4, service("ns/web 10.96.0.10 LoadBalancer p:80 external-policy=Local"));
+        assert_eq!(ports, ["ns/web:p/TCP 10.96.0.10:80 preserves-client"]);
+        assert_eq!(notes, ["ns/web: Service has no healthcheck nodeport"]);
+    }
+
+    #[test]
+    fn source_ranges_admit_this_node_or_they_do_not() {
+        for (ranges, admitted) in [
+            ("192.168.0.0/24", true),
+            ("10.0.0.0/8,192.168.0.1/32", true),
+            ("192.168.0.2/32", false),
+            ("fd00:192::/64", false),
+        ] {
+            let mut world = World::v4();
+            world.service(&format!("ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=203.0.113.1 ranges={ranges}"));
+            world.take();
+            assert_eq!(world.routing("ns/web:p/TCP").ranges_admit_node, admitted, "{ranges}");
+        }
+    }
+
+    #[test]
+    fn a_corrected_node_address_is_held_against_the_ranges_again() {
+        let mut world = World::v4();
+        world.service("ns/api 10.96.0.11 p:80");
+        world.service("ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=203.0.113.1 ranges=192.168.0.2/32");
+        world.take();
+        world.cluster.move_to("192.168.0.1".parse().unwrap());
+        assert!(!world.cluster.has_changes(), "the same address is no news");
+        world.cluster.move_to("192.168.0.2".parse().unwrap());
+        assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
+        assert!(world.routing("ns/web:p/TCP").ranges_admit_node);
+    }
+}
+
+mod test_service_map_update_headless {
+    use super::*;
+
+    #[test]
+    fn headless_services_never_reach_anyone() {
+        let mut world = World::v4();
+        world.services(&["ns/headless None", "ns/headless-with-port None p:1234/UDP"]);
+        assert_eq!(world.cluster.pending(), (0, 0));
+        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.cluster.counts().service_changes, 2, "they are counted as seen");
+        assert_eq!(world.cluster.counts().service_ports, 0);
+    }
+
+    #[test]
+    fn a_service_that_becomes_headless_leaves() {
+        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &[]);
+        world.service("ns/web None p:80");
+        assert_eq!(world.take().routings, ["-ns/web:p/TCP"]);
+    }
+}
+
+mod test_update_service_type_external_name {
+    use super::*;
+
+    #[test]
+    fn external_names_never_reach_anyone_even_with_a_cluster_ip() {
+        let mut world = World::v4();
+        world.service("ns/elsewhere 10.96.0.10 ExternalName blah:1234/UDP");
+        assert!(!world.cluster.has_changes());
+        assert_eq!(world.take(), Told::nothing());
+        world.delete_service("ns/elsewhere");
+        assert_eq!(world.take(), Told::nothing());
+    }
+
+    #[test]
+    fn a_service_that_becomes_an_external_name_leaves() {
+        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &[]);
+        world.service("ns/web 10.96.0.10 ExternalName p:80");
+        assert_eq!(world.take().routings, ["-ns/web:p/TCP"]);
+    }
+}
+
+mod test_build_service_map_add_remove {
+    use super::*;
+
+    const SERVICES: [&str; 6] = [
+        "one/cluster-ip 10.96.0.4 a:1234/UDP b:1235/UDP c:1236/SCTP",
+        "two/node-port 10.96.0.10 NodePort a:345/UDP@30345 b:344@30344",
+        "one/balanced 10.96.0.11 LoadBalancer a:8675/UDP@31061 b:8676@31062 lb-ips=203.0.113.4 external-ips=198.51.100.9",
+        "one/local-balanced 10.96.0.12 LoadBalancer p:8677/UDP@31063 lb-ips=203.0.113.3 external-policy=Local health=345",
+        "one/headless None p:80",
+        "one/elsewhere 10.96.0.13 ExternalName p:80",
+    ];
+
+    #[test]
+    fn services_come_and_go_and_each_is_told_exactly_once() {
+        let mut world = World::v4();
+        world.services(&SERVICES);
+        assert_eq!(world.cluster.pending(), (4, 0), "neither headless nor elsewhere");
+        assert_eq!(
+            world.take(),
+            Told {
+                routings: [
+                    "one/balanced:a/UDP",
+                    "one/balanced:b/TCP",
+                    "one/cluster-ip:a/UDP",
+                    "one/cluster-ip:b/UDP",
+                    "one/cluster-ip:c/SCTP",
+                    "one/local-balanced:p/UDP",
+                    "two/node-port:a/UDP",
+                    "two/node-port:b/TCP",
+                ]
+                .map(Into::into)
+                .into(),
+                health_checks: vec!["one/local-balanced 345=0".into()],
+                touches_udp: true,
+                ..Told::nothing()
+            }
+        );
+        assert_eq!(world.cluster.counts().service_ports, 8);
+
+        // One loses ports, the others leave.
+        world.service("one/cluster-ip 10.96.0.4 a:1235/UDP");
+        for gone in ["two/node-port", "one/balanced", "one/local-balanced"] {
+            world.delete_service(gone);
+        }
+        let told = world.take();
+        assert_eq!(
+            told.routings,
+            [
+                "-one/balanced:a/UDP",
+                "-one/balanced:b/TCP",
+                "one/cluster-ip:a/UDP",
+                "-one/cluster-ip:b/UDP",
+                "-one/cluster-ip:c/SCTP",
+                "-one/local-balanced:p/UDP",
+                "-two/node-port:a/UDP",
+                "-two/node-port:b/TCP",
+            ]
+        );
+        assert_eq!(told.health_checks, ["-one/local-balanced"]);
+        assert_eq!(world.frontends(), ["one/cluster-ip:a/UDP 10.96.0.4:1235"]);
+        assert_eq!(world.health_checks(), [""; 0]);
+        assert_eq!(world.cluster.counts().service_ports, 1);
+    }
+
+    #[test]
+    fn only_the_ports_that_change_are_told() {
+        let mut world = World::settled(&["ns/web 10.96.0.10 a:80 b:81 c:82/UDP"], &[]);
+        world.service("ns/web 10.96.0.10 a:80 b:8081 d:83");
+        let told = world.take();
+        assert_eq!(told.routings, ["ns/web:b/TCP", "-ns/web:c/UDP", "ns/web:d/TCP"]);
+        assert!(told.touches_udp, "a UDP port went away");
+        world.service("ns/web 10.96.0.10 a:80 b:81 d:83");
+        assert!(!world.take().touches_udp, "only TCP changed");
+    }
+
+    /// The API forbids it; the reference lets the later one overwrite the earlier.
+    #[test]
+    fn of_two_ports_with_one_identity_the_last_counts() {
+        let mut world = World::v4();
+        world.service("ns/web 10.96.0.10 a:80 b:90 a:81/UDP a:82");
+        world.take();
+        assert_eq!(
+            world.frontends(),
+            ["ns/web:a/TCP 10.96.0.10:82", "ns/web:a/UDP 10.96.0.10:81", "ns/web:b/TCP 10.96.0.10:90"]
+        );
+    }
+}
+
+mod test_build_service_map_service_update {
+    use super::*;
+
+    const PLAIN: &str = "ns/web 10.96.0.4 ClusterIP p1:1234/UDP p2:1235";
+    const BALANCED: &str = "ns/web 10.96.0.4 LoadBalancer p1:1234/UDP@31234 p2:1235@31235 lb-ips=203.0.113.3 \
+                            external-policy=Local health=345";
+
+    #[test]
+    fn a_service_changes_its_type_and_back_and_what_does_not_matter_is_no_change() {
+        let mut world = World::v4();
+        let both = ["ns/web:p1/UDP", "ns/web:p2/TCP"];
+        world.service(PLAIN);
+        let told = world.take();
+        assert_eq!((told.routings, told.health_checks), (both.map(Into::into).into(), vec![]));
+
+        world.service(BALANCED);
+        let told = world.take();
+        assert_eq!(told.routings, both);
+        assert_eq!(told.health_checks, ["ns/web 345=0"]);
+
+        world.service(BALANCED);
+        assert_eq!(world.cluster.pending(), (0, 0));
+        assert_eq!(world.take(), Told::nothing(), "the same again is no change");
+        assert_eq!(world.health_checks(), ["ns/web 345=0"], "and takes nothing away");
+
+        world.service(PLAIN);
+        let told = world.take();
+        assert_eq!(told.routings, both);
+        assert_eq!(told.health_checks, ["-ns/web"]);
+        assert_eq!(world.frontends(), ["ns/web:p1/UDP 10.96.0.4:1234", "ns/web:p2/TCP 10.96.0.4:1235"]);
+    }
+
+    #[test]
+    fn every_field_that_matters_is_a_change_and_no_other_is() {
+        const BASE: &str = "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 health=345";
+        for (case, text) in [
+            ("cluster IP", "ns/web 10.96.0.5 LoadBalancer p:80@30080 lb-ips=203.0.113.3 health=345"),
+            ("port", "ns/web 10.96.0.4 LoadBalancer p:81@30080 lb-ips=203.0.113.3 health=345"),
+            ("protocol", "ns/web 10.96.0.4 LoadBalancer p:80/UDP@30080 lb-ips=203.0.113.3 health=345"),
+            ("port name", "ns/web 10.96.0.4 LoadBalancer q:80@30080 lb-ips=203.0.113.3 health=345"),
+            ("node port", "ns/web 10.96.0.4 LoadBalancer p:80@30081 lb-ips=203.0.113.3 health=345"),
+            ("LB IP", "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.4 health=345"),
+            (
+                "external IP",
+                "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 external-ips=198.51.100.1",
+            ),
+            ("range", "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 ranges=10.0.0.0/8"),
+            ("affinity", "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 affinity=5"),
+            (
+                "policy",
+                "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 external-policy=Local health=345",
+            ),
+        ] {
+            let mut world = World::settled(&[BASE], &[]);
+            world.service(text);
+            assert_eq!(world.cluster.pending(), (1, 0), "{case}");
+            assert!(!world.take().routings.is_empty(), "{case}");
+        }
+        for (case, text) in [
+            (
+                "health port under policy Cluster",
+                "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 health=346",
+            ),
+            ("type", "ns/web 10.96.0.4 NodePort p:80@30080 lb-ips=203.0.113.3"),
+            ("spelling of an address", "ns/web 10.096.0.04 LoadBalancer p:80/TCP@30080 lb-ips=203.0.113.003"),
+            ("an address of the other family", "ns/web 10.96.0.4 p:80@30080 lb-ips=203.0.113.3,2001:db8::1"),
+        ] {
+            let mut world = World::settled(&[BASE], &[]);
+            world.service(text);
+            assert_eq!(world.cluster.pending(), (0, 0), "{case}");
+            assert_eq!(world.take(), Told::nothing(), "{case}");
+        }
+    }
+
+    #[test]
+    fn internal_policy_is_a_change_even_without_endpoints() {
+        // The routing may be the same then; the Service is not, and is looked at again.
+        let mut world =
+            World::settled(&["ns/web 10.96.0.4 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1 node=n2"]);
+        world.service("ns/web 10.96.0.4 p:80 internal-policy=Local");
+        assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
+        assert_eq!(world.cluster.counts().internal_without_local, 1);
+        world.service("ns/web 10.96.0.4 p:80 internal-policy=Cluster");
+        assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
+        assert_eq!(world.cluster.counts().internal_without_local, 0);
+    }
+}
+
+mod test_service_cache_leaks {
+    use super::*;
+
+    #[test]
+    fn a_service_added_and_deleted_before_anyone_asks_leaves_nothing() {
+        let mut world = World::v4();
+        world.service("ns/web 10.96.0.10 p:80");
+        assert!(world.cluster.has_changes());
+        world.delete_service("ns/web");
+        assert_eq!(world.cluster.pending(), (0, 0));
+        assert!(!world.cluster.has_changes());
+        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.cluster.counts().service_changes, 2, "both were seen");
+        assert_eq!(world.cluster.counts().service_ports, 0);
+    }
+
+    #[test]
+    fn a_service_deleted_and_made_again_before_anyone_asks_has_not_changed() {
+        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1"]);
+        world.delete_service("ns/web");
+        assert_eq!(world.cluster.pending(), (1, 0));
+        world.service("ns/web 10.96.0.10 p:80");
+        assert_eq!(world.cluster.pending(), (0, 0));
+        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.0.1:8080"]);
+    }
+
+    #[test]
+    fn deleting_what_was_never_there_changes_nothing() {
+        let mut world = World::v4();
+        world.delete_service("ns/web");
+        assert!(!world.cluster.has_changes());
+        assert_eq!(world.take(), Told::nothing());
+    }
+}
+
+mod test_should_skip_service {
+    use super::*;
+
+    #[test]
+    fn services_without_a_cluster_ip_of_their_own_are_skipped() {
+        let with = |cluster_ip: &str, kind: Option<&str>| {
+            let mut service = service("ns/web - p:80");
+            service.spec.cluster_ip = cluster_ip.into();
+            service.spec.r#type = kind.map(Into::into);
+            service
+        };
+        for (case, service, skipped) in [
+            ("no cluster IP", with("", None), true),
+            ("headless", with("None", Some("ClusterIP")), true),
+            ("ExternalName without cluster IP", with("", Some("ExternalName")), true),
+            ("ExternalName with one", with("10.96.0.1", Some("ExternalName")), true),
+            ("an unreadable cluster IP", with("pending", Some("ClusterIP")), true),
+            ("ClusterIP", with("10.96.0.1", Some("ClusterIP")), false),
+            ("NodePort", with("10.96.0.1", Some("NodePort")), false),
+            ("LoadBalancer", with("10.96.0.1", Some("LoadBalancer")), false),
+            ("no type", with("10.96.0.1", None), false),
+            ("a type nobody knows yet", with("10.96.0.1", Some("Teleport")), false),
+        ] {
+            assert_eq!(seen(Family::V4, service).0.is_empty(), skipped, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_headless_or_empty_first_cluster_ip_skips_both_families() {
+        for first in ["", "None"] {
+            let mut dual = service("ns/web 10.96.0.1,fd00:96::1 p:80");
+            dual.spec.cluster_ip = first.into();
+            for family in Family::BOTH {
+                assert_eq!(seen(family, dual.clone()).0, [""; 0], "{first:?} in {family}");
+            }
+        }
+    }
+}
+
+mod test_get_cluster_ip_by_family {
+    use super::*;
+
+    /// `clusterIP`, `ipFamilies` and `clusterIPs`, then what each family takes.
+    #[test]
+    #[rustfmt::skip]
+    fn each_family_takes_its_own_cluster_ip() {
+        for (case, cluster_ip, families, cluster_ips, v4, v6) in [
+            ("IPv4 only", "10.0.0.10", "IPv4", "10.0.0.10", "10.0.0.10", ""),
+            ("IPv6 only", "fd00::10", "IPv6", "fd00::10", "", "fd00::10"),
+            ("IPv4 first", "10.0.0.10", "IPv4,IPv6", "10.0.0.10,fd00::10", "10.0.0.10", "fd00::10"),
+            ("IPv6 first", "fd00::10", "IPv6,IPv4", "fd00::10,10.0.0.10", "10.0.0.10", "fd00::10"),
+            ("from before dual stack, IPv4", "10.0.0.10", "", "", "10.0.0.10", ""),
+            ("from before dual stack, IPv6", "fd00::10", "", "", "", "fd00::10"),
+            ("without families the list is not read", "10.0.0.10", "", "10.0.0.11", "10.0.0.10", ""),
+            ("a family whose address is still missing", "10.0.0.10", "IPv4,IPv6", "10.0.0.10", "10.0.0.10", ""),
+            ("families without addresses", "10.0.0.10", "IPv4", "", "", ""),
+            ("unreadable", "10.0.0.10", "IPv4", "10.0.0", "", ""),
+            // The reference would take it; the API server cannot produce it.
+            ("of another family than it claims", "10.0.0.10", "IPv6", "10.0.0.10", "", ""),
+        ] {
+            let list = |text: &str| text.split(',').filter(|text| !text.is_empty()).map(Into::into).collect();
+            let mut object = service("ns/web - :80");
+            object.spec.cluster_ip = cluster_ip.into();
+            object.spec.ip_families = list(families);
+            object.spec.cluster_ips = list(cluster_ips);
+            for (family, want) in [(Family::V4, v4), (Family::V6, v6)] {
+                let mut world = World::new(family);
+                world.apply(&Event::ServiceApplied(Box::new(object.clone())));
+                world.take();
+                let found = world.cluster.routings().first().map(|(_, routing)| routing.addresses.cluster_ip.to_string());
+                assert_eq!(found.unwrap_or_default(), want, "{case} in {family}");
+            }
+        }
+    }
+}

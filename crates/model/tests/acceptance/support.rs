@@ -1,0 +1,390 @@
+//! Objects written as people say them, and a world that remembers what it was told.
+//!
+//! ```text
+//! service  shop/web 10.96.0.10 http:80 dns:53/UDP@30053 NodePort external-policy=Local
+//! slice    shop/web-1 of web http:8080 | 10.0.0.1 local | 10.0.0.2 draining node=n2 zones=z1,z2
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use model::address::{Family, parse_ip};
+use model::api;
+use model::cluster::{Changes, Cluster, HealthCheck, Here};
+use model::event::{Event, Kind};
+use model::names::{NamespacedName, ServicePortName};
+use model::note::Note;
+use model::routing::{Endpoint, Frontend, Routing};
+
+/// The node everything is seen from.
+pub const HERE: &str = "n1";
+pub const STARTED: &str = "2026-11-15T10:00:00Z";
+
+pub fn here(family: Family) -> Here {
+    let node_ip = match family {
+        Family::V4 => "192.168.0.1",
+        Family::V6 => "fd00:192::1",
+    };
+    Here {
+        family,
+        node_name: HERE.into(),
+        node_ip: node_ip.parse().unwrap(),
+        serve_external_ips: true,
+        started: STARTED.parse().unwrap(),
+    }
+}
+
+pub fn name(text: &str) -> NamespacedName {
+    let (namespace, name) = text.split_once('/').unwrap();
+    NamespacedName::new(namespace, name)
+}
+
+/// `namespace/name clusterIPs [type] [port:number[/PROTOCOL][@nodePort]]… [key=value]…`; `-` for no cluster IP.
+pub fn service(text: &str) -> api::Service {
+    let mut words = text.split_whitespace();
+    let mut service = api::Service { metadata: metadata(words.next().unwrap()), ..api::Service::default() };
+    let spec = &mut service.spec;
+    let ips = list(words.next().unwrap());
+    if ips != ["-"] {
+        spec.cluster_ip = ips[0].clone();
+        spec.ip_families =
+            ips.iter().filter_map(|ip| parse_ip(ip)).map(|ip| Family::of(ip).to_string()).collect();
+        spec.cluster_ips = ips;
+    }
+    for word in words {
+        match word.split_once('=') {
+            Some(("external-policy", value)) => spec.external_traffic_policy = Some(value.into()),
+            Some(("internal-policy", value)) => spec.internal_traffic_policy = Some(value.into()),
+            Some(("external-ips", value)) => spec.external_ips = list(value),
+            Some(("ranges", value)) => spec.load_balancer_source_ranges = list(value),
+            Some(("health", value)) => spec.health_check_node_port = Some(value.parse().unwrap()),
+            Some(("affinity", value)) => {
+                spec.session_affinity = Some("ClientIP".into());
+                let client_ip = Some(api::ClientIpConfig { timeout_seconds: value.parse().ok() });
+                spec.session_affinity_config = Some(api::SessionAffinityConfig { client_ip });
+            }
+            Some(("lb-ips", value)) => {
+                service.status.load_balancer.ingress = list(value).iter().map(|ip| ingress(ip)).collect()
+            }
+            Some((other, _)) => panic!("a service has no {other}"),
+            None if word.contains(':') => spec.ports.push(service_port(word)),
+            None => spec.r#type = Some(word.into()),
+        }
+    }
+    service
+}
+
+/// `ip` or `ip~mode`.
+fn ingress(text: &str) -> api::LoadBalancerIngress {
+    let (ip, mode) = text.split_once('~').map_or((text, None), |(ip, mode)| (ip, Some(mode.into())));
+    api::LoadBalancerIngress { ip: ip.into(), ip_mode: mode }
+}
+
+fn service_port(word: &str) -> api::ServicePort {
+    let (name, rest) = word.split_once(':').unwrap();
+    let (rest, node_port) = split_last(rest, '@');
+    let (port, protocol) = split_last(rest, '/');
+    api::ServicePort {
+        name: name.into(),
+        protocol: protocol.map(Into::into),
+        port: port.parse().unwrap(),
+        node_port: node_port.map(|number| number.parse().unwrap()),
+    }
+}
+
+/// `namespace/name of service [port:number[/PROTOCOL]]… [at=time] | endpoint | endpoint…`
+///
+/// An endpoint is an address, then any of: `local`, `node=`, `zones=`, `nodes=`, the conditions `ready=`, `serving=`,
+/// `terminating=`, and two states by name: `unready` (nothing works) and `draining` (terminating but serving).
+pub fn slice(text: &str) -> api::EndpointSlice {
+    let mut parts = text.split('|');
+    let mut words = parts.next().unwrap().split_whitespace();
+    let mut slice = api::EndpointSlice { metadata: metadata(words.next().unwrap()), ..Default::default() };
+    while let Some(word) = words.next() {
+        match word.split_once('=') {
+            Some(("at", time)) => slice.metadata.annotations.last_change_trigger_time = Some(time.into()),
+            Some((other, _)) => panic!("a slice has no {other}"),
+            None if word == "of" => slice.metadata.labels.service_name = words.next().map(Into::into),
+            None if word.contains(':') => slice.ports.push(slice_port(word)),
+            None => slice.address_type = word.into(),
+        }
+    }
+    slice.endpoints = parts.map(endpoint).collect();
+    if slice.address_type.is_empty() {
+        let first = slice.endpoints.first().and_then(|endpoint| parse_ip(&endpoint.addresses[0]));
+        slice.address_type = first.map_or(Family::V4, Family::of).to_string();
+    }
+    slice
+}
+
+fn slice_port(word: &str) -> api::EndpointPort {
+    let (name, rest) = word.split_once(':').unwrap();
+    let (port, protocol) = split_last(rest, '/');
+    api::EndpointPort {
+        name: Some(name.into()),
+        protocol: protocol.map(Into::into),
+        port: Some(port.parse().unwrap()),
+    }
+}
+
+fn endpoint(text: &str) -> api::Endpoint {
+    let mut words = text.split_whitespace();
+    let mut endpoint = api::Endpoint { addresses: vec![words.next().unwrap().into()], ..Default::default() };
+    let conditions = &mut endpoint.conditions;
+    let flag = |value: &str| Some(value.parse::<bool>().unwrap());
+    for word in words {
+        match word.split_once('=') {
+            Some(("node", node)) => endpoint.node_name = Some(node.into()),
+            Some(("zones", zones)) => endpoint.hints.for_zones = hints(zones),
+            Some(("nodes", nodes)) => endpoint.hints.for_nodes = hints(nodes),
+            Some(("ready", value)) => conditions.ready = flag(value),
+            Some(("serving", value)) => conditions.serving = flag(value),
+            Some(("terminating", value)) => conditions.terminating = flag(value),
+            None if word == "local" => endpoint.node_name = Some(HERE.into()),
+            None if word == "unready" => (conditions.ready, conditions.serving) = (Some(false), Some(false)),
+            None if word == "draining" => {
+                (conditions.ready, conditions.serving) = (Some(false), Some(true));
+                conditions.terminating = Some(true);
+            }
+            Some((other, _)) => panic!("an endpoint has no {other}"),
+            None => panic!("an endpoint is never {word}"),
+        }
+    }
+    endpoint
+}
+
+fn metadata(text: &str) -> api::Metadata {
+    let (namespace, name) = text.split_once('/').unwrap();
+    api::Metadata { name: name.into(), namespace: namespace.into(), ..Default::default() }
+}
+
+fn hints(text: &str) -> Vec<api::Hint> {
+    text.split(',').map(|name| api::Hint { name: name.into() }).collect()
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(Into::into).collect()
+}
+
+fn split_last(text: &str, at: char) -> (&str, Option<&str>) {
+    text.rsplit_once(at).map_or((text, None), |(head, tail)| (head, Some(tail)))
+}
+
+/// A store and everything it has said so far, each said thing in words.
+#[derive(Debug)]
+pub struct World {
+    pub cluster: Cluster,
+    told: BTreeMap<ServicePortName, Arc<Routing>>,
+    health: BTreeMap<NamespacedName, HealthCheck>,
+}
+
+/// What one taking of changes said.
+#[derive(Debug, PartialEq)]
+pub struct Told {
+    /// Changed service ports, as `namespace/name:port/PROTOCOL`; those that are gone begin with `-`.
+    pub routings: Vec<String>,
+    /// Changed health checks, as `namespace/name port=count`; those that are gone begin with `-`.
+    pub health_checks: Vec<String>,
+    pub service_cidrs: Option<Vec<String>>,
+    pub touches_udp: bool,
+    /// As `namespace/name: times`.
+    pub trigger_times: Vec<String>,
+}
+
+impl World {
+    pub fn new(family: Family) -> Self {
+        Self::seen_from(here(family))
+    }
+
+    pub fn v4() -> Self {
+        Self::new(Family::V4)
+    }
+
+    pub fn seen_from(here: Here) -> Self {
+        Self { cluster: Cluster::new(here), told: BTreeMap::new(), health: BTreeMap::new() }
+    }
+
+    /// A world that holds these Services and slices and has already said so.
+    pub fn settled(services: &[&str], slices: &[&str]) -> Self {
+        let mut world = Self::v4();
+        world.services(services);
+        world.slices(slices);
+        world.take();
+        world
+    }
+
+    pub fn apply(&mut self, event: &Event) -> Vec<Note> {
+        self.cluster.apply(event)
+    }
+
+    pub fn service(&mut self, text: &str) -> Vec<Note> {
+        self.apply(&Event::ServiceApplied(Box::new(service(text))))
+    }
+
+    pub fn services(&mut self, texts: &[&str]) {
+        for text in texts {
+            self.service(text);
+        }
+    }
+
+    pub fn slice(&mut self, text: &str) -> Vec<Note> {
+        self.apply(&Event::SliceApplied(Box::new(slice(text))))
+    }
+
+    pub fn slices(&mut self, texts: &[&str]) {
+        for text in texts {
+            self.slice(text);
+        }
+    }
+
+    pub fn delete_service(&mut self, text: &str) {
+        self.apply(&Event::ServiceDeleted(name(text)));
+    }
+
+    pub fn delete_slice(&mut self, text: &str) {
+        self.apply(&Event::SliceDeleted(name(text)));
+    }
+
+    pub fn zone(&mut self, zone: Option<&str>) {
+        let mut node = api::Node::default();
+        node.metadata.name = HERE.into();
+        node.metadata.labels.zone = zone.map(Into::into);
+        self.apply(&Event::NodeApplied(Box::new(node)));
+    }
+
+    pub fn service_cidr(&mut self, name: &str, cidrs: &str) -> Vec<Note> {
+        let mut object = api::ServiceCidr::default();
+        object.metadata.name = name.into();
+        object.spec.cidrs = list(cidrs);
+        self.apply(&Event::ServiceCidrApplied(Box::new(object)))
+    }
+
+    /// Lists exactly these objects of a kind, as a source does when it starts or has lost track.
+    pub fn list(&mut self, kind: Kind, texts: &[&str]) {
+        self.apply(&Event::Listing(kind));
+        for text in texts {
+            match kind {
+                Kind::Service => self.service(text),
+                Kind::EndpointSlice => self.slice(text),
+                Kind::ServiceCidr => {
+                    let (name, cidrs) = text.split_once(' ').unwrap();
+                    self.service_cidr(name, cidrs)
+                }
+            };
+        }
+        self.apply(&Event::Listed(kind));
+    }
+
+    /// Takes the changes and holds them against what was said before: together they must give what there is now.
+    pub fn take(&mut self) -> Told {
+        let changes = self.cluster.take_changes();
+        for (name, routing) in &changes.routings {
+            assert_ne!(self.told.get(name), routing.as_ref(), "{name:?} was said to change but did not");
+            match routing {
+                Some(routing) => self.told.insert(name.clone(), routing.clone()),
+                None => self.told.remove(name),
+            };
+        }
+        for (name, check) in &changes.health_checks {
+            match check {
+                Some(check) => self.health.insert(name.clone(), *check),
+                None => self.health.remove(name),
+            };
+        }
+        let now: Vec<_> = self.cluster.routings();
+        assert_eq!(self.told.iter().collect::<Vec<_>>(), now, "what was said differs from what there is");
+        Told::from(&changes)
+    }
+
+    pub fn routing(&self, text: &str) -> &Routing {
+        let found = self.told.iter().find(|(name, _)| format!("{name:?}") == text);
+        found.unwrap_or_else(|| panic!("no {text} among {:?}", self.told.keys())).1
+    }
+
+    /// All service ports, as `namespace/name:port/PROTOCOL`.
+    pub fn ports(&self) -> Vec<String> {
+        self.told.keys().map(|name| format!("{name:?}")).collect()
+    }
+
+    /// All service ports with the endpoints traffic from anywhere may get: `namespace/name:port/PROTOCOL a:1 b:2*`.
+    pub fn endpoints(&self) -> Vec<String> {
+        let line = |(name, routing): (&ServicePortName, &Arc<Routing>)| {
+            format!("{name:?} {}", spelled(&routing.cluster)).trim().to_owned()
+        };
+        self.told.iter().map(line).collect()
+    }
+
+    /// All service ports with the addresses they answer at and the rules for those.
+    pub fn frontends(&self) -> Vec<String> {
+        self.told.iter().map(|(name, routing)| format!("{name:?} {}", ways_in(routing))).collect()
+    }
+
+    /// All health checks, as `namespace/name port=count`.
+    pub fn health_checks(&self) -> Vec<String> {
+        self.health.iter().map(|(name, check)| health(name, Some(check))).collect()
+    }
+}
+
+impl Told {
+    pub fn nothing() -> Self {
+        Self::from(&Changes::default())
+    }
+}
+
+impl From<&Changes> for Told {
+    fn from(changes: &Changes) -> Self {
+        let routing = |(name, routing): &(ServicePortName, Option<Arc<Routing>>)| match routing {
+            Some(_) => format!("{name:?}"),
+            None => format!("-{name:?}"),
+        };
+        let times = |(name, times): &(NamespacedName, Vec<Timestamp>)| {
+            let times: Vec<_> = times.iter().map(ToString::to_string).collect();
+            format!("{name}: {}", times.join(" "))
+        };
+        let cidrs = changes.service_cidrs.as_ref();
+        Self {
+            routings: changes.routings.iter().map(routing).collect(),
+            health_checks: changes
+                .health_checks
+                .iter()
+                .map(|(name, check)| health(name, check.as_ref()))
+                .collect(),
+            service_cidrs: cidrs.map(|cidrs| cidrs.iter().map(ToString::to_string).collect()),
+            touches_udp: changes.touches_udp,
+            trigger_times: changes.trigger_times.iter().map(times).collect(),
+        }
+    }
+}
+
+/// `10.0.0.1:80 10.0.0.2:80*`: those on this node carry a star.
+pub fn spelled(endpoints: &[Endpoint]) -> String {
+    let words = endpoints.iter().map(|e| format!("{e}{}", if e.local { "*" } else { "" }));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn health(name: &NamespacedName, check: Option<&HealthCheck>) -> String {
+    match check {
+        Some(check) => format!("{name} {}={}", check.port, check.local_endpoints),
+        None => format!("-{name}"),
+    }
+}
+
+fn ways_in(routing: &Routing) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for frontend in routing.frontends() {
+        words.push(match frontend {
+            Frontend::ClusterIp(at) => at.to_string(),
+            Frontend::ExternalIp(at) => format!("external={at}"),
+            Frontend::LoadBalancerIp(at) => format!("lb={at}"),
+            Frontend::NodePort(port) => format!("node-port={port}"),
+        });
+    }
+    words.extend(routing.addresses.source_ranges.iter().map(|range| format!("from={range}")));
+    words.extend(routing.affinity.map(|seconds| format!("affinity={seconds}")));
+    words.extend(routing.health_check_node_port.map(|port| format!("health={port}")));
+    if routing.preserves_client {
+        words.push("preserves-client".into());
+    }
+    words.join(" ")
+}

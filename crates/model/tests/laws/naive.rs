@@ -1,0 +1,375 @@
+//! The specification transcribed line by line, by someone who had not seen the model's way of doing it.
+//!
+//! Everything is text and everything is computed from scratch. Numbers in comments are sections of the specification.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::address::{Family, host_port, parse_cidr, parse_ip};
+use model::api;
+use model::names::NamespacedName;
+use model::routing::{Endpoint, Routing, Traffic};
+
+use crate::histories::{Objects, THIS_NODE};
+use crate::store::View;
+
+/// What there is to say about a service port, in words.
+type Said = BTreeMap<String, BTreeMap<&'static str, String>>;
+
+/// The model's answer in words.
+pub fn said(view: &View) -> Said {
+    let mut said: Said =
+        view.routings.iter().map(|(name, routing)| (format!("{name:?}"), words(routing))).collect();
+    let health = view.health_checks.iter().map(|(name, check)| format!("{name}={}", check.local_endpoints));
+    said.insert("health".into(), [("checks", health.collect::<Vec<_>>().join(" "))].into());
+    said
+}
+
+fn words(routing: &Routing) -> BTreeMap<&'static str, String> {
+    let addresses = &routing.addresses;
+    let port = |port: Option<model::names::Port>| port.map_or(0, model::names::Port::get).to_string();
+    let mut words = BTreeMap::from([
+        ("clusterIP", host_port(addresses.cluster_ip, routing.port.get())),
+        ("nodePort", port(routing.node_port)),
+        ("externalIPs", joined(addresses.external_ips.iter())),
+        ("loadBalancerVIPs", joined(addresses.load_balancer_ips.iter())),
+        ("sourceRanges", joined(addresses.source_ranges.iter())),
+        ("affinity", routing.affinity.unwrap_or(0).to_string()),
+        ("externalPolicyLocal", routing.preserves_client.to_string()),
+        ("externallyAccessible", routing.is_externally_accessible.to_string()),
+        ("healthCheckNodePort", port(routing.health_check_node_port)),
+        ("cluster", list(&routing.cluster)),
+        ("local", list(&routing.local)),
+        ("allReachable", list(&routing.reachable())),
+        ("hasAny", routing.has_endpoints().to_string()),
+        ("serving", list(&routing.serving)),
+        ("internal", fate(routing.internal).into()),
+    ]);
+    if routing.is_externally_accessible {
+        words.insert("external", fate(routing.external).into());
+    }
+    words
+}
+
+fn fate(traffic: Traffic) -> &'static str {
+    match traffic {
+        Traffic::ToCluster => "cluster",
+        Traffic::ToLocal => "local",
+        Traffic::RejectNoEndpoints => "reject",
+        Traffic::DropNoLocalEndpoints => "drop",
+    }
+}
+
+fn list(endpoints: &[Endpoint]) -> String {
+    joined(endpoints.iter().map(|e| if e.local { format!("{e}*") } else { e.to_string() }))
+}
+
+fn joined(values: impl Iterator<Item = impl ToString>) -> String {
+    values.map(|value| value.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+/// The specification's answer in words.
+pub fn expected(family: Family, objects: &Objects) -> Said {
+    let zone = objects.zone.as_deref().unwrap_or("");
+    let mut said = Said::new();
+    let mut health = Vec::new();
+    for (name, service) in &objects.services {
+        let Some(ip) = cluster_ip(family, &service.spec) else { continue };
+        let endpoints = endpoints_of(family, name, objects);
+        let mut check = None;
+        for port in &service.spec.ports {
+            let Some(protocol) = protocol(port.protocol.as_deref()) else { continue };
+            if !(1..=65535).contains(&port.port) {
+                continue;
+            }
+            let record = Record::new(family, service, port, &ip, protocol);
+            let key = if port.name.is_empty() {
+                format!("{name}/{protocol}")
+            } else {
+                format!("{name}:{}/{protocol}", port.name)
+            };
+            let found = endpoints.get(&(port.name.clone(), protocol.to_owned()));
+            let found: Vec<_> = found.map(|map| map.values().collect()).unwrap_or_default();
+            check = Some(record.health_check_node_port).filter(|port| *port != 0);
+            said.insert(key, record.words(&found, zone));
+        }
+        if check.is_some() {
+            let here: BTreeSet<_> = endpoints
+                .values()
+                .flat_map(BTreeMap::values)
+                .filter(|e| e.local && e.ready)
+                .map(|e| &e.ip)
+                .collect();
+            health.push(format!("{name}={}", here.len()));
+        }
+    }
+    said.insert("health".into(), [("checks", health.join(" "))].into());
+    said
+}
+
+/// 4.2
+fn cluster_ip(family: Family, spec: &api::ServiceSpec) -> Option<String> {
+    if spec.cluster_ip.is_empty()
+        || spec.cluster_ip == "None"
+        || spec.r#type.as_deref() == Some("ExternalName")
+    {
+        return None;
+    }
+    if spec.ip_families.is_empty() {
+        return of_family(family, &spec.cluster_ip);
+    }
+    let index = spec.ip_families.iter().position(|text| *text == family.to_string())?;
+    of_family(family, spec.cluster_ips.get(index)?)
+}
+
+fn of_family(family: Family, text: &str) -> Option<String> {
+    parse_ip(text).filter(|ip| Family::of(*ip) == family).map(|ip| ip.to_string())
+}
+
+fn protocol(text: Option<&str>) -> Option<&str> {
+    match text {
+        None | Some("") => Some("TCP"),
+        Some("TCP" | "UDP" | "SCTP") => text,
+        Some(_) => None,
+    }
+}
+
+/// 5
+struct Record {
+    cluster_ip: String,
+    protocol: String,
+    node_port: i64,
+    affinity: i64,
+    external_ips: Vec<String>,
+    load_balancer_vips: Vec<String>,
+    source_ranges: Vec<String>,
+    external_policy_local: bool,
+    internal_policy_local: bool,
+    health_check_node_port: i64,
+}
+
+impl Record {
+    fn new(
+        family: Family,
+        service: &api::Service,
+        port: &api::ServicePort,
+        ip: &str,
+        protocol: &str,
+    ) -> Self {
+        let spec = &service.spec;
+        let kind = spec.r#type.as_deref().unwrap_or("ClusterIP");
+        let cidrs = spec.load_balancer_source_ranges.iter().filter_map(|text| parse_cidr(text.trim()));
+        let cidrs: Vec<_> = cidrs.filter(|cidr| Family::of(cidr.addr()) == family).collect();
+        let unrestricted = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
+        let ingress = service.status.load_balancer.ingress.iter();
+        let ingress = ingress
+            .filter(|ingress| !ingress.ip.is_empty() && ingress.ip_mode.as_deref().unwrap_or("VIP") == "VIP");
+        let external_policy_local = spec.external_traffic_policy.as_deref() == Some("Local")
+            && (kind == "LoadBalancer"
+                || kind == "NodePort"
+                || (kind == "ClusterIP" && !spec.external_ips.is_empty()));
+        let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+        Self {
+            cluster_ip: host_port(ip.parse().unwrap(), u16::try_from(port.port).unwrap()),
+            protocol: protocol.into(),
+            node_port: port.node_port.unwrap_or(0),
+            affinity: match spec.session_affinity.as_deref() {
+                Some("ClientIP") => client_ip.and_then(|config| config.timeout_seconds).unwrap_or(10800),
+                _ => 0,
+            },
+            external_ips: spec.external_ips.iter().filter_map(|text| of_family(family, text)).collect(),
+            load_balancer_vips: ingress.filter_map(|ingress| of_family(family, &ingress.ip)).collect(),
+            source_ranges: if unrestricted {
+                vec![]
+            } else {
+                cidrs.iter().map(ToString::to_string).collect()
+            },
+            external_policy_local,
+            internal_policy_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            health_check_node_port: if kind == "LoadBalancer" && external_policy_local {
+                spec.health_check_node_port.unwrap_or(0)
+            } else {
+                0
+            },
+        }
+    }
+
+    fn words(&self, endpoints: &[&Entry], zone: &str) -> BTreeMap<&'static str, String> {
+        let accessible =
+            self.node_port != 0 || !self.load_balancer_vips.is_empty() || !self.external_ips.is_empty();
+        let found = categorise(
+            endpoints,
+            !self.internal_policy_local || accessible,
+            self.internal_policy_local || (self.external_policy_local && accessible),
+            zone,
+        );
+        let fate = |local: bool| match (found.has_any, local) {
+            (false, _) => "reject",
+            (true, false) => "cluster",
+            (true, true) if found.local.is_empty() => "drop",
+            (true, true) => "local",
+        };
+        let serving = endpoints.iter().filter(|e| self.protocol == "UDP" && e.serving);
+        let mut words = BTreeMap::from([
+            ("clusterIP", self.cluster_ip.clone()),
+            ("nodePort", self.node_port.to_string()),
+            ("externalIPs", self.external_ips.join(" ")),
+            ("loadBalancerVIPs", self.load_balancer_vips.join(" ")),
+            ("sourceRanges", self.source_ranges.join(" ")),
+            ("affinity", self.affinity.to_string()),
+            ("externalPolicyLocal", self.external_policy_local.to_string()),
+            ("externallyAccessible", accessible.to_string()),
+            ("healthCheckNodePort", self.health_check_node_port.to_string()),
+            ("cluster", found.cluster.join(" ")),
+            ("local", found.local.join(" ")),
+            ("allReachable", found.all_reachable.join(" ")),
+            ("hasAny", found.has_any.to_string()),
+            ("serving", joined(serving.map(|e| &e.text))),
+            ("internal", fate(self.internal_policy_local).into()),
+        ]);
+        if accessible {
+            words.insert("external", fate(self.external_policy_local).into());
+        }
+        words
+    }
+}
+
+/// 7. The text carries a star for local ones; the key does not.
+#[derive(Clone)]
+struct Entry {
+    text: String,
+    ip: String,
+    local: bool,
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    zones: Vec<String>,
+    nodes: Vec<String>,
+}
+
+/// 8.3: by port name and protocol, then by endpoint text.
+fn endpoints_of(
+    family: Family,
+    service: &NamespacedName,
+    objects: &Objects,
+) -> BTreeMap<(String, String), BTreeMap<String, Entry>> {
+    let mut found: BTreeMap<_, BTreeMap<String, Entry>> = BTreeMap::new();
+    for (name, slice) in &objects.slices {
+        // 4.3
+        if slice.address_type != family.to_string()
+            || name.namespace != service.namespace
+            || slice.metadata.labels.service_name.as_deref() != Some(&*service.name)
+        {
+            continue;
+        }
+        for port in &slice.ports {
+            let (Some(port_name), Some(number)) = (&port.name, port.port.filter(|number| *number != 0))
+            else {
+                continue;
+            };
+            let Some(protocol) = protocol(port.protocol.as_deref()) else { continue };
+            for endpoint in &slice.endpoints {
+                let Some(ip) = endpoint.addresses.first().and_then(|text| of_family(family, text)) else {
+                    continue;
+                };
+                let key = host_port(ip.parse().unwrap(), u16::try_from(number).unwrap());
+                let local = endpoint.node_name.as_deref() == Some(THIS_NODE);
+                let names = |hints: &[api::Hint]| hints.iter().map(|hint| hint.name.clone()).collect();
+                let entry = Entry {
+                    text: if local { format!("{key}*") } else { key.clone() },
+                    ip,
+                    local,
+                    ready: endpoint.conditions.ready.unwrap_or(true),
+                    serving: endpoint.conditions.serving.unwrap_or(true),
+                    terminating: endpoint.conditions.terminating.unwrap_or(false),
+                    zones: names(&endpoint.hints.for_zones),
+                    nodes: names(&endpoint.hints.for_nodes),
+                };
+                let map = found.entry((port_name.clone(), protocol.to_owned())).or_default();
+                if !map.contains_key(&key) || !entry.terminating {
+                    map.insert(key, entry);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[derive(Default)]
+struct Categories {
+    cluster: Vec<String>,
+    local: Vec<String>,
+    all_reachable: Vec<String>,
+    has_any: bool,
+}
+
+/// 10
+fn categorise(list: &[&Entry], uses_cluster: bool, uses_local: bool, zone: &str) -> Categories {
+    let texts = |wanted: &dyn Fn(&Entry) -> bool| -> Vec<String> {
+        list.iter().filter(|e| wanted(e)).map(|e| e.text.clone()).collect()
+    };
+    let mut found = Categories::default();
+    if list.is_empty() {
+        return found;
+    }
+    let mode = if uses_cluster { topology_mode(list, zone) } else { "" };
+    if uses_cluster {
+        let available = |e: &Entry| match mode {
+            "PreferSameNode" => e.nodes.iter().any(|node| node == THIS_NODE),
+            "PreferSameZone" => e.zones.iter().any(|hint| hint == zone),
+            _ => true,
+        };
+        found.cluster = texts(&|e| e.ready && available(e));
+        if found.cluster.is_empty() {
+            found.cluster = texts(&|e| e.serving && e.terminating);
+        }
+        found.has_any = !found.cluster.is_empty();
+    }
+    if !uses_local {
+        found.all_reachable.clone_from(&found.cluster);
+        return found;
+    }
+    let (mut local_ready, mut local_terminating, mut used_terminating) = (false, false, false);
+    for e in list {
+        if e.ready {
+            found.has_any = true;
+            local_ready |= e.local;
+        } else if e.serving && e.terminating {
+            found.has_any = true;
+            local_terminating |= e.local;
+        }
+    }
+    if local_ready {
+        found.local = texts(&|e| e.local && e.ready);
+    } else if local_terminating {
+        found.local = texts(&|e| e.local && e.serving && e.terminating);
+        used_terminating = true;
+    }
+    found.all_reachable = if !uses_cluster {
+        found.local.clone()
+    } else if mode.is_empty() && !used_terminating {
+        found.cluster.clone()
+    } else {
+        let key = |text: &String| (text.trim_end_matches('*').to_owned(), text.clone());
+        found.cluster.iter().chain(&found.local).map(key).collect::<BTreeMap<_, _>>().into_values().collect()
+    };
+    found
+}
+
+/// 10.1
+fn topology_mode(list: &[&Entry], zone: &str) -> &'static str {
+    let ready: Vec<_> = list.iter().filter(|e| e.ready).collect();
+    if ready.is_empty() {
+        return "";
+    }
+    if ready.iter().all(|e| !e.nodes.is_empty())
+        && ready.iter().any(|e| e.nodes.iter().any(|node| node == THIS_NODE))
+    {
+        return "PreferSameNode";
+    }
+    if ready.iter().all(|e| !e.zones.is_empty())
+        && ready.iter().any(|e| e.zones.iter().any(|hint| hint == zone))
+    {
+        return "PreferSameZone";
+    }
+    ""
+}
