@@ -3,6 +3,7 @@
 
 pub mod interfaces;
 pub mod nftables;
+pub mod version;
 
 fn wire_family(family: model::address::Family) -> netlink::Family {
     match family {

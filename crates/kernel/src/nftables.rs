@@ -52,6 +52,22 @@ pub struct Table {
     settled: bool,
 }
 
+/// A connection to a kernel that can do what we need.
+#[derive(Debug)]
+pub struct Access {
+    connection: Connection,
+    abilities: Abilities,
+}
+
+impl Access {
+    /// Finds out what the kernel can do, and changes nothing. Belongs to the network namespace of the calling thread.
+    pub fn open(family: Family) -> Result<Self, CommitError> {
+        let mut connection = Connection::open()?;
+        let abilities = Abilities::probe(&mut connection, family)?;
+        Ok(Self { connection, abilities })
+    }
+}
+
 /// What this kernel can do that not every one can.
 #[derive(Clone, Copy, Debug)]
 struct Abilities {
@@ -92,11 +108,10 @@ pub struct Connections {
 }
 
 impl Table {
-    /// Opens a connection and checks what the kernel is able to do; changes nothing yet.
-    pub fn open(settings: Settings) -> Result<Self, CommitError> {
-        let mut connection = Connection::open()?;
-        let abilities = Abilities::probe(&mut connection, settings.family)?;
-        Ok(Self {
+    /// A table of this program; the kernel hears nothing of it before the first pass.
+    pub fn new(access: Access, settings: Settings) -> Self {
+        let Access { connection, abilities } = access;
+        Self {
             connection,
             settings,
             abilities,
@@ -105,12 +120,20 @@ impl Table {
             service_cidrs: Vec::new(),
             node_port_ips: Vec::new(),
             settled: false,
-        })
+        }
+    }
+
+    pub fn open(settings: Settings) -> Result<Self, CommitError> {
+        Ok(Self::new(Access::open(settings.family)?, settings))
     }
 
     /// Whether the kernel keeps strangers from changing the table; if not, somebody should listen for it.
     pub fn is_owned(&self) -> bool {
         self.abilities.own
+    }
+
+    pub fn family(&self) -> Family {
+        self.settings.family
     }
 
     /// What events caused by ourselves carry as their port.
@@ -144,8 +167,13 @@ impl Table {
         // Only now may the table be touched: from here on what we know of it depends on how it goes.
         self.settled = false;
         self.forget_clients_with(&steps, &mut batch)?;
-        if !batch.is_empty() {
-            self.connection.commit(&batch)?;
+        if !batch.is_empty()
+            && let Err(error) = self.connection.commit(&batch)
+        {
+            // Most likely the kernel does not hold what we thought: look, and try once more before giving up.
+            let family = self.settings.family;
+            tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading back what it holds");
+            return self.resync(Vec::new());
         }
         self.settled = true;
         self.forget_clients_after(&steps);
@@ -399,16 +427,17 @@ impl Abilities {
         };
         let plain = nft::Table { ownership: Ownership::Shared, comment: Some(TABLE_COMMENT) };
         let owned = nft::Table { ownership: Ownership::OwnedPersistent, ..plain };
+        // Each question costs the kernel a grace period, so the newest ability is asked for first: it implies the rest.
+        if can(&|batch| batch.add_table(&owned))? {
+            return Ok(Self { own: true, destroy: true });
+        }
         if !can(&|batch| batch.add_table(&plain))? {
             return Err(CommitError::Socket(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "this kernel has no nf_tables",
             )));
         }
-        Ok(Self {
-            own: can(&|batch| batch.add_table(&owned))?,
-            destroy: can(&|batch| batch.destroy_table())?,
-        })
+        Ok(Self { own: false, destroy: can(&|batch| batch.destroy_table())? })
     }
 }
 
@@ -418,7 +447,7 @@ fn banks_that_lost_stickiness(steps: &Steps) -> BTreeSet<Bank> {
 }
 
 /// Deletions before additions, each packed by set.
-fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
+pub fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
     for elements in steps.delete.chunk_by(|a, b| a.set == b.set) {
         let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
         batch.delete_elements(&*name, elements.iter().map(|element| to_wire(element, family)));

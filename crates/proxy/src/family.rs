@@ -69,6 +69,8 @@ struct Running {
     node_port_addresses: NodePortAddresses,
     /// Not yet looked at since the node's addresses changed.
     moved: bool,
+    /// How to hear of strangers that change the table, until somebody listens for them.
+    listen: Option<SyncSender<Message>>,
     pace: Pace,
     periods: Periods,
 }
@@ -144,9 +146,6 @@ impl Line {
     fn start(&mut self, start: Start, kick: &SyncSender<Message>) {
         let Start { node_ip, table, node_port_addresses, periods } = start;
         self.cluster.move_to(node_ip);
-        if !table.is_owned() {
-            listen_for_strangers(self.family, table.port(), kick.clone());
-        }
         let Periods { min_sync, sync } = periods;
         tracing::debug!(
             v = 2,
@@ -158,7 +157,8 @@ impl Line {
         );
         let mut pace = Pace::new(min_sync, sync, LONGEST_PAUSE, Instant::now());
         pace.ask();
-        self.running = Some(Running { table, node_port_addresses, moved: true, pace, periods });
+        let listen = Some(kick.clone());
+        self.running = Some(Running { table, node_port_addresses, moved: true, listen, pace, periods });
     }
 
     fn pass_if_due(&mut self) {
@@ -203,7 +203,12 @@ impl Running {
     fn pass(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
         let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips());
         let Changes { routings, service_cidrs, .. } = changes;
-        self.table.sync(Change { routings, service_cidrs, node_port_ips })
+        let outcome = self.table.sync(Change { routings, service_cidrs, node_port_ips })?;
+        // Only now is it known whether the table could be made our own, and strangers kept out.
+        if let Some(kick) = self.listen.take_if(|_| !self.table.is_owned()) {
+            listen_for_strangers(self.table.family(), self.table.port(), kick);
+        }
+        Ok(outcome)
     }
 
     /// The node's addresses that serve node ports, but for loopback, which can't in this mode.

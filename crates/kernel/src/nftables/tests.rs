@@ -201,3 +201,70 @@ fn nft_lists_the_whole_program() {
         });
     }
 }
+
+/// A table that anyone may change, as on kernels that know no owners.
+fn shared_table(family: Family) -> Table {
+    let mut access = Access::open(family).unwrap();
+    access.abilities = Abilities { own: false, destroy: false };
+    Table::new(access, settings(family))
+}
+
+#[test]
+fn what_a_stranger_changed_is_healed_by_the_next_pass() {
+    for (what, command) in [
+        ("an element", "nft delete element ip kube-proxy cluster-ips { 10.96.1.1 }"),
+        ("all elements of a set", "nft flush map ip kube-proxy endpoints"),
+        ("the rules of a chain", "nft flush chain ip kube-proxy services"),
+        ("a rule more", "nft insert rule ip kube-proxy services drop"),
+        ("the table", "nft delete table ip kube-proxy"),
+        ("everything", "nft flush ruleset"),
+    ] {
+        in_fresh_netns(move || {
+            let mut table = shared_table(Family::V4);
+            let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))];
+            table.sync(Change { routings, ..node_data(Family::V4) }).unwrap();
+            let before = run("nft list table ip kube-proxy");
+            run(command);
+            table.distrust();
+            table.sync(Change::default()).unwrap();
+            // Whatever is rewritten has new counters, which are zero here anyway.
+            assert_eq!(run("nft list table ip kube-proxy"), before, "{what}");
+        });
+    }
+}
+
+#[test]
+fn a_refused_change_is_healed_in_the_same_pass() {
+    in_fresh_netns(|| {
+        let mut table = shared_table(Family::V4);
+        let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+        table.sync(with(&[1, 2, 3])).unwrap();
+        run("nft flush map ip kube-proxy endpoints");
+        let outcome = table.sync(with(&[1, 2])).unwrap();
+        assert!(outcome.full, "deleting what is no longer there was refused, and the table read back");
+        let Found::Ours(ours) = table.read_back().unwrap().1 else { panic!("not ours any more") };
+        assert!(table.plan.steps_from(ours.elements).is_empty());
+    });
+}
+
+#[test]
+fn a_stranger_is_heard_of_at_once() {
+    in_fresh_netns(|| {
+        let mut table = shared_table(Family::V4);
+        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        let port = table.port();
+        let (heard, told) = std::sync::mpsc::channel();
+        // Threads start in the namespace of the one that starts them.
+        std::thread::spawn(move || on_foreign_change(Family::V4, port, || heard.send(()).is_ok()));
+        let patience = Duration::from_secs(10);
+        told.recv_timeout(patience).expect("once when it begins to listen");
+        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2])))])).unwrap();
+        run("nft add table ip other");
+        assert!(
+            told.recv_timeout(Duration::from_millis(100)).is_err(),
+            "neither we nor other tables are strangers"
+        );
+        run("nft delete table ip kube-proxy");
+        told.recv_timeout(patience).expect("a stranger was here");
+    });
+}
