@@ -3,4 +3,5 @@
 //! Pure: no I/O, no clock, no async, no log.
 #![forbid(unsafe_code)]
 
+pub mod iptables;
 pub mod nftables;

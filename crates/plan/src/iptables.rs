@@ -1,0 +1,18 @@
+//! The iptables mode: the reference's chains and rules, byte for byte, and how to change them cheaply.
+//!
+//! ```text
+//!   Settings ──▶ program: rules that no service adds to ─┐
+//!   Routing  ──▶ unit: a service port's own chains,      ├─▶ plan ─▶ restore inputs, one or several
+//!                its lines in the shared chains ─────────┘
+//! ```
+//!
+//! A unit is never kept: it follows from the routing, which the model holds anyway. The plan remembers the routing the
+//! kernel has rules for, renders it again when it changes, and sends the chains that differ.
+
+pub mod chains;
+pub mod cleanup;
+pub mod edits;
+pub mod plan;
+pub mod program;
+pub mod restore;
+pub mod rules;

@@ -1,0 +1,30 @@
+//! What removes our chains when another mode takes over, or on `--cleanup`. The jumps have gone before.
+
+use crate::iptables::chains::{
+    CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, Purpose,
+    SERVICES, Table,
+};
+use crate::iptables::restore::Restore;
+
+const NAT: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
+const FILTER: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
+
+/// Removes those of the table's chains that are ours. The kubelet's stay, and so does what belongs to others.
+pub fn leftovers(table: Table, found: &[&str]) -> Restore {
+    let stock: &[&str] = match table {
+        Table::Filter => &FILTER,
+        Table::Nat => &NAT,
+    };
+    let mut ours: Vec<&str> = stock.iter().copied().filter(|chain| found.contains(chain)).collect();
+    if table == Table::Nat {
+        let mut services: Vec<&str> =
+            found.iter().copied().filter(|chain| Purpose::of(chain).is_some()).collect();
+        services.sort_unstable();
+        ours.extend(services);
+    }
+    let mut restore = Restore::default();
+    let section = restore.section(table);
+    ours.iter().for_each(|chain| section.chain(chain));
+    ours.iter().for_each(|chain| section.remove(chain));
+    restore
+}

@@ -1,0 +1,131 @@
+//! The rules that no service adds to, and the settings that all rules follow.
+
+use std::net::IpAddr;
+
+use model::address::Family;
+use model::local::{FromPod, NodePortAddresses};
+
+use crate::iptables::chains::{
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
+};
+use crate::nftables::words::Mark;
+
+/// What the rules of one family depend on, besides services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub family: Family,
+    pub mark: Mark,
+    pub masquerade_all: bool,
+    /// How traffic from pods is known; some rules are left out when it is not.
+    pub from_pod: Option<FromPod>,
+    /// As configured; see [`Settings::serves_localhost`] for whether it comes to anything.
+    pub localhost_node_ports: bool,
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether `iptables` knows `MASQUERADE --random-fully`.
+    pub random_fully: bool,
+    /// Whether the kernel takes TCP segments that are out of its window: then INVALID packets must pass.
+    pub tcp_liberal: bool,
+    pub counters: Counters,
+}
+
+/// Which of the named packet counters the kernel has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub invalid_dropped: bool,
+    pub localhost_node_ports: bool,
+}
+
+pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
+pub const LOCALHOST_NODE_PORTS: &str = "localhost_nps_accepted_pkts";
+
+/// A chain, and the rule without the words that put it there.
+pub type Fixed = (&'static str, String);
+
+/// In the order of the reference.
+pub const NAT_CHAINS: [&str; 4] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
+const FILTER_CHAINS: [&str; 5] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];
+
+impl Settings {
+    /// Whether node ports answer at 127.0.0.1; IPv6 cannot route from loopback to a pod.
+    pub fn serves_localhost(&self) -> bool {
+        self.localhost_node_ports
+            && self.family == Family::V4
+            && self.node_port_addresses.contain_ipv4_loopback
+    }
+
+    /// Without the kubelet's chain where we have no rule for it.
+    pub fn filter_chains(&self) -> impl Iterator<Item = &'static str> {
+        FILTER_CHAINS.into_iter().chain(self.serves_localhost().then_some(FIREWALL))
+    }
+
+    /// Rules of the nat table that come before those of services.
+    pub fn masquerading(&self) -> Vec<Fixed> {
+        let mark = self.mark;
+        let random = if self.random_fully { " --random-fully" } else { "" };
+        let why = r#"-m comment --comment "kubernetes service traffic requiring SNAT""#;
+        vec![
+            (POSTROUTING, format!("-m mark ! --mark {mark}/{mark} -j RETURN")),
+            (POSTROUTING, format!("-j MARK --xor-mark {mark}")),
+            (POSTROUTING, format!("{why} -j MASQUERADE{random}")),
+            (MARK_MASQ, format!("-j MARK --or-mark {mark}")),
+        ]
+    }
+
+    /// Rules of the filter table that come before those of services: with `route_localnet` on, which node ports at
+    /// localhost need, the network must not reach what listens there.
+    pub fn martians(&self) -> Vec<Fixed> {
+        let rule = r#"-m comment --comment "block incoming localnet connections" -d 127.0.0.0/8 ! -s 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"#;
+        if self.serves_localhost() { vec![(FIREWALL, rule.into())] } else { Vec::new() }
+    }
+
+    /// Rules of the filter table that come after those of services.
+    pub fn forwarding(&self) -> Vec<Fixed> {
+        let mark = self.mark;
+        let mut rules = Vec::new();
+        if !self.tcp_liberal {
+            let counted = counted(self.counters.invalid_dropped, INVALID_DROPPED);
+            rules.push((FORWARD, format!("-m conntrack --ctstate INVALID{counted} -j DROP")));
+        }
+        let marked = r#"-m comment --comment "kubernetes forwarding rules""#;
+        let known = r#"-m comment --comment "kubernetes forwarding conntrack rule""#;
+        rules.push((FORWARD, format!("{marked} -m mark --mark {mark}/{mark} -j ACCEPT")));
+        rules.push((FORWARD, format!("{known} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")));
+        rules
+    }
+
+    /// The addresses of the node's interfaces at which node ports answer, and those that were asked for in vain:
+    /// loopback, where it does not serve.
+    pub fn node_port_ips(&self, interfaces: &[IpAddr]) -> (Vec<IpAddr>, Vec<IpAddr>) {
+        let serves_localhost = self.serves_localhost();
+        let asked_for = self.node_port_addresses.among(interfaces).into_iter();
+        asked_for.partition(|ip| serves_localhost || !ip.is_loopback())
+    }
+
+    /// The last rules of nat KUBE-SERVICES: what is for the node itself may be for a node port.
+    pub fn tail(&self, node_port_ips: &[IpAddr]) -> Vec<String> {
+        let why = r#"-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain""#;
+        if !self.node_port_addresses.match_all() {
+            return node_port_ips.iter().map(|ip| format!("{why} -d {ip} -j {NODE_PORTS}")).collect();
+        }
+        let but = match self.family {
+            Family::V4 if self.serves_localhost() => "",
+            Family::V4 => " ! -d 127.0.0.0/8",
+            Family::V6 => " ! -d ::1/128",
+        };
+        vec![format!("{why} -m addrtype --dst-type LOCAL{but} -j {NODE_PORTS}")]
+    }
+
+    /// The rule words that match traffic from pods.
+    pub fn from_pod(&self) -> Option<String> {
+        self.from_pod.as_ref().map(|from| match from {
+            FromPod::Source(cidr) => format!("-s {cidr}"),
+            FromPod::Interface(name) => format!("-i {name}"),
+            FromPod::InterfacePrefix(prefix) => format!("-i {prefix}+"),
+        })
+    }
+}
+
+/// The rule words that count packets, or nothing.
+fn counted(exists: bool, counter: &str) -> String {
+    if exists { format!(" -m nfacct --nfacct-name {counter}") } else { String::new() }
+}

@@ -1,0 +1,395 @@
+//! What one service port contributes: chains of its own, and lines in the chains it shares with the others.
+//!
+//! ```text
+//!   KUBE-SERVICES ──▶ SVC | SVL        cluster IP
+//!                 ──▶ [FW ─▶] EXT      external IP, load-balancer IP
+//!   KUBE-NODEPORTS ─▶ EXT              node port
+//!   EXT ──▶ SVC | SVL ──▶ SEP ──▶ DNAT
+//! ```
+//!
+//! Policy has been decided in the [`Routing`]; here it only becomes text. Order and words are the reference's.
+
+use std::cmp::Reverse;
+use std::fmt::{self, Write};
+use std::net::IpAddr;
+
+use model::names::ServicePortName;
+use model::routing::{Endpoint, Routing, Traffic};
+
+use crate::iptables::chains::{MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, Shared, lower_case};
+use crate::iptables::program::{LOCALHOST_NODE_PORTS, Settings};
+
+/// Everything the kernel holds for one service port, in the order in which the reference writes it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    pub lines: Vec<Line>,
+    pub chains: Vec<Chain>,
+}
+
+/// A rule in a chain that is shared, without the words that put it there.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Line {
+    pub chain: Shared,
+    pub rule: String,
+}
+
+/// A chain of the nat table that is a service port's own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Chain {
+    pub name: ServiceChain,
+    /// The rule that comes first in the chain that cluster-IP traffic enters. Apart, for the reference writes it apart.
+    pub masquerade: Option<String>,
+    /// All others, each a line that appends it.
+    pub rules: String,
+    pub count: usize,
+}
+
+/// Whether rules say which endpoint they are for. In large clusters that is too much text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointComments {
+    Written,
+    LeftOut,
+}
+
+impl Unit {
+    pub fn render(
+        name: &ServicePortName,
+        routing: &Routing,
+        settings: &Settings,
+        comments: EndpointComments,
+    ) -> Self {
+        let writer = Writer::new(name, routing, settings);
+        Self { lines: writer.lines(), chains: writer.chains(comments) }
+    }
+
+    /// Only what it adds to the shared chains.
+    pub fn render_lines(name: &ServicePortName, routing: &Routing, settings: &Settings) -> Vec<Line> {
+        Writer::new(name, routing, settings).lines()
+    }
+
+    /// Its chains such that what one jumps to comes before it.
+    pub fn targets_first(&self) -> Vec<&Chain> {
+        let mut chains: Vec<&Chain> = self.chains.iter().collect();
+        chains.sort_by_key(|chain| Reverse(chain.name.purpose.depth()));
+        chains
+    }
+
+    /// Rules in its own chains.
+    pub fn rules(&self) -> usize {
+        self.chains.iter().map(|chain| chain.count).sum()
+    }
+}
+
+impl Chain {
+    fn new(name: ServiceChain) -> Self {
+        Self { name, masquerade: None, rules: String::new(), count: 0 }
+    }
+
+    /// With room for so many rules, for there may be as many such chains as pods.
+    fn with_room(name: ServiceChain, rules: usize) -> Self {
+        Self { rules: String::with_capacity(rules * 160), ..Self::new(name) }
+    }
+
+    fn add(&mut self, rule: fmt::Arguments<'_>) {
+        let name = self.name;
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.rules, "-A {name} {rule}");
+        self.count += 1;
+    }
+}
+
+/// One service port, about to be put into words.
+struct Writer<'a> {
+    name: String,
+    protocol: &'static str,
+    chains: Namer,
+    routing: &'a Routing,
+    settings: &'a Settings,
+}
+
+impl<'a> Writer<'a> {
+    fn new(name: &ServicePortName, routing: &'a Routing, settings: &'a Settings) -> Self {
+        let protocol = lower_case(routing.protocol);
+        Self { name: name.to_string(), protocol, chains: Namer::new(name), routing, settings }
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let Self { name, protocol, routing, settings, .. } = self;
+        let addresses = &routing.addresses;
+        let mut lines = Vec::new();
+        let mut add = |chain, rule| lines.push(Line { chain, rule });
+
+        let to = self.to(addresses.cluster_ip);
+        match self.entry(routing.internal) {
+            Ok(chain) => {
+                add(Shared::Services, format!(r#"-m comment --comment "{name} cluster IP" {to} -j {chain}"#))
+            }
+            Err(no) => add(Shared::Refused, format!("{} {to} -j {}", self.because(&no), no.target)),
+        }
+
+        let external = self.chains.chain(Purpose::External);
+        let refusal = self.entry(routing.external).err();
+        for ip in &addresses.external_ips {
+            let to = self.to(*ip);
+            if routing.has_endpoints() {
+                let rule = format!(r#"-m comment --comment "{name} external IP" {to} -j {external}"#);
+                add(Shared::Services, rule);
+            }
+            if let Some(no) = &refusal {
+                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+            }
+        }
+        for ip in &addresses.load_balancer_ips {
+            let to = self.to(*ip);
+            let firewall = self.has_firewall().then(|| self.chains.chain(Purpose::Firewall));
+            if routing.has_endpoints() {
+                let chain = firewall.unwrap_or(external);
+                let rule = format!(r#"-m comment --comment "{name} loadbalancer IP" {to} -j {chain}"#);
+                add(Shared::Services, rule);
+            }
+            if let Some(chain) = firewall {
+                let why = format!(r#"-m comment --comment "{name} traffic not accepted by {chain}""#);
+                add(Shared::ProxyFirewall, format!("{why} {to} -j DROP"));
+            }
+        }
+        if let Some(no) = &refusal {
+            for ip in &addresses.load_balancer_ips {
+                let to = self.to(*ip);
+                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+            }
+        }
+        if let Some(port) = routing.node_port {
+            let words = format!("-m comment --comment {name} -m {protocol} -p {protocol}");
+            let counts = settings.serves_localhost() && settings.counters.localhost_node_ports;
+            if routing.has_endpoints() && counts {
+                let counted = format!("-m nfacct --nfacct-name {LOCALHOST_NODE_PORTS}");
+                let rule = format!("{words} -d 127.0.0.0/8 --dport {port} {counted} -j {external}");
+                add(Shared::NodePorts, rule);
+            }
+            if routing.has_endpoints() {
+                add(Shared::NodePorts, format!("{words} --dport {port} -j {external}"));
+            }
+            if let Some(no) = &refusal {
+                let to = format!("-m addrtype --dst-type LOCAL -m {protocol} -p {protocol} --dport {port}");
+                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+            }
+        }
+        if let Some(port) = routing.health_check_node_port {
+            let why = format!(r#"-m comment --comment "{name} health check node port""#);
+            add(Shared::HealthChecks, format!("{why} -m tcp -p tcp --dport {port} -j ACCEPT"));
+        }
+        lines
+    }
+
+    fn chains(&self, comments: EndpointComments) -> Vec<Chain> {
+        let routing = self.routing;
+        let mut chains = Vec::new();
+        if routing.has_endpoints() && routing.is_externally_accessible {
+            chains.push(self.external());
+        }
+        if self.has_firewall() {
+            chains.push(self.firewall());
+        }
+        let targets: Vec<Target> = routing.reachable().into_iter().map(|one| self.target(one)).collect();
+        for (purpose, endpoints) in [(Purpose::Cluster, &routing.cluster), (Purpose::Local, &routing.local)] {
+            if !endpoints.is_empty() {
+                chains.push(self.choice(purpose, &among(&targets, endpoints), comments));
+            }
+        }
+        chains.extend(targets.iter().map(|target| self.endpoint(target, comments)));
+
+        if let Ok(internal) = self.entry(routing.internal)
+            && let Some(chain) = chains.iter_mut().find(|chain| chain.name == internal)
+            && let Some(rule) = self.masquerade_internal()
+        {
+            chain.masquerade = Some(format!("-A {internal} {rule}\n"));
+            chain.count += 1;
+        }
+        chains
+    }
+
+    fn masquerade_internal(&self) -> Option<String> {
+        let name = &self.name;
+        let to = self.to(self.routing.addresses.cluster_ip);
+        let who = match self.settings.from_pod() {
+            _ if self.settings.masquerade_all => String::new(),
+            Some(from_pod) => format!(" ! {from_pod}"),
+            None => return None,
+        };
+        Some(format!(r#"-m comment --comment "{name} cluster IP" {to}{who} -j {MARK_MASQ}"#))
+    }
+
+    /// What comes from outside. Where the client's address is to be seen by the endpoint, pods and this node take a
+    /// short circuit, for no outsider expects their addresses.
+    fn external(&self) -> Chain {
+        let name = &self.name;
+        let to = |verb: &str| format!(r#"-m comment --comment "{verb} for {name} external destinations""#);
+        let cluster = self.chains.chain(Purpose::Cluster);
+        let mut chain = Chain::new(self.chains.chain(Purpose::External));
+        if self.routing.preserves_client {
+            if let Some(from_pod) = self.settings.from_pod() {
+                chain.add(format_args!("{} {from_pod} -j {cluster}", to("pod traffic")));
+            }
+            let from_here = "-m addrtype --src-type LOCAL";
+            chain.add(format_args!("{} {from_here} -j {MARK_MASQ}", to("masquerade LOCAL traffic")));
+            chain.add(format_args!("{} {from_here} -j {cluster}", to("route LOCAL traffic")));
+        } else {
+            chain.add(format_args!("{} -j {MARK_MASQ}", to("masquerade traffic")));
+        }
+        if let Ok(entry) = self.entry(self.routing.external) {
+            chain.add(format_args!("-j {entry}"));
+        }
+        chain
+    }
+
+    fn firewall(&self) -> Chain {
+        let name = &self.name;
+        let external = self.chains.chain(Purpose::External);
+        let addresses = &self.routing.addresses;
+        let why = format!(r#"-m comment --comment "{name} loadbalancer IP""#);
+        let mut chain = Chain::new(self.chains.chain(Purpose::Firewall));
+        for range in &addresses.source_ranges {
+            chain.add(format_args!("{why} -s {range} -j {external}"));
+        }
+        if self.routing.ranges_admit_node {
+            // What this node sends there may leave with the load balancer's own address as its source.
+            for ip in &addresses.load_balancer_ips {
+                chain.add(format_args!("{why} -s {ip} -j {external}"));
+            }
+        }
+        chain.add(format_args!(
+            r#"-m comment --comment "other traffic to {name} will be dropped by {PROXY_FIREWALL}""#
+        ));
+        chain
+    }
+
+    /// One of several endpoints: the one the client had, or else any.
+    fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> Chain {
+        let name = &self.name;
+        let mut chain = Chain::with_room(self.chains.chain(purpose), targets.len());
+        let mut add = |target: &Target, condition: fmt::Arguments<'_>| {
+            let Target { chain: to, text, .. } = target;
+            match comments {
+                EndpointComments::Written => {
+                    chain.add(format_args!(r#"-m comment --comment "{name} -> {text}" {condition}-j {to}"#))
+                }
+                EndpointComments::LeftOut => chain.add(format_args!("{condition}-j {to}")),
+            }
+        };
+        if let Some(seconds) = self.routing.affinity {
+            for target in targets {
+                let to = target.chain;
+                add(target, format_args!("-m recent --name {to} --rcheck --seconds {seconds} --reap "));
+            }
+        }
+        for (target, left) in targets.iter().zip((1..=targets.len()).rev()) {
+            if left > 1 {
+                let chance = probability(left);
+                add(target, format_args!("-m statistic --mode random --probability {chance} "));
+            } else {
+                add(target, format_args!(""));
+            }
+        }
+        chain
+    }
+
+    fn endpoint(&self, target: &Target, comments: EndpointComments) -> Chain {
+        let Self { name, protocol, .. } = self;
+        let Target { endpoint, text, chain } = target;
+        let comment = match comments {
+            EndpointComments::Written => format!("-m comment --comment {name} "),
+            EndpointComments::LeftOut => String::new(),
+        };
+        let remembered = match self.routing.affinity {
+            Some(_) => format!("-m recent --name {chain} --set "),
+            None => String::new(),
+        };
+        let mut chain = Chain::with_room(*chain, 2);
+        // A pod that comes back to itself would see its own address.
+        chain.add(format_args!("{comment}-s {} -j {MARK_MASQ}", endpoint.ip));
+        let words = format_args!("-m {protocol} -p {protocol}");
+        chain.add(format_args!("{comment}{remembered}{words} -j DNAT --to-destination {text}"));
+        chain
+    }
+
+    fn target(&self, endpoint: Endpoint) -> Target {
+        let text = endpoint.to_string();
+        Target { endpoint, chain: self.chains.endpoint(&text), text }
+    }
+
+    fn has_firewall(&self) -> bool {
+        let addresses = &self.routing.addresses;
+        self.routing.has_endpoints()
+            && !addresses.load_balancer_ips.is_empty()
+            && !addresses.source_ranges.is_empty()
+    }
+
+    /// The chain that a kind of traffic enters, or how it is turned away.
+    fn entry(&self, traffic: Traffic) -> Result<ServiceChain, Refusal> {
+        match traffic {
+            Traffic::ToCluster => Ok(self.chains.chain(Purpose::Cluster)),
+            Traffic::ToLocal => Ok(self.chains.chain(Purpose::Local)),
+            Traffic::RejectNoEndpoints => Err(Refusal { target: "REJECT", reason: "has no endpoints" }),
+            Traffic::DropNoLocalEndpoints => {
+                Err(Refusal { target: "DROP", reason: "has no local endpoints" })
+            }
+        }
+    }
+
+    fn because(&self, refusal: &Refusal) -> String {
+        format!(r#"-m comment --comment "{} {}""#, self.name, refusal.reason)
+    }
+
+    /// Matches what goes to the service port at this address.
+    fn to(&self, ip: IpAddr) -> String {
+        let Self { protocol, routing, .. } = self;
+        format!("-m {protocol} -p {protocol} -d {ip} --dport {}", routing.port)
+    }
+}
+
+/// An endpoint, and what it is called.
+struct Target {
+    endpoint: Endpoint,
+    text: String,
+    chain: ServiceChain,
+}
+
+/// Those targets that are these endpoints. Both are in the same order.
+fn among<'a>(targets: &'a [Target], endpoints: &[Endpoint]) -> Vec<&'a Target> {
+    let mut targets = targets.iter();
+    endpoints.iter().filter_map(|endpoint| targets.find(|target| target.endpoint == *endpoint)).collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    target: &'static str,
+    reason: &'static str,
+}
+
+/// The chance of the first of so many, as the reference prints it.
+fn probability(of: usize) -> String {
+    let of = u32::try_from(of).unwrap_or(u32::MAX);
+    format!("{:.10}", 1.0 / f64::from(of))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Upstream's TestComputeProbability.
+    #[test]
+    fn chances_are_printed_with_ten_decimals_and_always_fall() {
+        for (of, want) in [
+            (1, "1.0000000000"),
+            (2, "0.5000000000"),
+            (3, "0.3333333333"),
+            (7, "0.1428571429"),
+            (1_001, "0.0009990010"),
+            (100_001, "0.0000099999"),
+        ] {
+            assert_eq!(probability(of), want, "1/{of}");
+        }
+        let chances: Vec<String> = (1..=100_000).map(probability).collect();
+        assert!(chances.windows(2).all(|pair| pair[0] > pair[1]));
+    }
+}
