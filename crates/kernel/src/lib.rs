@@ -3,6 +3,7 @@
 
 pub mod interfaces;
 pub mod nftables;
+pub mod sysctl;
 pub mod version;
 
 fn wire_family(family: model::address::Family) -> netlink::Family {

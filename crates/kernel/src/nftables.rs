@@ -12,23 +12,21 @@ mod read;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use model::address::Family;
 use model::names::{Port, ServicePortName};
-use model::routing::Routing;
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
 use plan::nftables::elements::Frontend;
-use plan::nftables::plan::{Plan, Steps};
+use plan::nftables::plan::{Changed, Contested, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
 
 use crate::wire_family;
 use compile::{add_rule, declare, hook};
-use read::{Counted, Found, Ours, Reader};
+use read::{Content, Counted, Found, Ours, Reader};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
@@ -80,7 +78,7 @@ struct Abilities {
 /// What differs since the last pass.
 #[derive(Debug, Default)]
 pub struct Change {
-    pub routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
+    pub routings: Vec<Changed>,
     pub service_cidrs: Option<Vec<IpNet>>,
     /// The node's addresses that serve node ports, unless all of them do.
     pub node_port_ips: Option<Vec<IpAddr>>,
@@ -90,11 +88,12 @@ pub struct Change {
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub added: usize,
+    /// Not counting what sets held that were emptied as a whole.
     pub deleted: usize,
     /// Whether the kernel was read back rather than trusted.
     pub full: bool,
     /// Frontends that several service ports ask for; the first one named has it.
-    pub contested: Vec<(Frontend, Vec<ServicePortName>)>,
+    pub contested: Vec<Contested>,
 }
 
 /// New connections that the kernel has counted.
@@ -214,41 +213,13 @@ impl Table {
     }
 
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
-    fn resync(
-        &mut self,
-        routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
-    ) -> Result<Outcome, CommitError> {
-        let mut routings = Some(routings);
-        let mut contested = Vec::new();
+    fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
+        let contested = self.plan.accept(routings);
         for _ in 0..ATTEMPTS {
-            let read = self.read_back();
-            if let Some(routings) = routings.take() {
-                if self.plan.is_empty()
-                    && let Ok((_, Found::Ours(ours))) = &read
-                {
-                    self.plan = Plan::adopting(ours.elements.iter());
-                }
-                contested = self.plan.replace(routings).contested;
-            }
-            let (generation, found) = read?;
-            let mut batch = self.batch();
-            let found = self.write_table(found, &mut batch)?;
-            let steps = self.plan.steps_from(found.elements);
-            self.extend_program(&steps, &mut batch);
-            if found.service_cidrs != boundaries(&self.service_cidrs) {
-                write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
-            }
-            if found.node_port_ips != self.node_port_ips.iter().copied().collect() {
-                self.write_node_port_ips(&mut batch);
-            }
-            write_steps(&steps, self.settings.family, &mut batch);
-            if !batch.is_empty() {
-                match self.connection.commit_at(generation, &batch) {
-                    Ok(()) => {}
-                    Err(CommitError::Stale) => continue,
-                    Err(error) => return Err(error),
-                }
-            }
+            let steps = match self.write_difference() {
+                Err(CommitError::Stale) => continue,
+                steps => steps?,
+            };
             self.settled = true;
             self.forget_clients_after(&steps);
             return Ok(Outcome {
@@ -261,36 +232,69 @@ impl Table {
         Err(CommitError::Stale)
     }
 
-    fn read_back(&mut self) -> io::Result<(u32, Found)> {
+    fn write_difference(&mut self) -> Result<Steps, CommitError> {
         let generation = self.connection.generation()?.id;
+        let wanted = self.plan.elements();
+        let mut batch = self.batch();
+        // What only we can change is still what we found when we come to write.
+        let mut is_owned = false;
         let settings = self.settings.clone();
-        Ok((generation, self.reader().find(&settings)?))
+        let content = match self.reader().find(&settings)? {
+            Found::OwnedBy(port) => return Err(self.belongs_to(port)),
+            Found::Ours(ours) => {
+                is_owned = self.take_over(&ours, generation)?;
+                self.reader().content(&ours.sets, &wanted)?
+            }
+            Found::Nothing => self.write_program(&mut batch),
+            Found::Foreign => {
+                batch.delete_table();
+                self.write_program(&mut batch)
+            }
+        };
+        let steps = self.plan.steps_from(content.held, wanted);
+        self.extend_program(&steps, &mut batch);
+        if content.service_cidrs != boundaries(&self.service_cidrs) {
+            write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
+        }
+        if content.node_port_ips != self.node_port_ips.iter().copied().collect() {
+            self.write_node_port_ips(&mut batch);
+        }
+        write_steps(&steps, self.settings.family, &mut batch);
+        match (batch.is_empty(), is_owned) {
+            (true, true) => {}
+            (true, false) if self.connection.generation()?.id == generation => {}
+            (true, false) => return Err(CommitError::Stale),
+            (false, true) => self.connection.commit(&batch)?,
+            (false, false) => self.connection.commit_at(generation, &batch)?,
+        }
+        Ok(steps)
     }
 
-    /// Makes the table ours, program and all, and returns what it then still holds.
-    fn write_table(&mut self, found: Found, batch: &mut Batch) -> Result<Ours, CommitError> {
-        match found {
-            Found::OwnedBy(port) => {
-                return Err(CommitError::Refused {
-                    object: format!("table {} {TABLE}", wire_family(self.settings.family)),
-                    message: format!(
-                        "it belongs to another running process (netlink port {port}); stop that one first"
-                    ),
-                    errno: io::ErrorKind::PermissionDenied.into(),
-                });
-            }
-            Found::Ours(ours) => {
-                self.timeouts = ours.timeouts.clone();
-                // A table that was made without an owner cannot be given one.
-                self.abilities.own &= ours.persistent;
-                if self.abilities.own && ours.owner != Some(self.port()) {
-                    batch.add_table(&self.declaration());
-                }
-                return Ok(ours);
-            }
-            Found::Nothing => {}
-            Found::Foreign => batch.delete_table(),
+    fn belongs_to(&self, port: u32) -> CommitError {
+        CommitError::Refused {
+            object: format!("table {} {TABLE}", wire_family(self.settings.family)),
+            message: format!(
+                "it belongs to another running process (netlink port {port}); stop that one first"
+            ),
+            errno: io::ErrorKind::PermissionDenied.into(),
         }
+    }
+
+    /// Goes on with the program we found, and returns whether nobody else can change the table from here on.
+    fn take_over(&mut self, ours: &Ours, generation: u32) -> Result<bool, CommitError> {
+        self.timeouts = ours.timeouts.clone();
+        // A table that was made without an owner cannot be given one.
+        self.abilities.own &= ours.persistent;
+        if self.abilities.own && ours.owner != Some(self.port()) {
+            let mut claim = self.batch();
+            claim.add_table(&self.declaration());
+            self.connection.commit_at(generation, &claim)?;
+        }
+        Ok(self.abilities.own)
+    }
+
+    /// Makes the table anew, program and all, and returns what it then holds: nothing.
+    fn write_program(&mut self, batch: &mut Batch) -> Content {
         self.timeouts.clear();
         batch.add_table(&self.declaration());
         let program = Program::new(&self.settings, &self.timeouts);
@@ -303,7 +307,7 @@ impl Table {
         for chain in &program.chains {
             self.write_rules(chain, batch);
         }
-        Ok(Ours::default())
+        Content::default()
     }
 
     fn declaration(&self) -> nft::Table<'static> {
@@ -442,12 +446,15 @@ impl Abilities {
 }
 
 fn banks_that_lost_stickiness(steps: &Steps) -> BTreeSet<Bank> {
-    let sets = steps.delete.iter().map(|element| element.set);
+    let sets = steps.delete.iter().map(|element| element.set).chain(steps.empty.iter().copied());
     sets.filter_map(|set| if let Set::Sticky(bank, _) = set { Some(bank) } else { None }).collect()
 }
 
 /// Deletions before additions, each packed by set.
 pub fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
+    for set in &steps.empty {
+        batch.flush_set(&set.name());
+    }
     for elements in steps.delete.chunk_by(|a, b| a.set == b.set) {
         let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
         batch.delete_elements(&*name, elements.iter().map(|element| to_wire(element, family)));

@@ -106,14 +106,12 @@ impl Socket {
     /// The next datagram, or `None` if there is none within that time. Zero doesn't wait at all.
     /// `ENOBUFS` means that something was lost for lack of room; what wasn't can still be received.
     pub fn receive_within(&mut self, time: Duration) -> io::Result<Option<Messages<'_>>> {
-        if !self.wait(time)? {
-            return Ok(None);
+        // Mostly it is there already, and waiting for it would be one call to the kernel too many.
+        let mut received = self.read()?;
+        if received.is_none() && !time.is_zero() && self.wait(time)? {
+            received = self.read()?;
         }
-        match self.read() {
-            Ok(received) => Ok(Some(self.messages(received))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(received.map(|length| self.messages(length)))
     }
 
     /// Sends one request, and returns what `read` makes of the answers once the kernel has acknowledged it.
@@ -196,18 +194,22 @@ impl Socket {
         Ok(retry_on_intr(|| poll(&mut fds, Some(&time)))? > 0)
     }
 
-    /// Reads one datagram of the kernel's; what others send us is skipped.
-    fn read(&mut self) -> io::Result<usize> {
+    /// Reads one datagram of the kernel's, if one is there; what others send us is skipped.
+    fn read(&mut self) -> io::Result<Option<usize>> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         loop {
             let (_, length, sender) =
-                retry_on_intr(|| recvfrom(&self.fd, self.received.as_mut_slice(), flags))?;
+                match retry_on_intr(|| recvfrom(&self.fd, self.received.as_mut_slice(), flags)) {
+                    Ok(read) => read,
+                    Err(Errno::AGAIN) => return Ok(None),
+                    Err(errno) => return Err(errno.into()),
+                };
             if length > self.received.len() {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "datagram larger than any expected"));
             }
             let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
             if sender.is_some_and(|sender| sender.pid() == 0) {
-                return Ok(length);
+                return Ok(Some(length));
             }
         }
     }

@@ -8,12 +8,16 @@ use model::address::Family;
 use model::names::Port;
 use netlink::nftables::{Connection, FoundDatum, FoundElement, FoundSet, Value};
 use plan::nftables::elements::Frontend;
+use plan::nftables::plan::Held;
 use plan::nftables::program::{Program, Settings};
 use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
 
 use super::TABLE;
 use super::compile::{declare, fingerprint, hook};
 use crate::wire_family;
+
+/// The largest set that is listed as a whole: 0.2 seconds for the kernel.
+const LISTED: usize = if cfg!(test) { 20 } else { 50_000 };
 
 /// What goes by the name of our table.
 #[derive(Debug)]
@@ -27,15 +31,22 @@ pub enum Found {
 }
 
 /// A table with the program we want.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ours {
-    pub elements: Vec<Element>,
-    pub service_cidrs: BTreeSet<(IpAddr, bool)>,
-    pub node_port_ips: BTreeSet<IpAddr>,
+    /// With the number of elements, where the kernel tells it.
+    pub sets: Vec<(Set, Option<u32>)>,
     /// Seconds of affinity that the program has rules for.
     pub timeouts: BTreeSet<u32>,
     pub owner: Option<u32>,
     pub persistent: bool,
+}
+
+/// What is in the sets of our table.
+#[derive(Debug, Default)]
+pub struct Content {
+    pub held: Held,
+    pub service_cidrs: BTreeSet<(IpAddr, bool)>,
+    pub node_port_ips: BTreeSet<IpAddr>,
 }
 
 /// A client that sticks to an endpoint.
@@ -75,20 +86,54 @@ impl Reader<'_> {
         if !self.declares(&program, &sets) || !self.runs(&program)? {
             return Ok(Found::Foreign);
         }
-        let mut ours = Ours { timeouts, owner: table.owner, persistent: table.persistent, ..Ours::default() };
-        let family = self.family;
-        for set in program.sets {
+        let count = |set: &Set| sets.iter().find(|found| found.name == set.name())?.count;
+        let sets = program.sets.iter().map(|set| (*set, count(set))).collect();
+        Ok(Found::Ours(Ours { sets, timeouts, owner: table.owner, persistent: table.persistent }))
+    }
+
+    /// What the sets hold, given what they should hold, in order.
+    pub fn content(&mut self, sets: &[(Set, Option<u32>)], wanted: &[Element]) -> io::Result<Content> {
+        let mut content = Content::default();
+        for (set, count) in sets.iter().copied() {
             if set == Set::ServiceCidrs {
-                ours.service_cidrs =
+                content.service_cidrs =
                     self.read(set, |element| Some((address(element.key)?, element.interval_end)))?;
             } else if set == Set::NodePortIps {
-                ours.node_port_ips = self.read(set, |element| address(element.key))?;
+                content.node_port_ips = self.read(set, |element| address(element.key))?;
             } else if set.nature() != Nature::Learning {
-                ours.elements
-                    .extend(self.read::<Vec<_>, _>(set, |element| element_of(set, element, family))?);
+                let start = wanted.partition_point(|element| element.set < set);
+                let end = wanted.partition_point(|element| element.set <= set);
+                let wanted = wanted.get(start..end).unwrap_or_default();
+                match self.elements(set, count.map(|count| count as usize), wanted)? {
+                    Some(elements) => content.held.elements.extend(elements),
+                    None => content.held.unclear.push(set),
+                }
             }
         }
-        Ok(Found::Ours(ours))
+        Ok(content)
+    }
+
+    /// What a set holds. To list it takes the kernel time with the square of its size, so of a large one we ask only for
+    /// what we want in it; if that is not all there is, or may not be, there is no answer.
+    fn elements(
+        &mut self,
+        set: Set,
+        count: Option<usize>,
+        wanted: &[Element],
+    ) -> io::Result<Option<Vec<Element>>> {
+        let family = self.family;
+        if set.nature() == Nature::Ranges || count.unwrap_or(wanted.len()) <= LISTED {
+            return self.read(set, |element| element_of(set, element, family)).map(Some);
+        }
+        if count.is_none() {
+            return Ok(None);
+        }
+        let name = set.name();
+        let keys = wanted.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
+        let read = |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| odd(&name));
+        let found = self.connection.elements_at(wire_family(family), TABLE, &name, keys, read)?;
+        let found: Vec<Element> = found.into_iter().flatten().collect::<io::Result<_>>()?;
+        Ok((Some(found.len()) == count).then_some(found))
     }
 
     /// New connections counted by each element of a set of that bank.
@@ -149,9 +194,12 @@ impl Reader<'_> {
         let name = set.name();
         let found =
             self.connection.elements(wire_family(self.family), TABLE, &name, |element| read(&element))?;
-        let odd = || io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {name}"));
-        found.into_iter().map(|found| found.ok_or_else(odd)).collect()
+        found.into_iter().map(|found| found.ok_or_else(|| odd(&name))).collect()
     }
+}
+
+fn odd(set: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
 }
 
 fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {

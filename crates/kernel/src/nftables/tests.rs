@@ -1,8 +1,10 @@
 //! Against the real kernel, each test alone in a network namespace.
 
+use std::sync::Arc;
+
 use model::local::FromPod;
 use model::names::{NamespacedName, Protocol};
-use model::routing::{Endpoint, Traffic};
+use model::routing::{Endpoint, Routing, Traffic};
 use model::service::Addresses;
 use netlink::testing::{in_fresh_netns, run};
 use plan::nftables::words::Mark;
@@ -74,7 +76,7 @@ fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
     })
 }
 
-fn change(routings: Vec<(ServicePortName, Option<Arc<Routing>>)>) -> Change {
+fn change(routings: Vec<Changed>) -> Change {
     Change { routings, ..Change::default() }
 }
 
@@ -94,6 +96,17 @@ fn generation() -> u32 {
     Connection::open().unwrap().generation().unwrap().id
 }
 
+impl Table {
+    fn read_back(&mut self) -> (Ours, Content) {
+        let settings = self.settings.clone();
+        let found = self.reader().find(&settings).unwrap();
+        let Found::Ours(ours) = found else { panic!("{found:?}") };
+        let wanted = self.plan.elements();
+        let content = self.reader().content(&ours.sets, &wanted).unwrap();
+        (ours, content)
+    }
+}
+
 #[test]
 fn the_kernel_holds_what_was_planned() {
     for family in Family::BOTH {
@@ -105,12 +118,11 @@ fn the_kernel_holds_what_was_planned() {
             ];
             let outcome = table.sync(Change { routings, ..node_data(family) }).unwrap();
             assert!(outcome.full);
-            let (_, found) = table.read_back().unwrap();
-            let Found::Ours(ours) = found else { panic!("{found:?}") };
-            let steps = table.plan.steps_from(ours.elements);
+            let (ours, content) = table.read_back();
+            let steps = table.plan.steps_from(content.held, table.plan.elements());
             assert!(steps.is_empty(), "{steps:?}");
             assert_eq!(ours.timeouts, [10_800].into());
-            assert_eq!(ours.service_cidrs, boundaries(&table.service_cidrs));
+            assert_eq!(content.service_cidrs, boundaries(&table.service_cidrs));
         });
     }
 }
@@ -142,6 +154,69 @@ fn a_restart_with_nothing_changed_changes_nothing() {
             assert_eq!(generation(), before, "nothing to do is nothing done");
         });
     }
+}
+
+#[test]
+fn what_was_missed_between_two_lives_is_caught_up_with() {
+    // Large and small sets are read in different ways, and large ones rewritten if they hold what we can't know.
+    type Missed = fn(u8, Vec<u8>) -> Option<Vec<u8>>;
+    let cases: [(&str, Missed); 5] = [
+        ("another endpoint", |n, old| Some(if n == 7 { vec![1, 2, 9] } else { old })),
+        ("one endpoint more", |n, old| Some(if n == 7 { vec![1, 2, 3, 4] } else { old })),
+        ("one endpoint less", |n, old| Some(if n == 7 { vec![1, 3] } else { old })),
+        ("a service gone", |n, old| (n != 7).then_some(old)),
+        ("all but one gone", |n, old| (n == 7).then_some(old)),
+    ];
+    for (what, missed) in cases {
+        for services in [5, 50] {
+            in_fresh_netns(move || {
+                let family = Family::V4;
+                let all = |now: &Missed| {
+                    let of = |n: u8| now(n, vec![1, 2, 3]).map(|endpoints| routing(family, n, &endpoints));
+                    (5..5 + services)
+                        .filter_map(|n| Some((name(&format!("s{n}")), Some(of(n)?))))
+                        .collect::<Vec<_>>()
+                };
+                let nothing: Missed = |_, old| Some(old);
+                let mut first = Table::open(settings(family)).unwrap();
+                first.sync(Change { routings: all(&nothing), ..node_data(family) }).unwrap();
+                // So that slots are no longer in the order of addresses.
+                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[2, 3])))])).unwrap();
+                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[1, 2, 3])))])).unwrap();
+                drop(first);
+
+                let mut second = Table::open(settings(family)).unwrap();
+                let outcome = second.sync(Change { routings: all(&missed), ..node_data(family) }).unwrap();
+                let few = outcome.added + outcome.deleted <= 100;
+                assert!(few || services == 50, "{what}, {services} services: {outcome:?}");
+                let content = second.read_back().1;
+                let steps = second.plan.steps_from(content.held, second.plan.elements());
+                assert!(steps.is_empty(), "{what}, {services} services: {steps:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
+    in_fresh_netns(|| {
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let routings =
+            (1..50).map(|n| (name(&format!("s{n}")), Some(routing(Family::V4, n, &[1])))).collect();
+        table.sync(Change { routings, ..node_data(Family::V4) }).unwrap();
+        let mut ours = table.read_back().0;
+        ours.sets.iter_mut().for_each(|(_, count)| *count = None);
+        let wanted = table.plan.elements();
+        let content = table.reader().content(&ours.sets, &wanted).unwrap();
+        assert!(content.held.unclear.contains(&Set::Endpoints(Bank::Addresses)));
+        let mut batch = table.batch();
+        let steps = table.plan.steps_from(content.held, wanted.clone());
+        write_steps(&steps, Family::V4, &mut batch);
+        table.connection.commit(&batch).unwrap();
+        let content = table.read_back().1;
+        let steps = table.plan.steps_from(content.held, wanted);
+        assert!(steps.is_empty(), "{steps:?}");
+    });
 }
 
 #[test]
@@ -242,8 +317,8 @@ fn a_refused_change_is_healed_in_the_same_pass() {
         run("nft flush map ip kube-proxy endpoints");
         let outcome = table.sync(with(&[1, 2])).unwrap();
         assert!(outcome.full, "deleting what is no longer there was refused, and the table read back");
-        let Found::Ours(ours) = table.read_back().unwrap().1 else { panic!("not ours any more") };
-        assert!(table.plan.steps_from(ours.elements).is_empty());
+        let content = table.read_back().1;
+        assert!(table.plan.steps_from(content.held, table.plan.elements()).is_empty());
     });
 }
 

@@ -1,8 +1,8 @@
 //! The conversation: commit a batch, ask for what the kernel holds.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::time::Duration;
-use std::{io, iter};
 
 use rustix::io::Errno;
 
@@ -184,10 +184,10 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::ResourceBusy, "set keeps changing while it is read"))
     }
 
-    /// What `read` makes of the elements with these keys, in the same order; `NotFound` if any is not
-    /// there. Takes time with their number only, so that a large set is better compared this way: all
-    /// wanted ones with what they should lead to, and their count. Asks in many steps; whether something
-    /// changed between them is told by the generation before and after.
+    /// What `read` makes of the elements with these keys, in the same order; `None` for what is not there.
+    /// Takes time with their number only, so that a large set is better compared this way: all wanted ones
+    /// with what they should lead to, and their count. Asks in many steps; whether something changed
+    /// between them is told by the generation before and after.
     pub fn elements_at<T>(
         &mut self,
         family: Family,
@@ -195,26 +195,42 @@ impl Connection {
         set: &str,
         keys: impl IntoIterator<Item = Value>,
         mut read: impl FnMut(FoundElement<'_>) -> T,
-    ) -> io::Result<Vec<T>> {
+    ) -> io::Result<Vec<Option<T>>> {
         let fixed = fixed(family.to_wire());
         let request = Request { kind: kind(NFT_MSG_GETSETELEM), flags: 0, fixed: &fixed };
         let mut keys = keys.into_iter();
+        let mut asked: Vec<Value> = Vec::with_capacity(KEYS_AT_ONCE);
         let mut found = Vec::new();
-        while let Some(first) = keys.next() {
+        loop {
+            asked.extend(keys.by_ref().take(KEYS_AT_ONCE - asked.len()));
+            if asked.is_empty() {
+                return Ok(found);
+            }
             let body = |m: &mut Buffer| {
                 name_set(m, table, set);
                 m.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |m| {
-                    for key in iter::once(first).chain(keys.by_ref().take(KEYS_AT_ONCE - 1)) {
-                        m.nest(NFTA_LIST_ELEM, |m| write_value(m, NFTA_SET_ELEM_KEY, &key));
+                    for key in &asked {
+                        m.nest(NFTA_LIST_ELEM, |m| write_value(m, NFTA_SET_ELEM_KEY, key));
                     }
                 });
             };
-            let lists = self.socket.ask(request, body, |message| {
-                Some(FoundElement::all_from_wire(message)?.map(&mut read).collect::<Vec<_>>())
-            })?;
-            found.extend(lists.into_iter().flatten());
+            let before = found.len();
+            let outcome = self.socket.ask(request, body, |message| {
+                found.extend(FoundElement::all_from_wire(message)?.map(|element| Some(read(element))));
+                Some(())
+            });
+            let told = found.len() - before;
+            match outcome {
+                Ok(_) if told == asked.len() => asked.clear(),
+                // The kernel stops at the first one that is not there, and has told those before it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && told < asked.len() => {
+                    found.push(None);
+                    asked.drain(..=told);
+                }
+                Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(found)
     }
 
     fn dump<T>(

@@ -37,12 +37,44 @@ pub struct Seats<'a> {
     pub local: &'a [Endpoint],
 }
 
+/// What several service ports may put in: it stays until the last one is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shared {
+    ClusterIp(IpAddr),
+    Hairpin(IpAddr, Protocol, Port),
+}
+
+/// Every frontend of a service port, each once.
+pub fn frontends(routing: &Routing) -> Vec<Frontend> {
+    let at = |ip| Frontend { ip: Some(ip), protocol: routing.protocol, port: routing.port };
+    let mut all: Vec<Frontend> = Vec::new();
+    for frontend in routing.frontends() {
+        let frontend = match frontend {
+            routing::Frontend::ClusterIp(address)
+            | routing::Frontend::ExternalIp(address)
+            | routing::Frontend::LoadBalancerIp(address) => at(address.ip()),
+            routing::Frontend::NodePort(port) => Frontend { ip: None, protocol: routing.protocol, port },
+        };
+        if !all.contains(&frontend) {
+            all.push(frontend);
+        }
+    }
+    all
+}
+
+/// What a service port shares with others. An endpoint may come twice.
+pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
+    let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
+    let hairpins = endpoints.map(|endpoint| Shared::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
+    [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins)
+}
+
 impl Unit {
     /// Renders a routing; endpoints that had a slot keep it.
     pub fn new(routing: Arc<Routing>, before: Seats<'_>) -> Self {
-        let cluster: Arc<[Endpoint]> = assign(before.cluster, &routing.cluster).into();
+        let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
-        let local = if cluster[..] == local[..] { cluster.clone() } else { local.into() };
+        let local = if cluster[..] == local[..] { cluster.clone() } else { local };
         Self { routing, cluster, local }
     }
 
@@ -50,33 +82,14 @@ impl Unit {
         Seats { cluster: &self.cluster, local: &self.local }
     }
 
-    /// Every frontend of the service port, each once.
-    pub fn frontends(&self) -> Vec<Frontend> {
-        let routing = &self.routing;
-        let at = |ip| Frontend { ip: Some(ip), protocol: routing.protocol, port: routing.port };
-        let mut all: Vec<Frontend> = Vec::new();
-        for frontend in routing.frontends() {
-            let frontend = match frontend {
-                routing::Frontend::ClusterIp(address)
-                | routing::Frontend::ExternalIp(address)
-                | routing::Frontend::LoadBalancerIp(address) => at(address.ip()),
-                routing::Frontend::NodePort(port) => Frontend { ip: None, protocol: routing.protocol, port },
-            };
-            if !all.contains(&frontend) {
-                all.push(frontend);
-            }
-        }
-        all
-    }
-
-    /// Where endpoints sit according to `find`, which knows what maps hold: those of [`Routing::cluster`], then those of
-    /// [`Routing::local`].
+    /// Where endpoints sit according to `find`, which knows what a map holds for a frontend: those of
+    /// [`Routing::cluster`], then those of [`Routing::local`].
     pub fn seats_in(
         &self,
         mut find: impl FnMut(Set, &Frontend) -> Option<Vec<Endpoint>>,
     ) -> [Vec<Endpoint>; 2] {
         let (mut cluster, mut local) = (None, None);
-        for frontend in self.frontends() {
+        for frontend in frontends(&self.routing) {
             for (set, traffic) in self.maps_of(&frontend).into_iter().flatten() {
                 let found = find(set, &frontend);
                 match traffic {
@@ -101,18 +114,16 @@ impl Unit {
         [Some((Set::Endpoints(bank), routing.external)), inside]
     }
 
-    fn is_cluster_ip(&self, frontend: &Frontend) -> bool {
-        frontend.ip == Some(self.routing.addresses.cluster_ip)
+    fn seats_for(&self, traffic: Traffic) -> Option<&[Endpoint]> {
+        match traffic {
+            Traffic::ToCluster => Some(&self.cluster),
+            Traffic::ToLocal => Some(&self.local),
+            Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => None,
+        }
     }
 
-    /// What the service port shares with others: they may all put it in, and it stays until the last one is gone.
-    pub fn shared_elements(&self, out: &mut Vec<Element>) {
-        let routing = &self.routing;
-        out.push(Element::new(Set::ClusterIps, Key::EMPTY.address(routing.addresses.cluster_ip)));
-        for endpoint in routing.reachable().iter().filter(|endpoint| endpoint.local) {
-            let pair = Key::EMPTY.address(endpoint.ip).address(endpoint.ip);
-            out.push(Element::new(Set::Hairpin, pair.protocol(routing.protocol).port(endpoint.port)));
-        }
+    fn is_cluster_ip(&self, frontend: &Frontend) -> bool {
+        frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
     /// Whether clients of a frontend may stick to that endpoint.
@@ -124,32 +135,32 @@ impl Unit {
             })
     }
 
-    /// What the service port puts in for one of its frontends, if the frontend is given to it.
+    /// What the service port puts in for one of its frontends, if the frontend is given to it. Those of one set come in
+    /// order.
     pub fn elements_of(&self, frontend: &Frontend, out: &mut Vec<Element>) {
         let routing = &self.routing;
         let key = frontend.key();
         let bank = frontend.bank();
         let traffic = if self.is_cluster_ip(frontend) { routing.internal } else { routing.external };
 
-        let mut used: Vec<&[Endpoint]> = Vec::new();
-        for (set, traffic) in self.maps_of(frontend).into_iter().flatten() {
-            let seats = match traffic {
-                Traffic::ToCluster => &self.cluster,
-                Traffic::ToLocal => &self.local,
-                Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => continue,
-            };
-            used.push(seats);
+        let used = self.maps_of(frontend).map(|map| {
+            let (set, traffic) = map?;
+            self.seats_for(traffic).map(|seats| (set, seats))
+        });
+        for (set, seats) in used.into_iter().flatten() {
+            let start = out.len();
             let first = table(seats.len()).map_or(0, |table| table.first);
             out.extend(
-                (first..)
-                    .zip(&seats[..])
-                    .map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
+                (first..).zip(seats).map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
             );
+            // Slots are numbers in the order of the host's bytes.
+            sort_from(start, out);
         }
         if let Some(seconds) = routing.affinity {
-            sticky(Set::Sticky(bank, seconds), key, &used, out);
+            let endpoints = used.iter().flatten().flat_map(|(_, seats)| *seats);
+            sticky(Set::Sticky(bank, seconds), key, endpoints, out);
         }
-        if !used.is_empty() {
+        if used.iter().any(Option::is_some) {
             out.push(Element::new(Set::Frontends(bank), key));
             let keeps_clients = routing.preserves_client && !self.is_cluster_ip(frontend);
             out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(bank), key)));
@@ -166,14 +177,19 @@ impl Unit {
 }
 
 /// A removed endpoint must not be learned again, so learning looks it up here.
-fn sticky(set: Set, key: Key, used: &[&[Endpoint]], out: &mut Vec<Element>) {
+fn sticky<'a>(set: Set, key: Key, used: impl Iterator<Item = &'a Endpoint>, out: &mut Vec<Element>) {
     let start = out.len();
-    let endpoints = used.iter().copied().flatten();
-    out.extend(endpoints.map(|endpoint| Element::new(set, key.address(endpoint.ip).port(endpoint.port))));
+    out.extend(used.map(|endpoint| Element::new(set, key.address(endpoint.ip).port(endpoint.port))));
+    sort_from(start, out);
     let mut elements = out.split_off(start);
-    elements.sort();
     elements.dedup();
     out.append(&mut elements);
+}
+
+fn sort_from(start: usize, elements: &mut [Element]) {
+    if let Some(new) = elements.get_mut(start..) {
+        new.sort_unstable();
+    }
 }
 
 /// Who may use a load-balancer IP. Where the node may, so may what it sends to that IP and gets back.
@@ -186,10 +202,24 @@ fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
         addresses.load_balancer_ips.iter().filter(|_| routing.ranges_admit_node).map(|ip| IpNet::from(*ip));
     let ranges: Vec<IpNet> = addresses.source_ranges.iter().copied().chain(own).collect();
     out.push(Element::new(Set::Firewalled, key));
+    let start = out.len();
     // The kernel refuses ranges that overlap.
     out.extend(IpNet::aggregate(&ranges).iter().map(|range| {
         Element::new(Set::AllowedSources, key.address(range.network()).address(range.broadcast()))
     }));
+    sort_from(start, out);
+}
+
+impl Shared {
+    pub fn element(&self) -> Element {
+        match *self {
+            Self::ClusterIp(ip) => Element::new(Set::ClusterIps, Key::EMPTY.address(ip)),
+            Self::Hairpin(ip, protocol, port) => {
+                let pair = Key::EMPTY.address(ip).address(ip);
+                Element::new(Set::Hairpin, pair.protocol(protocol).port(port))
+            }
+        }
+    }
 }
 
 impl Frontend {
@@ -221,7 +251,7 @@ impl Frontend {
         Some((Self { ip, protocol: protocol(number)?, port }, rest))
     }
 
-    fn key(&self) -> Key {
+    pub fn key(&self) -> Key {
         let key = Key::EMPTY;
         let key = self.ip.map_or(key, |ip| key.address(ip));
         key.protocol(self.protocol).port(self.port)

@@ -8,33 +8,46 @@ use foldhash::fast::RandomState;
 use model::names::{Port, ServicePortName};
 use model::routing::{Endpoint, Routing};
 
-use crate::nftables::elements::{Frontend, Seats, Unit};
+use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
 use crate::nftables::sets::{Element, Set};
+
+/// What becomes of a service port; nothing if it is gone.
+pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
 /// The wanted content of all sets, kept by service port.
 #[derive(Debug, Default)]
 pub struct Plan {
     units: HashMap<ServicePortName, Unit, RandomState>,
-    /// Who asks for a frontend, in ascending order: the first one gets it.
-    claims: HashMap<Frontend, Vec<ServicePortName>, RandomState>,
-    /// How many service ports want an element that several may want.
-    shared: HashMap<Element, usize, RandomState>,
-    /// Slots as they were found in the kernel, for service ports that have no unit yet.
-    found: HashMap<(Set, Frontend), Vec<Endpoint>, RandomState>,
+    /// Who asks for a frontend, in ascending order: the first one gets it. In order of frontends, which is the order of
+    /// their elements in each set.
+    claims: BTreeMap<Frontend, Vec<ServicePortName>>,
+    /// How often it is asked for what several may ask for; in order, too.
+    shared: BTreeMap<Shared, usize>,
 }
 
-/// What to change in the sets: deletions first, for a key whose datum changes must leave before it can come back.
+/// What the kernel holds.
+#[derive(Debug, Default)]
+pub struct Held {
+    pub elements: Vec<Element>,
+    /// Sets that hold we don't know what, none of it in `elements`.
+    pub unclear: Vec<Set>,
+}
+
+/// What to change in the sets, in this order: a key whose datum changes must leave before it can come back.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
+    pub empty: Vec<Set>,
     pub delete: Vec<Element>,
     pub add: Vec<Element>,
     /// Frontends that several service ports ask for, of those that changed. The first one named has it.
-    pub contested: Vec<(Frontend, Vec<ServicePortName>)>,
+    pub contested: Vec<Contested>,
 }
+
+pub type Contested = (Frontend, Vec<ServicePortName>);
 
 impl Steps {
     pub fn is_empty(&self) -> bool {
-        self.delete.is_empty() && self.add.is_empty()
+        self.empty.is_empty() && self.delete.is_empty() && self.add.is_empty()
     }
 
     /// Seconds of affinity that the steps need sets for.
@@ -45,73 +58,71 @@ impl Steps {
 }
 
 impl Plan {
-    /// A plan for a kernel that already holds these elements: endpoints will keep the slots they have there.
-    pub fn adopting<'a>(elements: impl Iterator<Item = &'a Element>) -> Self {
-        let mut slots: HashMap<(Set, Frontend), BTreeMap<u32, Endpoint>, RandomState> = HashMap::default();
-        for element in elements {
-            if let Some((frontend, slot, endpoint)) = Frontend::of_endpoint(element) {
-                slots.entry((element.set, frontend)).or_default().insert(slot, endpoint);
+    /// Makes these the routings of their service ports, and returns what that changes.
+    pub fn replace(&mut self, changes: Vec<Changed>) -> Steps {
+        // Whatever the change may touch: what is given up and what is asked for.
+        let mut affected: BTreeSet<Frontend> = BTreeSet::new();
+        let mut shared_before: BTreeMap<Shared, bool> = BTreeMap::new();
+        for (name, routing) in &changes {
+            let given_up = self.units.get(name).map(|unit| &unit.routing);
+            for routing in given_up.into_iter().chain(routing) {
+                affected.extend(frontends(routing));
+                shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
         }
-        let found = slots.into_iter().map(|(key, slots)| (key, slots.into_values().collect())).collect();
-        Self { found, ..Self::default() }
-    }
-
-    /// Makes these the routings of their service ports, and returns what that changes.
-    pub fn replace(&mut self, mut changes: Vec<(ServicePortName, Option<Arc<Routing>>)>) -> Steps {
-        // In order of names, so that slots found in the kernel go to whom they belonged.
-        changes.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        let changes: Vec<_> = changes
-            .into_iter()
-            .map(|(name, routing)| {
-                let unit = routing.map(|routing| self.render(&name, routing));
-                (name, unit)
-            })
-            .collect();
-        let affected = self.affected(&changes);
-
         let mut before = self.elements_of(&affected);
-        let mut shared = SharedBefore::default();
-        for (name, unit) in changes {
-            self.replace_unit(name, unit, &mut shared);
-        }
+        let contested = self.accept(changes);
         let mut after = self.elements_of(&affected);
-        for (element, was_there) in shared.0 {
-            match (was_there, self.shared.contains_key(&element)) {
-                (true, false) => before.push(element),
-                (false, true) => after.push(element),
+        for (shared, was_there) in shared_before {
+            match (was_there, self.shared.contains_key(&shared)) {
+                (true, false) => before.push(shared.element()),
+                (false, true) => after.push(shared.element()),
                 (true, true) | (false, false) => {}
             }
         }
-        let (delete, add) = difference(before, after);
-        let contested = affected.into_iter().filter_map(|frontend| {
-            let claims = self.claims.get(&frontend).filter(|claims| claims.len() > 1)?;
-            Some((frontend, claims.clone()))
-        });
-        let contested = contested.collect();
-        Steps { delete, add, contested }
+        before.sort_unstable();
+        after.sort_unstable();
+        let (delete, add) = difference(&before, &after);
+        Steps { empty: Vec::new(), delete, add, contested }
     }
 
-    /// Everything the sets should hold.
+    /// The same without looking what that changes; returns the frontends in it that several ask for.
+    pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contested> {
+        let mut contested = BTreeSet::new();
+        for (name, routing) in changes {
+            self.accept_one(name, routing, &mut contested);
+        }
+        let claims = |frontend: Frontend| Some((frontend, self.claims.get(&frontend)?.clone()));
+        contested.into_iter().filter_map(claims).filter(|(_, claims)| claims.len() > 1).collect()
+    }
+
+    /// Everything the sets should hold, in order.
     pub fn elements(&self) -> Vec<Element> {
-        let mut all: Vec<Element> = self.shared.keys().copied().collect();
+        let mut all: Vec<Element> = self.shared.keys().map(Shared::element).collect();
         for (frontend, claims) in &self.claims {
             if let Some(unit) = claims.first().and_then(|owner| self.units.get(owner)) {
                 unit.elements_of(frontend, &mut all);
             }
         }
+        // Within each set they are in order already, and there are few sets.
+        all.sort_by_key(|element| element.set);
+        debug_assert!(all.is_sorted());
         all
     }
 
-    /// The steps from what is in the kernel to what should be there.
-    pub fn steps_from(&self, found: Vec<Element>) -> Steps {
-        let (delete, add) = difference(found, self.elements());
-        Steps { delete, add, contested: Vec::new() }
-    }
-
-    /// Whether no service port wants anything.
-    pub fn is_empty(&self) -> bool {
-        self.units.is_empty()
+    /// The steps from what is in the kernel to what should be there, which is `wanted`; but endpoints that have a slot
+    /// in the kernel keep it.
+    pub fn steps_from(&mut self, mut held: Held, wanted: Vec<Element>) -> Steps {
+        let empty = held.unclear;
+        if held.elements.is_empty() {
+            return Steps { empty, add: wanted, ..Steps::default() };
+        }
+        held.elements.sort_unstable();
+        let (mut delete, mut add) = difference(&held.elements, &wanted);
+        if self.keep_seats(&held.elements, &delete) {
+            (delete, add) = difference(&held.elements, &self.elements());
+        }
+        Steps { empty, delete, add, contested: Vec::new() }
     }
 
     /// Whether clients of a frontend may stick to that endpoint.
@@ -125,23 +136,20 @@ impl Plan {
         self.claims.get(frontend)?.first()
     }
 
-    fn render(&mut self, name: &ServicePortName, routing: Arc<Routing>) -> Unit {
-        if let Some(unit) = self.units.get(name) {
-            return Unit::new(routing, unit.seats());
+    /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
+    /// want there. Returns whether there was such a slot. All elements come in order.
+    fn keep_seats(&mut self, found: &[Element], different: &[Element]) -> bool {
+        let different = different.iter().filter_map(Frontend::of_endpoint).map(|(frontend, _, _)| frontend);
+        let owners: BTreeSet<_> = different.filter_map(|frontend| self.owner(&frontend).cloned()).collect();
+        for owner in &owners {
+            let Some(unit) = self.units.get(owner) else { continue };
+            let [cluster, local] = unit.seats_in(|set, frontend| {
+                (self.owner(frontend) == Some(owner)).then(|| seats(found, set, frontend))?
+            });
+            let unit = Unit::new(unit.routing.clone(), Seats { cluster: &cluster, local: &local });
+            self.units.insert(owner.clone(), unit);
         }
-        if self.found.is_empty() {
-            return Unit::new(routing, Seats::default());
-        }
-        let unit = Unit::new(routing.clone(), Seats::default());
-        let [cluster, local] = unit.seats_in(|set, frontend| self.found.remove(&(set, *frontend)));
-        Unit::new(routing, Seats { cluster: &cluster, local: &local })
-    }
-
-    /// The frontends whose elements a change may touch: those given up and those asked for.
-    fn affected(&self, changes: &[(ServicePortName, Option<Unit>)]) -> BTreeSet<Frontend> {
-        let given_up = changes.iter().filter_map(|(name, _)| self.units.get(name));
-        let asked_for = changes.iter().filter_map(|(_, unit)| unit.as_ref());
-        given_up.chain(asked_for).flat_map(Unit::frontends).collect()
+        !owners.is_empty()
     }
 
     fn elements_of(&self, frontends: &BTreeSet<Frontend>) -> Vec<Element> {
@@ -155,67 +163,75 @@ impl Plan {
         elements
     }
 
-    fn replace_unit(&mut self, name: ServicePortName, unit: Option<Unit>, shared: &mut SharedBefore) {
-        let mut elements = Vec::new();
-        if let Some(old) = self.units.remove(&name) {
-            for frontend in old.frontends() {
-                self.give_up(frontend, &name);
-            }
-            old.shared_elements(&mut elements);
-            for element in elements.drain(..) {
-                shared.note(element, &self.shared);
-                self.release(element);
-            }
+    fn accept_one(
+        &mut self,
+        name: ServicePortName,
+        routing: Option<Arc<Routing>>,
+        contested: &mut BTreeSet<Frontend>,
+    ) {
+        let old = self.units.remove(&name);
+        let seats = old.as_ref().map(Unit::seats).unwrap_or_default();
+        let unit = routing.map(|routing| Unit::new(routing, seats));
+        if let Some(Unit { routing, .. }) = &old {
+            contested.extend(frontends(routing).into_iter().filter(|frontend| self.give_up(frontend, &name)));
+            shared(routing).for_each(|it| self.release(it));
         }
-        let Some(unit) = unit else { return };
-        for frontend in unit.frontends() {
-            let claims = self.claims.entry(frontend).or_default();
-            let at = claims.partition_point(|other| *other < name);
-            claims.insert(at, name.clone());
-        }
-        unit.shared_elements(&mut elements);
-        for element in elements {
-            shared.note(element, &self.shared);
-            *self.shared.entry(element).or_default() += 1;
-        }
-        self.units.insert(name, unit);
-    }
-
-    fn give_up(&mut self, frontend: Frontend, name: &ServicePortName) {
-        if let Some(claims) = self.claims.get_mut(&frontend) {
-            claims.retain(|other| other != name);
-            if claims.is_empty() {
-                self.claims.remove(&frontend);
-            }
+        if let Some(unit) = unit {
+            let asked_for = frontends(&unit.routing).into_iter();
+            contested.extend(asked_for.filter(|frontend| self.claim(frontend, &name)));
+            shared(&unit.routing).for_each(|it| *self.shared.entry(it).or_default() += 1);
+            self.units.insert(name, unit);
         }
     }
 
-    fn release(&mut self, element: Element) {
-        if let Some(count) = self.shared.get_mut(&element) {
+    /// Returns whether others ask for it, too.
+    fn claim(&mut self, frontend: &Frontend, name: &ServicePortName) -> bool {
+        let claims = self.claims.entry(*frontend).or_default();
+        let at = claims.partition_point(|other| other < name);
+        claims.reserve_exact(1); // most frontends are asked for once
+        claims.insert(at, name.clone());
+        claims.len() > 1
+    }
+
+    /// Returns whether others still ask for it.
+    fn give_up(&mut self, frontend: &Frontend, name: &ServicePortName) -> bool {
+        let Some(claims) = self.claims.get_mut(frontend) else { return false };
+        claims.retain(|other| other != name);
+        if claims.is_empty() {
+            self.claims.remove(frontend);
+            return false;
+        }
+        true
+    }
+
+    fn release(&mut self, shared: Shared) {
+        if let Some(count) = self.shared.get_mut(&shared) {
             *count -= 1;
             if *count == 0 {
-                self.shared.remove(&element);
+                self.shared.remove(&shared);
             }
         }
     }
 }
 
-/// Which shared elements were there before a change touched them.
-#[derive(Debug, Default)]
-struct SharedBefore(BTreeMap<Element, bool>);
-
-impl SharedBefore {
-    fn note(&mut self, element: Element, shared: &HashMap<Element, usize, RandomState>) {
-        self.0.entry(element).or_insert_with(|| shared.contains_key(&element));
-    }
+/// What sits in the slots of a frontend; none if nothing does. The elements come in order.
+fn seats(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
+    let key = frontend.key();
+    let start = found.partition_point(|element| (element.set, element.key) < (set, key));
+    let its_own = found
+        .get(start..)?
+        .iter()
+        .take_while(|element| element.set == set && element.key.as_bytes().starts_with(key.as_bytes()));
+    let slots: BTreeMap<u32, Endpoint> = its_own
+        .filter_map(|element| Frontend::of_endpoint(element).map(|(_, slot, endpoint)| (slot, endpoint)))
+        .collect();
+    (!slots.is_empty()).then(|| slots.into_values().collect())
 }
 
-/// What is only in the first and what is only in the second, each in order.
-fn difference(mut before: Vec<Element>, mut after: Vec<Element>) -> (Vec<Element>, Vec<Element>) {
-    before.sort_unstable();
-    after.sort_unstable();
+/// What is only in the first and what is only in the second; all in order.
+fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<Element>) {
     let (mut delete, mut add) = (Vec::new(), Vec::new());
-    let (mut old, mut new) = (before.into_iter().peekable(), after.into_iter().peekable());
+    let (mut old, mut new) = (before.iter().copied().peekable(), after.iter().copied().peekable());
     loop {
         match (old.peek(), new.peek()) {
             (Some(a), Some(b)) if a == b => {

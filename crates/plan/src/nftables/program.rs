@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   prerouting, output  -110  firewall-check        load-balancer source ranges
-//!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside
-//!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside
+//!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside ─▶ draw
+//!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside ─▶ draw
 //!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
 //!   input, postrouting     0  learn                 where clients that stick have gone
 //!   postrouting          100  masquerading
@@ -108,10 +108,14 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
             .chain([Word::In(NODE_PORT.into(), Set::Frontends(Bank::NodePorts)), Word::Goto("nodeport")]),
     ));
     vec![
-        pick("pick", Bank::Addresses, Set::Endpoints),
-        pick("pick-inside", Bank::Addresses, Set::EndpointsInside),
-        pick("nodeport-pick", Bank::NodePorts, Set::Endpoints),
-        pick("nodeport-pick-inside", Bank::NodePorts, Set::EndpointsInside),
+        draw("draw", Bank::Addresses, Set::Endpoints),
+        draw("draw-inside", Bank::Addresses, Set::EndpointsInside),
+        draw("nodeport-draw", Bank::NodePorts, Set::Endpoints),
+        draw("nodeport-draw-inside", Bank::NodePorts, Set::EndpointsInside),
+        pick("pick", Bank::Addresses, "draw"),
+        pick("pick-inside", Bank::Addresses, "draw-inside"),
+        pick("nodeport-pick", Bank::NodePorts, "nodeport-draw"),
+        pick("nodeport-pick-inside", Bank::NodePorts, "nodeport-draw-inside"),
         chain("cluster-ip", cluster_ip(settings)),
         chain("external-local", external_local(settings, "pick", "pick-inside")),
         chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
@@ -171,17 +175,28 @@ fn external_local(settings: &Settings, outside: &'static str, inside: &'static s
     rules
 }
 
-/// The endpoint a client went to before, or else one by chance: see [`draws`].
-fn pick(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
-    let frontend: &[Field] = match bank {
-        Bank::Addresses => &FRONTEND,
-        Bank::NodePorts => &NODE_PORT,
-    };
-    let before = rule([Word::Dnat([&[Field::Source], frontend].concat(), Set::Affinity(bank))]);
+/// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
+/// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
+fn pick(name: &'static str, bank: Bank, draw: &'static str) -> Chain {
+    let before = rule([Word::Dnat([&[Field::Source], key(bank)].concat(), Set::Affinity(bank))]);
+    let again = rule([Word::Jump(draw)]).because("should endpoints have moved meanwhile");
+    chain(name, vec![before, rule([Word::Jump(draw)]), again])
+}
+
+/// An endpoint by chance: see [`draws`].
+fn draw(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
     let by_chance = draws()
         .into_iter()
-        .map(|draw| rule([Word::Dnat([frontend, &[Field::Slot(draw)]].concat(), endpoints(bank))]));
-    chain(name, [before].into_iter().chain(by_chance).collect())
+        .map(|draw| rule([Word::Dnat([key(bank), &[Field::Slot(draw)]].concat(), endpoints(bank))]));
+    chain(name, by_chance.collect())
+}
+
+/// What a frontend is known by.
+fn key(bank: Bank) -> &'static [Field] {
+    match bank {
+        Bank::Addresses => &FRONTEND,
+        Bank::NodePorts => &NODE_PORT,
+    }
 }
 
 /// What becomes of packets that found no endpoint.

@@ -13,7 +13,9 @@
 //! more likely than the ninth: by 0.2 percent here, by less than four at worst.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use model::routing::Endpoint;
 
 /// The number of slots a frontend may have.
@@ -68,20 +70,24 @@ fn tables() -> impl Iterator<Item = Draw> {
 }
 
 /// Puts endpoints into slots: whoever has one keeps it, so that few elements change when an endpoint comes or goes.
-pub fn assign(before: &[Endpoint], endpoints: &[Endpoint]) -> Vec<Endpoint> {
-    let endpoints = endpoints.get(..MOST).unwrap_or(endpoints);
-    let kept: Vec<Endpoint> = before.iter().take(endpoints.len()).copied().collect();
-    let wanted: HashSet<(_, _)> = endpoints.iter().map(identity).collect();
-    let mut seated = HashSet::new();
+/// Nothing is copied where that is the order they come in.
+pub fn assign(before: &[Endpoint], endpoints: &Arc<[Endpoint]>) -> Arc<[Endpoint]> {
+    let wanted = endpoints.get(..MOST).unwrap_or(endpoints);
+    if before.is_empty() && wanted.len() == endpoints.len() {
+        return endpoints.clone();
+    }
+    let kept: Vec<Endpoint> = before.iter().take(wanted.len()).copied().collect();
+    let known: HashSet<_, RandomState> = wanted.iter().map(identity).collect();
+    let mut seated: HashSet<_, RandomState> = HashSet::default();
     let stays: Vec<bool> =
-        kept.iter().map(|e| wanted.contains(&identity(e)) && seated.insert(identity(e))).collect();
-    let mut newcomers = endpoints.iter().filter(|e| !seated.contains(&identity(e)));
-    let mut slots = Vec::with_capacity(endpoints.len());
+        kept.iter().map(|e| known.contains(&identity(e)) && seated.insert(identity(e))).collect();
+    let mut newcomers = wanted.iter().filter(|e| !seated.contains(&identity(e)));
+    let mut slots = Vec::with_capacity(wanted.len());
     for (endpoint, stays) in kept.iter().zip(stays) {
         slots.extend(if stays { Some(endpoint) } else { newcomers.next() });
     }
     slots.extend(newcomers);
-    slots
+    if slots[..] == endpoints[..] { endpoints.clone() } else { slots.into() }
 }
 
 /// Whether it is local is not the slots' business.

@@ -189,17 +189,23 @@ fn elements_are_found_by_their_keys() {
         connection.commit(&batch).unwrap();
         assert!(matches!(connection.sets(Ipv4, TABLE).unwrap()[0].count, None | Some(2000)));
 
-        let mut find = |keys: std::ops::Range<u32>| {
-            let keys = keys.map(|number| Value::from(number.to_ne_bytes()));
-            connection.elements_at(Ipv4, TABLE, "m", keys, |element| {
+        let mut find = |keys: Vec<u32>| {
+            let keys = keys.into_iter().map(|number| Value::from(number.to_ne_bytes()));
+            let read = |element: FoundElement<'_>| {
                 let Some(FoundDatum::Value(data)) = element.data else { panic!("{element:?}") };
                 u32::from_ne_bytes(data.try_into().unwrap())
-            })
+            };
+            connection.elements_at(Ipv4, TABLE, "m", keys, read).unwrap()
         };
-        assert_eq!(find(0..2000).unwrap(), (1..2001).collect::<Vec<_>>());
-        assert_eq!(find(0..0).unwrap(), []);
-        assert_eq!(find(1500..2001).unwrap_err().kind(), std::io::ErrorKind::NotFound);
-        assert_eq!(find(0..1).unwrap(), [1], "a miss leaves nothing behind on the socket");
+        let some = |range: std::ops::Range<u32>| range.map(Some).collect::<Vec<_>>();
+        assert_eq!(find((0..2000).collect()), some(1..2001));
+        assert_eq!(find(vec![]), []);
+        let with_gaps = [3000, 0, 1, 3001, 3002, 2, 1999, 2000];
+        assert_eq!(find(with_gaps.into()), [None, Some(1), Some(2), None, None, Some(3), Some(2000), None]);
+        let mut expected = some(1501..2001);
+        expected.resize(600, None);
+        assert_eq!(find((1500..2100).collect()), expected);
+        assert_eq!(find(vec![0]), [Some(1)], "a miss leaves nothing behind on the socket");
     });
 }
 

@@ -14,6 +14,7 @@ struct FakeTable(BTreeMap<(Set, crate::nftables::sets::Key), Option<(IpAddr, Por
 
 impl FakeTable {
     fn commit(&mut self, steps: &Steps) {
+        self.0.retain(|(set, _), _| !steps.empty.contains(set));
         for element in &steps.delete {
             let had = self.0.remove(&(element.set, element.key));
             assert_eq!(had, Some(element.data), "deleting what is not there: {element:?}");
@@ -97,11 +98,15 @@ prop_compose! {
     }
 }
 
-fn changes() -> impl Strategy<Value = Vec<(ServicePortName, Option<Arc<Routing>>)>> {
+fn routings(plan: &Plan) -> Vec<Changed> {
+    plan.units.iter().map(|(name, unit)| (name.clone(), Some(unit.routing.clone()))).collect()
+}
+
+fn changes() -> impl Strategy<Value = Vec<Changed>> {
     let change = (0u8..5, proptest::option::weighted(0.7, routing()));
     proptest::collection::btree_map(0u8..5, change, 1..4)
         .prop_map(|changes| changes.into_values().map(|(n, routing)| (name(n), routing)).collect())
-        .prop_map(|mut changes: Vec<(ServicePortName, Option<Arc<Routing>>)>| {
+        .prop_map(|mut changes: Vec<Changed>| {
             changes.sort_by(|a, b| a.0.cmp(&b.0));
             changes.dedup_by(|a, b| a.0 == b.0);
             changes
@@ -126,11 +131,39 @@ proptest! {
         for pass in passes {
             table.commit(&plan.replace(pass));
         }
-        let routings = plan.units.iter().map(|(name, unit)| (name.clone(), Some(unit.routing.clone()))).collect();
-        let found = table.elements();
-        let mut successor = Plan::adopting(found.iter());
-        successor.replace(routings);
-        prop_assert_eq!(successor.steps_from(found), Steps::default());
+        let mut successor = Plan::default();
+        successor.accept(routings(&plan));
+        let found = Held { elements: table.elements(), unclear: Vec::new() };
+        let wanted = successor.elements();
+        prop_assert_eq!(successor.steps_from(found, wanted), Steps::default());
+        prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
+    }
+
+    #[test]
+    fn a_restart_leads_to_what_is_wanted_whatever_was_missed_and_whatever_could_be_read(
+        before in changes(),
+        missed in changes(),
+        unclear in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
+    ) {
+        let mut plan = Plan::default();
+        let mut table = FakeTable::default();
+        table.commit(&plan.replace(before));
+        plan.accept(missed);
+
+        let mut successor = Plan::default();
+        successor.accept(routings(&plan));
+        let elements = table.elements().into_iter().filter(|element| !unclear.contains(&element.set)).collect();
+        let wanted = successor.elements();
+        table.commit(&successor.steps_from(Held { elements, unclear }, wanted));
+        prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
+    }
+
+    #[test]
+    fn the_order_of_changes_does_not_matter_to_who_gets_what(change in changes()) {
+        let (mut forwards, mut backwards) = (Plan::default(), Plan::default());
+        let contested = forwards.accept(change.clone());
+        prop_assert_eq!(contested, backwards.accept(change.into_iter().rev().collect()));
+        prop_assert_eq!(forwards.elements(), backwards.elements());
     }
 
     #[test]

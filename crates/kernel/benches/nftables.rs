@@ -1,0 +1,563 @@
+//! What the nftables mode costs from API objects to the kernel, at the sizes that users have reported trouble with.
+//!
+//! Each size is measured by a process of its own in a network namespace of its own, so that memory is that of one
+//! cluster. Figures that are compared with each other are taken in turns by one process, and in processor time where
+//! the machine's other work would disturb them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    clippy::panic,
+    missing_docs,
+    reason = "a benchmark stops at what it did not expect"
+)]
+
+use std::env::{args, current_exe};
+use std::fs::read_to_string;
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kernel::nftables::{Change, Outcome, TABLE, Table, write_steps};
+use model::address::Family;
+use model::api;
+use model::cluster::{Cluster, Here};
+use model::event::Event;
+use model::local::FromPod;
+use model::names::NamespacedName;
+use netlink::nftables::{Batch, Connection};
+use netlink::testing::in_fresh_netns;
+use plan::nftables::plan::Plan;
+use plan::nftables::program::Settings;
+use plan::nftables::words::Mark;
+use rustix::time::{ClockId, clock_gettime};
+
+#[derive(Clone, Copy)]
+struct Size {
+    services: usize,
+    endpoints: usize,
+}
+
+const SIZES: [Size; 4] = [
+    Size { services: 1_000, endpoints: 5 },
+    Size { services: 10_000, endpoints: 5 },
+    Size { services: 44_000, endpoints: 1 },
+    Size { services: 5_000, endpoints: 50 },
+];
+
+/// How many changes of a kind percentiles are taken of.
+const CHANGES: usize = 500;
+
+fn main() {
+    // Cargo adds words of its own.
+    let args: Vec<String> = args().skip(1).filter(|arg| arg != "--bench").collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let number = |text: &str| text.parse::<usize>().unwrap();
+    let size =
+        |services: &str, endpoints: &str| Size { services: number(services), endpoints: number(endpoints) };
+    match words[..] {
+        [] => report(),
+        ["size", services, endpoints] => {
+            let size = size(services, endpoints);
+            in_fresh_netns(move || measure(size));
+        }
+        ["life", services, endpoints, missed] => live(size(services, endpoints), missed),
+        ["compare", small, large, endpoints] => compare(size(small, endpoints), size(large, endpoints)),
+        _ => panic!("unknown words {words:?}"),
+    }
+}
+
+// What is printed.
+
+fn report() {
+    let sizes = SIZES.map(|size| (size, run("size", &[size.services, size.endpoints], "")));
+
+    println!("\ncold load: a process from its start to its first pass, in milliseconds of processor time");
+    println!(
+        "{:>12} {:>9} {:>7} {:>7} {:>8} {:>8} {:>9} {:>9}   own / kernel <= 0.5   whole / replayed <= 1.5",
+        "size", "elements", "model", "own", "kernel", "whole", "replayed", "elapsed"
+    );
+    for (size, found) in &sizes {
+        let [elements, model, own, kernel, whole, replayed, elapsed] =
+            ["added", "model", "own", "kernel", "whole", "replayed", "elapsed"]
+                .map(|name| found.median(name));
+        // Who spent it is found by sampling: only many samples tell.
+        let share = found.sum("own") / found.sum("kernel");
+        println!(
+            "{:>12} {elements:>9} {model:>7.0} {own:>7.0} {kernel:>8.0} {whole:>8.0} {replayed:>9.0} {elapsed:>9.0}   {:>19}   {:>23}",
+            size.name(),
+            goal(share, 0.5),
+            goal(whole / replayed, 1.5),
+        );
+    }
+
+    println!("\none change, in microseconds: p50 / p99 of elapsed time (of processor time)");
+    println!(
+        "{:>12} {:>26} {:>26} {:>26}   replaced (p99) <= 1000",
+        "size", "endpoint replaced", "endpoint lost or found", "service added"
+    );
+    for (size, found) in &sizes {
+        let of = |name: &str| {
+            let [p50, p99, cpu50, cpu99] =
+                ["p50", "p99", "cpu50", "cpu99"].map(|what| found.median(&format!("{name}_{what}")));
+            format!("{p50:.0} / {p99:.0} ({cpu50:.0} / {cpu99:.0})")
+        };
+        println!(
+            "{:>12} {:>26} {:>26} {:>26}   {:>22}",
+            size.name(),
+            of("replaced"),
+            of("flipped"),
+            of("added"),
+            goal(found.median("replaced_cpu99"), 1_000.0)
+        );
+    }
+    let both = run("compare", &[1_000, 44_000, 1], "");
+    let ratio = |what: &str| both.median(&format!("large_{what}")) / both.median(&format!("small_{what}"));
+    println!(
+        "{:>12} endpoint replaced, in turns: p50 {}, p99 {:.2}; of processor time p50 {}, p99 {}",
+        "44k / 1k",
+        goal(ratio("p50"), 1.5),
+        ratio("p99"),
+        goal(ratio("cpu50"), 1.5),
+        goal(ratio("cpu99"), 1.5)
+    );
+
+    println!("\nresident memory of the whole process, in MiB");
+    println!("{:>12} {:>9} {:>9} {:>9}   10,000 x 5 <= 40", "size", "loaded", "changed", "peak");
+    for (size, found) in &sizes {
+        let [loaded, changed, peak] = ["rss", "rss_changed", "rss_peak"].map(|name| found.median(name));
+        let goal = if size.services == 10_000 { goal(loaded, 40.0) } else { String::new() };
+        println!("{:>12} {loaded:>9.1} {changed:>9.1} {peak:>9.1}   {goal:>16}", size.name());
+    }
+
+    println!(
+        "\nrestart: a process that finds the table of another, in milliseconds of processor time, and what it sends"
+    );
+    println!(
+        "{:>12} {:>7} {:>8} {:>8} {:>9} {:>12} {:>18} {:>22}   of cold load   sent = 0",
+        "size", "own", "kernel", "whole", "elapsed", "sent", "5 endpoints missed", "services missed"
+    );
+    for (size, found) in &sizes {
+        let [own, kernel, whole, elapsed] =
+            ["own", "kernel", "whole", "elapsed"].map(|name| found.median(&format!("restart_{name}")));
+        let sent = |life: &str| found.sum(&format!("{life}_added")) + found.sum(&format!("{life}_deleted"));
+        let missed = |life: &str| format!("{:.0} ({})", found.median(&format!("{life}_whole")), sent(life));
+        println!(
+            "{:>12} {own:>7.0} {kernel:>8.0} {whole:>8.0} {elapsed:>9.0} {:>12} {:>18} {:>22}   {:>12.2}   {:>8}",
+            size.name(),
+            sent("restart"),
+            missed("endpoints"),
+            missed("services"),
+            whole / found.median("whole"),
+            goal(sent("restart"), 0.0),
+        );
+    }
+}
+
+fn goal(value: f64, most: f64) -> String {
+    format!("{value:.2} {}", if value <= most { "ok" } else { "MISSED" })
+}
+
+/// What a process of its own has found out: lines of a name and a number.
+struct Figures(String);
+
+fn run(what: &str, numbers: &[usize], word: &str) -> Figures {
+    let mut command = Command::new(current_exe().unwrap());
+    command.arg(what).args(numbers.iter().map(ToString::to_string));
+    let output = command.args((!word.is_empty()).then_some(word)).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Figures(String::from_utf8(output.stdout).unwrap())
+}
+
+impl Figures {
+    fn all(&self, name: &str) -> Vec<f64> {
+        let of_line = |line: &str| line.split_once(' ').filter(|(found, _)| *found == name)?.1.parse().ok();
+        self.0.lines().filter_map(of_line).collect()
+    }
+
+    fn median(&self, name: &str) -> f64 {
+        let mut all = self.all(name);
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    fn sum(&self, name: &str) -> f64 {
+        self.all(name).iter().sum()
+    }
+
+    fn say_as(&self, prefix: &str) {
+        self.0.lines().for_each(|line| println!("{prefix}{line}"));
+    }
+}
+
+fn say(name: &str, number: f64) {
+    println!("{name} {number}");
+}
+
+// What is measured.
+
+fn measure(size: Size) {
+    let numbers = [size.services, size.endpoints];
+    let mut load = Load::new(size, |_| true, &[]);
+    let random = &mut Random(1);
+    let replaced: Vec<_> = replacements(size, random).map(|event| load.change(&[event])).collect();
+    let flipped: Vec<_> = flips(size, random).map(|event| load.change(&[event])).collect();
+    let new = (0..CHANGES).map(|number| size.services + number);
+    let added: Vec<_> = new
+        .clone()
+        .map(|number| load.change(&[service(number), slice(number, size.endpoints, None)]))
+        .collect();
+    for number in new {
+        load.change(&deletions(number));
+    }
+    percentiles("replaced", &replaced);
+    percentiles("flipped", &flipped);
+    percentiles("added", &added);
+    say("rss_changed", memory("VmRSS"));
+    drop(load);
+
+    // Processes that we start are in our network namespace.
+    for (life, missed) in [("restart_", ""), ("endpoints_", "endpoints"), ("services_", "services")] {
+        run("life", &numbers, if missed.is_empty() { "nothing" } else { missed }).say_as(life);
+    }
+    let batch = prepared(size);
+    let start = Instant::now();
+    for lives in 1.. {
+        remove();
+        run("life", &numbers, "nothing").say_as("");
+        remove();
+        say("replayed", replay(&batch).total());
+        if (lives >= 3 && start.elapsed() > Duration::from_secs(4)) || lives == 20 {
+            break;
+        }
+    }
+}
+
+/// What a process does from its start to its first pass, whatever it finds in the kernel; after a life that did not miss
+/// what this one has missed.
+fn live(size: Size, missed: &str) {
+    let changes: Vec<Event> = match missed {
+        "endpoints" => replacements(size, &mut Random(3)).step_by(2).take(5).collect(),
+        _ => Vec::new(),
+    };
+    let exists = |number: usize| missed != "services" || number % 500 != 7;
+    let Load { outcome, spent, .. } = Load::new(size, exists, &changes);
+    say("rss", memory("VmRSS"));
+    say("rss_peak", memory("VmHWM"));
+    say("model", spent.model);
+    say("own", spent.own);
+    say("kernel", spent.kernel);
+    say("whole", spent.total());
+    say("elapsed", spent.elapsed);
+    say("added", outcome.added as f64);
+    say("deleted", outcome.deleted as f64);
+}
+
+/// Two clusters change in turns, so that whatever else the machine does weighs on both.
+fn compare(small: Size, large: Size) {
+    let mut sides = [small, large].map(|size| {
+        let (give, take) = channel();
+        in_fresh_netns(move || give.send(Load::new(size, |_| true, &[])).unwrap());
+        (take.recv().unwrap(), replacements(size, &mut Random(2)), Vec::new())
+    });
+    for _ in 0..CHANGES {
+        for (load, changes, spent) in &mut sides {
+            spent.push(load.change(&[changes.next().unwrap()]));
+        }
+    }
+    for (name, (_, _, spent)) in ["small", "large"].iter().zip(&sides) {
+        percentiles(name, spent);
+    }
+}
+
+/// A cluster that has been told everything, and a table that holds it.
+struct Load {
+    cluster: Cluster,
+    table: Table,
+    outcome: Outcome,
+    spent: Spent,
+}
+
+impl Load {
+    fn new(size: Size, exists: impl Fn(usize) -> bool, changes: &[Event]) -> Self {
+        let mut cluster = Cluster::new(here());
+        let mut spent = Spent::default();
+        let numbers: Vec<usize> = (0..size.services).filter(|number| exists(*number)).collect();
+        // Objects are dropped soon after they have been told, as by the watch. One by one would be more like it, but
+        // looking at the clock is not cheap.
+        let (_, system) = sampled();
+        for some in numbers.chunks(32) {
+            let objects: Vec<_> =
+                some.iter().map(|number| [service(*number), slice(*number, size.endpoints, None)]).collect();
+            let (start, before) = (Instant::now(), processor());
+            objects.iter().flatten().for_each(|event| _ = cluster.apply(event));
+            spent.own += processor() - before;
+            spent.elapsed += start.elapsed().as_secs_f64() * 1e3;
+        }
+        // What the kernel did meanwhile was to find memory for the model: objects use the same again and again.
+        spent.kernel = TICK * (sampled().1 - system) as f64;
+        spent.own -= spent.kernel;
+        changes.iter().for_each(|event| _ = cluster.apply(event));
+        let (taking, changes) = Spent::by(|| cluster.take_changes());
+        spent += taking;
+        spent.model = spent.total();
+        let (syncing, (table, outcome)) = Spent::by(|| {
+            let mut table = Table::open(settings()).unwrap();
+            let outcome = table.sync(Change { routings: changes.routings, ..Change::default() }).unwrap();
+            (table, outcome)
+        });
+        spent += syncing;
+        Self { cluster, table, outcome, spent }
+    }
+
+    fn change(&mut self, events: &[Event]) -> Spent {
+        Spent::by(|| {
+            for event in events {
+                self.cluster.apply(event);
+            }
+            let routings = self.cluster.take_changes().routings;
+            let outcome = self.table.sync(Change { routings, ..Change::default() }).unwrap();
+            assert!(!outcome.full && outcome.added + outcome.deleted > 0);
+        })
+        .0
+    }
+}
+
+/// Everything that a cold load adds, ready to be sent.
+fn prepared(size: Size) -> Batch {
+    let mut cluster = Cluster::new(here());
+    for number in 0..size.services {
+        cluster.apply(&service(number));
+        cluster.apply(&slice(number, size.endpoints, None));
+    }
+    let steps = Plan::default().replace(cluster.take_changes().routings);
+    let mut batch = Batch::new(netlink::Family::Ipv4, TABLE);
+    write_steps(&steps, Family::V4, &mut batch);
+    batch
+}
+
+fn replay(batch: &Batch) -> Spent {
+    // The program alone, in a table that belongs to nobody when its maker is gone.
+    Table::open(settings()).unwrap().sync(Change::default()).unwrap();
+    let mut connection = Connection::open().unwrap();
+    Spent::by(|| connection.commit(batch).unwrap()).0
+}
+
+fn remove() {
+    Table::remove(Family::V4).unwrap();
+    // The kernel frees what was removed in the background.
+    sleep(Duration::from_millis(300));
+}
+
+/// Milliseconds.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    elapsed: f64,
+    own: f64,
+    kernel: f64,
+    /// The part of all that which the model takes.
+    model: f64,
+}
+
+impl Spent {
+    fn by<T>(work: impl FnOnce() -> T) -> (Self, T) {
+        let (own, kernel) = sampled();
+        let (start, processor) = (Instant::now(), processor());
+        let result = work();
+        let (elapsed, total) = (start.elapsed().as_secs_f64() * 1e3, self::processor() - processor);
+        let (own_after, kernel_after) = sampled();
+        // The processor time is exact, its share of user and system time is sampled.
+        let (own, kernel) = (own_after - own, kernel_after - kernel);
+        let share = if own + kernel == 0 { 1.0 } else { own as f64 / (own + kernel) as f64 };
+        (Self { elapsed, own: total * share, kernel: total * (1.0 - share), model: 0.0 }, result)
+    }
+
+    fn total(&self) -> f64 {
+        self.own + self.kernel
+    }
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.elapsed += other.elapsed;
+        self.own += other.own;
+        self.kernel += other.kernel;
+    }
+}
+
+/// Milliseconds of processor time this thread has had.
+fn processor() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}
+
+const TICK: f64 = 10.0;
+
+/// The same in user and in system mode, in ticks.
+fn sampled() -> (u64, u64) {
+    let text = read_to_string("/proc/thread-self/stat").unwrap();
+    // The name in parentheses may contain anything.
+    let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
+    (fields[11].parse().unwrap(), fields[12].parse().unwrap())
+}
+
+/// A line of this process's status, in MiB.
+fn memory(line: &str) -> f64 {
+    let status = read_to_string("/proc/self/status").unwrap();
+    let of_line =
+        |text: &str| text.strip_prefix(line)?.trim_matches([':', '\t', ' ']).split(' ').next()?.parse().ok();
+    status.lines().find_map(of_line).map_or(f64::NAN, |kib: f64| kib / 1024.0)
+}
+
+fn percentiles(name: &str, spent: &[Spent]) {
+    let at = |of: fn(&Spent) -> f64, percent: usize| {
+        let mut sorted: Vec<f64> = spent.iter().map(of).collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted[(sorted.len() - 1) * percent / 100] * 1e3
+    };
+    for percent in [50, 99] {
+        say(&format!("{name}_p{percent}"), at(|spent| spent.elapsed, percent));
+        say(&format!("{name}_cpu{percent}"), at(Spent::total, percent));
+    }
+}
+
+// What the cluster is made of.
+
+impl Size {
+    fn name(self) -> String {
+        format!("{} x {}", self.services, self.endpoints)
+    }
+}
+
+fn settings() -> Settings {
+    Settings {
+        family: Family::V4,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: Some(FromPod::Source("10.128.0.0/9".parse().unwrap())),
+        node_ports_everywhere: true,
+    }
+}
+
+fn here() -> Here {
+    Here {
+        family: Family::V4,
+        node_name: "node-7".into(),
+        node_ip: "192.168.0.7".parse().unwrap(),
+        serve_external_ips: true,
+        started: "2026-11-15T10:00:00Z".parse().unwrap(),
+    }
+}
+
+/// Endpoints of random services replaced by others, each put back by the event after it.
+fn replacements(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
+    there_and_back(size, Fate::Replaced, random)
+}
+
+/// Endpoints of random services not ready, each ready again by the event after it.
+fn flips(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
+    there_and_back(size, Fate::Unready, random)
+}
+
+fn there_and_back(size: Size, fate: Fate, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
+    let mut pick = || (random.below(size.services), random.below(size.endpoints));
+    let picked: Vec<_> = (0..CHANGES / 2).map(|_| pick()).collect();
+    picked.into_iter().flat_map(move |(number, index)| {
+        [Some((index, fate)), None].map(|special| slice(number, size.endpoints, special))
+    })
+}
+
+fn service(number: usize) -> Event {
+    let ip = format!("10.{}.{}.{}", 96 + number / 65536, number / 256 % 256, number % 256);
+    Event::ServiceApplied(Box::new(api::Service {
+        metadata: metadata(number, ""),
+        spec: api::ServiceSpec {
+            r#type: Some("ClusterIP".into()),
+            cluster_ip: ip.clone(),
+            cluster_ips: vec![ip],
+            ip_families: vec!["IPv4".into()],
+            ports: vec![api::ServicePort {
+                name: "http".into(),
+                protocol: Some("TCP".into()),
+                port: 80,
+                node_port: None,
+            }],
+            internal_traffic_policy: Some("Cluster".into()),
+            session_affinity: Some("None".into()),
+            ..Default::default()
+        },
+        ..Default::default()
+    }))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Replaced,
+    Unready,
+}
+
+/// Everything is as usual but for one endpoint.
+fn slice(number: usize, endpoints: usize, special: Option<(usize, Fate)>) -> Event {
+    let mut metadata = metadata(number, "-x7k2p");
+    metadata.labels.service_name = Some(format!("service-{number}"));
+    let endpoint = |index: usize| {
+        let fate = special.filter(|(special, _)| *special == index).map(|(_, fate)| fate);
+        let pod = number * endpoints + index;
+        let net = if fate == Some(Fate::Replaced) { 192 } else { 128 };
+        let ready = fate != Some(Fate::Unready);
+        api::Endpoint {
+            addresses: vec![format!("10.{}.{}.{}", net + pod / 65536, pod / 256 % 256, pod % 256)],
+            conditions: api::EndpointConditions {
+                ready: Some(ready),
+                serving: Some(ready),
+                terminating: Some(false),
+            },
+            node_name: Some(format!("node-{}", pod % 1000)),
+            hints: api::EndpointHints {
+                for_zones: vec![api::Hint { name: format!("z{}", pod % 3) }],
+                for_nodes: vec![],
+            },
+        }
+    };
+    Event::SliceApplied(Box::new(api::EndpointSlice {
+        metadata,
+        address_type: "IPv4".into(),
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        ports: vec![api::EndpointPort {
+            name: Some("http".into()),
+            protocol: Some("TCP".into()),
+            port: Some(8080),
+        }],
+    }))
+}
+
+fn deletions(number: usize) -> [Event; 2] {
+    let api::Metadata { name, namespace, .. } = metadata(number, "");
+    let slice = metadata(number, "-x7k2p").name;
+    [
+        Event::ServiceDeleted(NamespacedName::new(&namespace, &name)),
+        Event::SliceDeleted(NamespacedName::new(&namespace, &slice)),
+    ]
+}
+
+fn metadata(number: usize, suffix: &str) -> api::Metadata {
+    api::Metadata {
+        name: format!("service-{number}{suffix}"),
+        namespace: format!("namespace-{}", number % 100),
+        ..Default::default()
+    }
+}
+
+/// The same numbers every time: xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
