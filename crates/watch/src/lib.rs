@@ -1,7 +1,19 @@
 //! Hears the cluster and tells it as [`model::event::Event`]s, whatever it comes from.
 #![forbid(unsafe_code)]
 
+pub mod api_server;
+mod backoff;
+pub mod client;
 pub mod folder;
+mod items;
+mod kubeconfig;
+mod list_watch;
 pub mod manifest;
 pub mod manifests;
+pub mod node_wait;
+pub mod recorder;
+mod resource;
 mod standalone;
+#[cfg(test)]
+mod stub;
+mod throttle;

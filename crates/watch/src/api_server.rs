@@ -1,0 +1,46 @@
+//! An API server as a source of events: the sister of a folder of manifests.
+
+use std::cell::RefCell;
+use std::io;
+
+use model::event::Event;
+
+use crate::client::Api;
+use crate::list_watch::ListWatch;
+use crate::recorder::Poster;
+use crate::resource::Resource;
+
+#[derive(Debug)]
+pub struct ApiServer {
+    api: Api,
+    node_name: String,
+    poster: Poster,
+}
+
+impl ApiServer {
+    pub fn new(api: Api, node_name: &str, poster: Poster) -> Self {
+        Self { api, node_name: node_name.into(), poster }
+    }
+
+    /// Tells everything that happens, from the thread that calls, and returns only if it can't even begin. Whoever
+    /// hears it may take its time: the server waits. The node is told of first as `NodeApplied`, or as `NodeDeleted` if there is none.
+    pub fn follow(self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+        let emit = RefCell::new(emit);
+        let follow = |resource| ListWatch::new(&self.api, resource).follow(&emit);
+        runtime.block_on(async {
+            tokio::join!(
+                follow(Resource::Node(self.node_name)),
+                follow(Resource::Service),
+                follow(Resource::EndpointSlice),
+                follow(Resource::ServiceCidr),
+                self.poster.post(&self.api),
+            )
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use super::*;
+use crate::stub::{Asked, Stub, Talk};
+
+fn get(api: &Api) -> Result<Vec<u8>, ApiError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(api.ask(Request::builder().uri("/version").body(Vec::new()).unwrap()))
+}
+
+/// A TLS server and a kubeconfig file that leads to it, with `user` in it.
+struct Place {
+    folder: tempfile::TempDir,
+    stub: Stub,
+}
+
+impl Place {
+    fn new(script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let stub = Stub::start_tls(&folder.path().join("ca"), script);
+        Self { folder, stub }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn open(&self, cluster: &str, user: &str) -> Result<Api, Misconfigured> {
+        self.open_observed(cluster, user, Arc::new(Unobserved))
+    }
+
+    fn open_observed(
+        &self,
+        cluster: &str,
+        user: &str,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Api, Misconfigured> {
+        let server = format!("https://{}", self.stub.address);
+        let text = format!(
+            "{{current-context: a, contexts: [{{name: a, context: {{cluster: c, user: u}}}}],
+              clusters: [{{name: c, cluster: {{server: '{server}', {cluster}}}}}],
+              users: [{{name: u, user: {{{user}}}}}]}}"
+        );
+        fs::write(self.path("config"), text).unwrap();
+        let settings = Settings {
+            kubeconfig: Some(self.path("config")),
+            qps: -1.0,
+            user_agent: user_agent("v1.36.3-dirty", "0123456789"),
+            ..Settings::default()
+        };
+        Api::open(&settings, observer)
+    }
+}
+
+fn ok(_: &Asked, talk: &mut Talk<'_>) {
+    talk.json(200, &json!({}));
+}
+
+#[test]
+fn a_token_file_that_changes_is_noticed() {
+    let place = Place::new(ok);
+    fs::write(place.path("token"), "one\n").unwrap();
+    let api = place.open("certificate-authority: ca", "tokenFile: token, token: written-down").unwrap();
+    get(&api).unwrap();
+    assert_eq!(place.stub.asked().headers["authorization"], "Bearer one");
+    fs::write(place.path("token"), "two").unwrap();
+    get(&api).unwrap();
+    assert_eq!(place.stub.asked().headers["authorization"], "Bearer two");
+    fs::remove_file(place.path("token")).unwrap();
+    get(&api).unwrap();
+    assert_eq!(place.stub.asked().headers["authorization"], "Bearer two", "the last one may still do");
+}
+
+#[test]
+fn a_ca_file_that_changes_is_noticed() {
+    let place = Place::new(ok);
+    let real = fs::read(place.path("ca")).unwrap();
+    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    fs::write(place.path("ca"), other.cert.pem()).unwrap();
+    let api = place.open("certificate-authority: ca", "").unwrap();
+    let refused = get(&api).unwrap_err().to_string();
+    assert!(refused.contains("invalid peer certificate"), "{refused}");
+    fs::write(place.path("ca"), real).unwrap();
+    get(&api).unwrap();
+}
+
+#[test]
+fn an_exec_plugin_is_asked_again_when_its_token_is_refused() {
+    let refused = AtomicUsize::new(0);
+    let place = Place::new(move |_, talk| {
+        if refused.fetch_add(1, Ordering::SeqCst) == 0 {
+            talk.refuse(401, "Unauthorized", "Unauthorized");
+        } else {
+            talk.json(200, &json!({}));
+        }
+    });
+    let calls = place.path("calls");
+    let plugin = format!(
+        "#!/bin/sh\necho >> '{0}'\necho '{{\"apiVersion\": \"client.authentication.k8s.io/v1\", \"kind\": \
+         \"ExecCredential\", \"status\": {{\"token\": \"call-'$(wc -l < '{0}')'\"}}}}'\n",
+        calls.display()
+    );
+    fs::write(place.path("plugin"), plugin).unwrap();
+    let api = place
+        .open(
+            "certificate-authority: ca",
+            "exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, args: [PLUGIN], interactiveMode: Never}"
+                .replace("PLUGIN", &place.path("plugin").to_string_lossy())
+                .as_str(),
+        )
+        .unwrap();
+    assert_eq!(get(&api).unwrap_err().code(), Some(401));
+    get(&api).unwrap();
+    let (first, second) = (place.stub.asked(), place.stub.asked());
+    assert!(first.headers["authorization"].starts_with("Bearer call-"));
+    assert_ne!(first.headers["authorization"], second.headers["authorization"]);
+}
+
+#[test]
+fn requests_say_who_sends_them() {
+    let place = Place::new(ok);
+    let api = place.open("insecure-skip-tls-verify: true", "as: boss, as-groups: [a]").unwrap();
+    get(&api).unwrap();
+    let headers = place.stub.asked().headers;
+    let agent = &headers["user-agent"];
+    assert!(
+        agent.starts_with("kube-proxy/v1.36.3 (linux/") && agent.ends_with(") kubernetes/0123456"),
+        "{agent}"
+    );
+    assert_eq!((headers["impersonate-user"].as_str(), headers["impersonate-group"].as_str()), ("boss", "a"));
+}
+
+#[test]
+fn a_certificate_is_checked_against_the_name_it_should_have() {
+    let place = Place::new(ok);
+    let api = place.open("certificate-authority: ca, tls-server-name: kubernetes", "").unwrap();
+    let refused = get(&api).unwrap_err().to_string();
+    assert!(refused.contains("not valid for name \"kubernetes\""), "{refused}");
+}
+
+#[test]
+fn the_way_may_lead_through_a_proxy() {
+    let proxy = Stub::start(ok);
+    let text = format!(
+        "{{current-context: a, contexts: [{{name: a, context: {{cluster: c}}}}], clusters: [{{name: c, cluster:
+         {{server: 'http://kubernetes.invalid:8080', proxy-url: 'http://me:secret@{}'}}}}]}}",
+        proxy.address
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    let settings = Settings { kubeconfig: Some(file.path().into()), ..Settings::default() };
+    let api = Api::open(&settings, Arc::new(Unobserved)).unwrap();
+    get(&api).unwrap();
+    let connect = proxy.asked();
+    assert_eq!((connect.method.as_str(), connect.path.as_str()), ("CONNECT", "kubernetes.invalid:8080"));
+    assert_eq!(connect.headers["proxy-authorization"], "Basic bWU6c2VjcmV0");
+    assert_eq!(proxy.asked().path, "/version");
+}
+
+#[test]
+fn a_refusal_carries_the_servers_words() {
+    let stub = Stub::start(|_, talk| talk.refuse(403, "Forbidden", "services is forbidden"));
+    let error = get(&stub.api()).unwrap_err();
+    assert_eq!((error.code(), error.to_string().as_str()), (Some(403), "services is forbidden"));
+    let stub = Stub::start(|_, talk| talk.answer(502, "", "<html>"));
+    assert_eq!(get(&stub.api()).unwrap_err().to_string(), "the server said 502 Bad Gateway");
+}
+
+#[test]
+fn silence_is_explained() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let settings = Settings { master: Some(address.to_string()), ..Settings::default() };
+    let api = Api::open(&settings, Arc::new(Unobserved)).unwrap();
+    let error = get(&api).unwrap_err().to_string();
+    assert!(error.contains("Connection refused"), "{error}");
+}
+
+#[derive(Default)]
+struct Tally(Mutex<BTreeMap<String, u64>>);
+
+impl Observer for Tally {
+    fn answered(&self, exchange: &Exchange<'_>) {
+        let code = exchange.code.map_or("<error>".into(), |code| code.to_string());
+        *self.0.lock().unwrap().entry(format!("{} {code}", exchange.verb)).or_default() += 1;
+    }
+
+    fn throttled(&self, _: &Method, _: &str, _: Duration) {
+        *self.0.lock().unwrap().entry("throttled".into()).or_default() += 1;
+    }
+
+    fn received(&self, _: &Method, _: &str, bytes: u64) {
+        *self.0.lock().unwrap().entry("bytes".into()).or_default() += bytes;
+    }
+}
+
+#[test]
+fn every_request_is_counted() {
+    let place = Place::new(|_, talk| talk.json(200, &json!({"a": 1})));
+    let tally = Arc::new(Tally::default());
+    let api = place.open_observed("certificate-authority: ca", "", tally.clone()).unwrap();
+    get(&api).unwrap();
+    get(&api).unwrap();
+    let counted: Vec<_> = tally.0.lock().unwrap().clone().into_iter().collect();
+    assert_eq!(counted, [("GET 200".to_owned(), 2), ("bytes".to_owned(), 14)]);
+}

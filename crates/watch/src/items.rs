@@ -1,0 +1,168 @@
+//! Cuts a list into its objects while it arrives, so that it need never be in memory as a whole.
+//!
+//! ```text
+//!   {"kind":"ServiceList","metadata":{…},"items":[{…},{…},   …   ]}
+//!    └──────────── the rest ───────────────────┘└one┘└one┘       └┘ the rest
+//! ```
+
+use serde::Deserialize;
+
+/// The cutter, and what it holds: the object being read and everything around the objects.
+#[derive(Debug, Default)]
+pub struct Items {
+    depth: usize,
+    in_string: bool,
+    is_escaped: bool,
+    /// Inside the array that holds the objects.
+    in_items: bool,
+    /// The last string at the top level; before an array it is the name of it.
+    key: Vec<u8>,
+    item: Vec<u8>,
+    rest: Vec<u8>,
+}
+
+/// What a list says besides its items.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ListMeta {
+    #[serde(rename = "resourceVersion")]
+    pub resource_version: String,
+    pub r#continue: String,
+}
+
+impl Items {
+    /// Takes the next piece, and calls `each` with every object that is complete with it.
+    pub fn push(&mut self, bytes: &[u8], each: &mut dyn FnMut(&[u8])) {
+        for byte in bytes {
+            self.take(*byte, each);
+        }
+    }
+
+    /// What the list says of itself, once it is complete.
+    pub fn finish(self) -> serde_json::Result<ListMeta> {
+        #[derive(Deserialize)]
+        struct List {
+            metadata: ListMeta,
+        }
+        serde_json::from_slice::<List>(&self.rest).map(|list| list.metadata)
+    }
+
+    fn take(&mut self, byte: u8, each: &mut dyn FnMut(&[u8])) {
+        // A comma between objects belongs to neither, and would not be JSON in an array that is empty without them.
+        let between = self.in_items && self.depth == 2;
+        let in_item = self.in_items && (self.depth > 2 || byte == b'{');
+        if in_item {
+            self.item.push(byte);
+        } else if !between || byte == b']' {
+            self.rest.push(byte);
+        }
+        if self.in_string {
+            self.take_in_string(byte);
+            return;
+        }
+        match byte {
+            b'"' => {
+                self.in_string = true;
+                self.key.clear();
+            }
+            b'{' | b'[' => {
+                self.in_items |= byte == b'[' && self.depth == 1 && self.key == b"items";
+                self.depth += 1;
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                self.in_items &= self.depth >= 2;
+            }
+            _ => {}
+        }
+        if in_item && self.depth == 2 {
+            each(&self.item);
+            self.item.clear();
+        }
+    }
+
+    fn take_in_string(&mut self, byte: u8) {
+        match byte {
+            _ if self.is_escaped => self.is_escaped = false,
+            b'\\' => self.is_escaped = true,
+            b'"' => self.in_string = false,
+            _ => {}
+        }
+        if self.depth == 1 && self.in_string {
+            self.key.push(byte);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn cut(pieces: &[&[u8]]) -> (Vec<Value>, ListMeta) {
+        let mut items = Items::default();
+        let mut found = Vec::new();
+        for piece in pieces {
+            items.push(piece, &mut |item| found.push(serde_json::from_slice(item).unwrap()));
+        }
+        (found, items.finish().unwrap())
+    }
+
+    #[test]
+    fn a_list_is_its_items_and_what_it_says_of_itself() {
+        let (items, meta) =
+            cut(&[br#"{"kind":"ServiceList","metadata":{"resourceVersion":"7","continue":"a=="},
+            "items":[ {"a":"}]"} , {"items":[{"b":"\"{"}]} ],"note":["items",[{}]]}"#]);
+        assert_eq!(items, [json!({"a": "}]"}), json!({"items": [{"b": "\"{"}]})]);
+        assert_eq!(meta, ListMeta { resource_version: "7".into(), r#continue: "a==".into() });
+    }
+
+    #[test]
+    fn no_items_may_be_written_in_two_ways() {
+        for items in ["[]", "null"] {
+            let list = format!(r#"{{"metadata":{{"resourceVersion":"7"}},"items":{items}}}"#);
+            let (items, meta) = cut(&[list.as_bytes()]);
+            assert_eq!((items.len(), meta.resource_version.as_str()), (0, "7"));
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_cut_short_is_an_error_at_its_end() {
+        let mut items = Items::default();
+        let mut found = 0;
+        items.push(br#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b""#, &mut |_| found += 1);
+        assert_eq!(found, 1);
+        assert!(items.finish().is_err());
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf =
+            prop_oneof![Just(Value::Null), any::<bool>().prop_map(Value::from), ".*".prop_map(Value::from)];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::hash_map("items|metadata|[a-z\"\\\\]*", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_list_in_any_pieces_gives_its_items(
+            objects in proptest::collection::vec(value(), 0..5),
+            extra in value(),
+            size in 1_usize..40,
+        ) {
+            let objects: Vec<Value> = objects.into_iter().map(|value| json!({"value": value})).collect();
+            let list = json!({"a": extra, "items": objects, "metadata": {"resourceVersion": "1"}, "z": extra});
+            let text = list.to_string();
+            let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
+            let (items, meta) = cut(&pieces);
+            prop_assert_eq!(items, objects);
+            prop_assert_eq!(meta.resource_version, "1");
+        }
+    }
+}

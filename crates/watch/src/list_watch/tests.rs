@@ -1,0 +1,357 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::stub::{self, Asked, Stub, Talk};
+
+/// What a source told, in few words.
+fn words(event: &Event) -> String {
+    match event {
+        Event::Listing(kind) => format!("listing {kind:?}"),
+        Event::Listed(kind) => format!("listed {kind:?}"),
+        Event::ServiceApplied(service) => format!("+{}", service.metadata),
+        Event::ServiceDeleted(name) | Event::SliceDeleted(name) => format!("-{name}"),
+        Event::SliceApplied(slice) => format!("+{}", slice.metadata),
+        Event::NodeApplied(node) => format!("+{}", node.metadata.name),
+        Event::NodeDeleted => "-node".into(),
+        Event::ServiceCidrApplied(cidr) => format!("+{}", cidr.metadata.name),
+        Event::ServiceCidrDeleted(name) => format!("-{name}"),
+    }
+}
+
+/// Follows `resource` in a thread that ends with the test process.
+fn follow(stub: &Stub, resource: Resource) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    let api = stub.api();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut emit = |event: Event| drop(sender.send(words(&event)));
+        let emit: Emit<'_> = RefCell::new(&mut emit);
+        runtime.block_on(ListWatch::new(&api, resource).follow(&emit));
+    });
+    receiver
+}
+
+fn hear(events: &Receiver<String>, count: usize) -> Vec<String> {
+    (0..count).map(|_| events.recv_timeout(stub::PATIENCE).expect("an event")).collect()
+}
+
+fn service(name: &str, version: u32) -> Value {
+    json!({
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "shop", "resourceVersion": version.to_string()},
+        "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]},
+    })
+}
+
+fn bookmark(version: u32) -> Value {
+    json!({"kind": "Service", "metadata": {"resourceVersion": version.to_string()}})
+}
+
+fn end_of_list(version: u32) -> Value {
+    json!({"metadata": {
+        "resourceVersion": version.to_string(),
+        "annotations": {"k8s.io/initial-events-end": "true"},
+    }})
+}
+
+fn page(items: &[Value], version: u32, next: &str) -> Value {
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+    json!({"kind": "ServiceList", "metadata": metadata, "items": items})
+}
+
+fn is_stream(asked: &Asked) -> bool {
+    asked.query("sendInitialEvents") == "true"
+}
+
+/// A server that knows nothing of streams, and says so.
+fn refuse_stream(talk: &mut Talk<'_>) {
+    talk.refuse(
+        422,
+        "Invalid",
+        "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden \
+         for watch unless the WatchList feature gate is enabled",
+    );
+}
+
+#[test]
+fn each_kind_is_asked_for_as_the_reference_asks() {
+    for (resource, path, fields, labels) in [
+        (Resource::Node("n1".into()), "/api/v1/nodes", "metadata.name=n1", ""),
+        (
+            Resource::Service,
+            "/api/v1/services",
+            "spec.clusterIP!=None",
+            "!service.kubernetes.io/service-proxy-name",
+        ),
+        (
+            Resource::EndpointSlice,
+            "/apis/discovery.k8s.io/v1/endpointslices",
+            "",
+            "!service.kubernetes.io/headless",
+        ),
+        (Resource::ServiceCidr, "/apis/networking.k8s.io/v1/servicecidrs", "", ""),
+    ] {
+        let stub = Stub::start(|asked, talk| match (asked.is_watch(), is_stream(asked)) {
+            (true, true) => refuse_stream(talk),
+            (false, _) => talk.json(200, &page(&[], 41, "")),
+            (true, false) => talk.stay(),
+        });
+        let _events = follow(&stub, resource);
+        let (stream, list, watch) = (stub.asked(), stub.asked(), stub.asked());
+        for asked in [&stream, &list, &watch] {
+            assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", path));
+            assert_eq!(
+                (asked.query("fieldSelector"), asked.query("labelSelector")),
+                (fields, labels),
+                "{path}"
+            );
+            assert_eq!(asked.headers["accept"], "application/json");
+        }
+        let rest = |asked: &Asked| {
+            let selectors = ["fieldSelector", "labelSelector", "timeoutSeconds"];
+            let rest = asked.query.iter().filter(|(key, _)| !selectors.contains(&key.as_str()));
+            rest.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("&")
+        };
+        assert_eq!(
+            rest(&stream),
+            "allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&sendInitialEvents=true&watch=true"
+        );
+        assert_eq!(rest(&list), "limit=500&resourceVersion=0");
+        assert_eq!(rest(&watch), "allowWatchBookmarks=true&resourceVersion=41&watch=true");
+        for asked in [&stream, &watch] {
+            let seconds: u32 = asked.query("timeoutSeconds").parse().unwrap();
+            assert!((300..=600).contains(&seconds), "{seconds}");
+        }
+    }
+}
+
+#[test]
+fn a_list_comes_as_a_stream_and_goes_on_as_a_watch() {
+    let stub = Stub::start(|_, talk| {
+        talk.begin();
+        talk.event("ADDED", &service("a", 3));
+        talk.event("ADDED", &service("b", 1));
+        talk.event("BOOKMARK", &end_of_list(7));
+        talk.event("MODIFIED", &service("a", 8));
+        talk.event("DELETED", &service("b", 9));
+        talk.stay();
+    });
+    let events = follow(&stub, Resource::Service);
+    let want = ["listing Service", "+shop/a", "+shop/b", "listed Service", "+shop/a", "-shop/b"];
+    assert_eq!(hear(&events, 6), want);
+}
+
+#[test]
+fn a_server_without_streams_is_asked_for_pages() {
+    let stub =
+        Stub::start(|asked, talk| match (is_stream(asked), asked.is_watch(), asked.query("continue")) {
+            (true, ..) => refuse_stream(talk),
+            (false, true, _) => talk.stay(),
+            (false, false, "") => talk.json(200, &page(&[service("a", 1)], 5, "two==")),
+            (false, false, "two==") => talk.json(200, &page(&[service("b", 2)], 5, "three/+")),
+            (false, false, _) => talk.json(200, &page(&[service("c", 3)], 5, "")),
+        });
+    let events = follow(&stub, Resource::Service);
+    let want = ["listing Service", "+shop/a", "+shop/b", "+shop/c", "listed Service"];
+    assert_eq!(hear(&events, 5), want);
+    let asked: Vec<_> = (0..5).map(|_| stub.asked()).collect();
+    let continues: Vec<_> =
+        asked[1..4].iter().map(|asked| (asked.query("continue"), asked.query("resourceVersion"))).collect();
+    assert_eq!(continues, [("", "0"), ("two==", ""), ("three/+", "")]);
+    assert!(asked[1..4].iter().all(|asked| asked.query("limit") == "500"));
+    assert_eq!(asked[4].query("resourceVersion"), "5");
+}
+
+#[test]
+fn pages_that_are_gone_are_asked_for_in_one_piece() {
+    let stub =
+        Stub::start(|asked, talk| match (is_stream(asked), asked.query("continue"), asked.query("limit")) {
+            (true, ..) => refuse_stream(talk),
+            (false, "", "500") => talk.json(200, &page(&[service("a", 1)], 5, "two")),
+            (false, "two", _) => talk.refuse(410, "Expired", "The provided continue parameter is too old"),
+            (false, ..) if asked.is_watch() => talk.stay(),
+            (false, ..) => talk.json(200, &page(&[service("b", 2)], 6, "")),
+        });
+    let events = follow(&stub, Resource::Service);
+    let want = ["listing Service", "+shop/a", "listing Service", "+shop/b", "listed Service"];
+    assert_eq!(hear(&events, 5), want);
+}
+
+#[test]
+fn a_watch_that_is_too_old_starts_over_with_a_list() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let stub = Stub::start(move |_, talk| {
+        talk.begin();
+        if turns.fetch_add(1, Ordering::SeqCst) == 0 {
+            talk.event("ADDED", &service("a", 1));
+            talk.event("BOOKMARK", &end_of_list(7));
+            talk.event(
+                "ERROR",
+                &json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}),
+            );
+            talk.end();
+        } else {
+            talk.event("ADDED", &service("b", 2));
+            talk.event("BOOKMARK", &end_of_list(8));
+            talk.stay();
+        }
+    });
+    let events = follow(&stub, Resource::Service);
+    let want =
+        ["listing Service", "+shop/a", "listed Service", "listing Service", "+shop/b", "listed Service"];
+    assert_eq!(hear(&events, 6), want);
+    stub.asked();
+    let again = stub.asked();
+    assert!(is_stream(&again));
+    assert_eq!(again.query("resourceVersion"), "", "from now, and no older");
+}
+
+#[test]
+fn a_list_after_the_first_does_not_lead_back_in_time() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
+        (true, _) => refuse_stream(talk),
+        (false, false) => talk.json(200, &page(&[], 5, "")),
+        (false, true) if turns.fetch_add(1, Ordering::SeqCst) == 0 => {
+            talk.refuse(410, "Gone", "too old resource version");
+        }
+        (false, true) => talk.stay(),
+    });
+    let events = follow(&stub, Resource::Service);
+    hear(&events, 4);
+    let lists: Vec<_> = (0..4).map(|_| stub.asked()).filter(|asked| !asked.is_watch()).collect();
+    let versions: Vec<_> = lists.iter().map(|asked| asked.query("resourceVersion")).collect();
+    assert_eq!(versions, ["0", ""]);
+}
+
+#[test]
+fn a_watch_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() {
+    let stub = Stub::start(|asked, talk| {
+        talk.begin();
+        match asked.query("resourceVersion") {
+            "" => {
+                talk.event("BOOKMARK", &end_of_list(7));
+                talk.event("ADDED", &service("a", 8));
+                talk.raw(r#"{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"9"#);
+            }
+            _ => {
+                talk.event("ADDED", &service("b", 9));
+                talk.stay();
+            }
+        }
+    });
+    let events = follow(&stub, Resource::Service);
+    assert_eq!(hear(&events, 4), ["listing Service", "listed Service", "+shop/a", "+shop/b"]);
+    stub.asked();
+    assert_eq!(stub.asked().query("resourceVersion"), "8");
+}
+
+#[test]
+fn bookmarks_move_the_place_to_go_on_from() {
+    let stub = Stub::start(|asked, talk| {
+        talk.begin();
+        if asked.query("resourceVersion").is_empty() {
+            talk.event("BOOKMARK", &end_of_list(7));
+            talk.event("BOOKMARK", &bookmark(12));
+            talk.end();
+        } else {
+            talk.stay();
+        }
+    });
+    let _events = follow(&stub, Resource::Service);
+    stub.asked();
+    assert_eq!(stub.asked().query("resourceVersion"), "12");
+}
+
+#[test]
+fn a_list_cut_short_is_listed_again() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let stub = Stub::start(move |_, talk| {
+        talk.begin();
+        talk.event("ADDED", &service("a", 3));
+        if turns.fetch_add(1, Ordering::SeqCst) > 0 {
+            talk.event("BOOKMARK", &end_of_list(7));
+            talk.stay();
+        }
+    });
+    let events = follow(&stub, Resource::Service);
+    let want = ["listing Service", "+shop/a", "listing Service", "+shop/a", "listed Service"];
+    assert_eq!(hear(&events, 5), want);
+}
+
+#[test]
+fn an_object_that_makes_no_sense_is_skipped_and_the_rest_is_kept() {
+    let nonsense = json!({"metadata": {"name": "bad", "resourceVersion": "4"}, "spec": {"ports": "eighty"}});
+    let in_stream = nonsense.clone();
+    let stub = Stub::start(move |_, talk| {
+        talk.begin();
+        talk.event("ADDED", &service("a", 3));
+        talk.event("ADDED", &in_stream);
+        talk.event("ADDED", &service("b", 5));
+        talk.event("BOOKMARK", &end_of_list(7));
+        talk.stay();
+    });
+    let events = follow(&stub, Resource::Service);
+    assert_eq!(hear(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
+
+    let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
+        (true, _) => refuse_stream(talk),
+        (false, true) => talk.stay(),
+        (false, false) => {
+            talk.json(200, &page(&[service("a", 3), nonsense.clone(), service("b", 5)], 7, ""));
+        }
+    });
+    let events = follow(&stub, Resource::Service);
+    assert_eq!(hear(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
+}
+
+#[test]
+fn a_server_may_take_its_time_for_every_byte() {
+    let stub = Stub::start(|_, talk| {
+        let pause = || std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(300));
+        talk.begin();
+        let line = format!("{}\n", json!({"type": "ADDED", "object": service("é", 3)}));
+        for byte in line.chars() {
+            talk.raw(&byte.to_string());
+            pause();
+        }
+        talk.event("BOOKMARK", &end_of_list(7));
+        talk.stay();
+    });
+    let events = follow(&stub, Resource::Service);
+    assert_eq!(hear(&events, 3), ["listing Service", "+shop/é", "listed Service"]);
+}
+
+#[test]
+fn a_server_that_wants_us_to_wait_is_given_the_time() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let stub = Stub::start(move |_, talk| {
+        if turns.fetch_add(1, Ordering::SeqCst) == 0 {
+            talk.answer(429, "Retry-After: 3\r\n", "");
+        } else {
+            talk.stay();
+        }
+    });
+    let _events = follow(&stub, Resource::Service);
+    stub.asked();
+    let refused = Instant::now();
+    stub.asked();
+    assert!(refused.elapsed() > Duration::from_millis(2_800));
+}
+
+#[test]
+fn a_node_that_is_not_there_is_told_as_deleted() {
+    let stub = Stub::start(|_, talk| {
+        talk.begin();
+        talk.event("BOOKMARK", &end_of_list(7));
+        talk.event("ADDED", &json!({"metadata": {"name": "n1", "resourceVersion": "8"}}));
+        talk.stay();
+    });
+    let events = follow(&stub, Resource::Node("n1".into()));
+    assert_eq!(hear(&events, 2), ["-node", "+n1"]);
+}

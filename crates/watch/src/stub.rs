@@ -1,0 +1,199 @@
+//! An API server for tests that says what a script tells it to. Plain HTTP/1.1, or TLS.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::Value;
+
+use crate::client::{Api, Settings, Unobserved};
+
+/// Longer than anything here takes, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub method: String,
+    pub path: String,
+    pub query: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, String>,
+    pub body: String,
+}
+
+impl Asked {
+    pub fn query(&self, key: &str) -> &str {
+        self.query.get(key).map_or("", String::as_str)
+    }
+
+    pub fn is_watch(&self) -> bool {
+        self.query("watch") == "true"
+    }
+}
+
+pub trait Wire: Read + Write + Send {}
+impl<T: Read + Write + Send> Wire for T {}
+
+/// The server's side of one exchange. A stream that is dropped without an end is cut off.
+pub struct Talk<'a> {
+    wire: &'a mut dyn Wire,
+    ended: bool,
+}
+
+impl Talk<'_> {
+    pub fn json(&mut self, code: u16, body: &Value) {
+        self.answer(code, "", &body.to_string());
+    }
+
+    pub fn answer(&mut self, code: u16, headers: &str, body: &str) {
+        let length = body.len();
+        let _ = write!(self.wire, "HTTP/1.1 {code} Said\r\n{headers}Content-Length: {length}\r\n\r\n{body}");
+        let _ = self.wire.flush();
+        self.ended = true;
+    }
+
+    pub fn refuse(&mut self, code: u16, reason: &str, message: &str) {
+        let status =
+            serde_json::json!({"kind": "Status", "code": code, "reason": reason, "message": message});
+        self.json(code, &status);
+    }
+
+    pub fn begin(&mut self) {
+        let _ = self.wire.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let _ = self.wire.flush();
+    }
+
+    pub fn raw(&mut self, text: &str) {
+        let _ = write!(self.wire, "{:x}\r\n{text}\r\n", text.len());
+        let _ = self.wire.flush();
+    }
+
+    pub fn event(&mut self, kind: &str, object: &Value) {
+        self.raw(&format!("{}\n", serde_json::json!({"type": kind, "object": object})));
+    }
+
+    pub fn end(&mut self) {
+        let _ = self.wire.write_all(b"0\r\n\r\n");
+        let _ = self.wire.flush();
+        self.ended = true;
+    }
+
+    /// Says nothing more, until the test is over.
+    pub fn stay(&mut self) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+pub struct Stub {
+    pub address: SocketAddr,
+    asked: Mutex<Receiver<Asked>>,
+}
+
+type Script = Arc<dyn Fn(&Asked, &mut Talk<'_>) + Send + Sync>;
+
+impl Stub {
+    pub fn start(script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static) -> Self {
+        Self::serve(script, |socket| Box::new(socket))
+    }
+
+    /// The same behind TLS. The certificate is its own authority and is written to `ca`.
+    pub fn start_tls(ca: &Path, script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static) -> Self {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        std::fs::write(ca, made.cert.pem()).unwrap();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config = ServerConfig::builder().with_no_client_auth();
+        let config = Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key).unwrap());
+        Self::serve(script, move |socket| {
+            Box::new(StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), socket))
+        })
+    }
+
+    fn serve(
+        script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static,
+        wrap: impl Fn(TcpStream) -> Box<dyn Wire> + Send + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, asked) = channel();
+        let script: Script = Arc::new(script);
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let (script, sender) = (script.clone(), sender.clone());
+                let mut wire = BufReader::new(wrap(socket));
+                std::thread::spawn(move || {
+                    while let Some(asked) = read(&mut wire) {
+                        let _ = sender.send(asked.clone());
+                        let mut talk = Talk { wire: wire.get_mut(), ended: false };
+                        if asked.method == "CONNECT" {
+                            talk.answer(200, "", "");
+                            continue;
+                        }
+                        script(&asked, &mut talk);
+                        if !talk.ended {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, asked: Mutex::new(asked) }
+    }
+
+    /// The next request that arrived.
+    pub fn asked(&self) -> Asked {
+        self.asked.lock().unwrap().recv_timeout(PATIENCE).expect("a request")
+    }
+
+    pub fn api(&self) -> Api {
+        let settings = Settings { master: Some(self.address.to_string()), qps: -1.0, ..Settings::default() };
+        Api::open(&settings, Arc::new(Unobserved)).unwrap()
+    }
+}
+
+fn read(wire: &mut impl BufRead) -> Option<Asked> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if wire.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let mut words = lines.first()?.split(' ').map(str::to_owned);
+    let (method, target) = (words.next()?, words.next()?);
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let query = query.split('&').filter_map(|pair| pair.split_once('='));
+    let query = query.map(|(key, value)| (key.to_owned(), unescape(value))).collect();
+    let headers = lines.iter().skip(1).filter_map(|line| line.split_once(": "));
+    let headers: BTreeMap<_, _> =
+        headers.map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    wire.read_exact(&mut body).ok()?;
+    Some(Asked { method, path: path.to_owned(), query, headers, body: String::from_utf8(body).ok()? })
+}
+
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let hex: Vec<u8> = rest.by_ref().take(2).collect();
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&hex).unwrap(), 16).unwrap());
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
