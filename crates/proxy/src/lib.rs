@@ -11,4 +11,5 @@ pub mod logs;
 pub mod pace;
 pub mod quantity;
 pub mod run;
+pub mod tuning;
 pub mod version;

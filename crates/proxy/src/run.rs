@@ -24,6 +24,7 @@ use crate::config::{self, Config, DetectLocal, ProxyMode};
 use crate::family::{Line, Message, Periods, Start};
 use crate::gates::Gate;
 use crate::logs::Logs;
+use crate::tuning;
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -53,6 +54,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         ProxyMode::Iptables => bail!("the iptables mode is not available yet, use --proxy-mode nftables"),
         ProxyMode::Ipvs => bail!("the ipvs mode is not available yet, use --proxy-mode nftables"),
     }
+    tuning::set_up_conntrack(&config.conntrack)?;
     require_kernel()?;
     let mut kernels = BTreeMap::new();
     for family in supported_families() {
@@ -71,6 +73,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         bail!("following an API server is not available yet, use --manifests to serve from a folder");
     };
     tracing::info!(version = options.version, "Version info");
+    tuning::set_oom_score(config.oom_score_adj);
     serve(&config, Path::new(manifests), kernels)
 }
 

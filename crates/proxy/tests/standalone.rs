@@ -26,6 +26,7 @@ impl Proxy {
                 "--hostname-override=node-1",
                 "-v=2",
                 "--iptables-min-sync-period=0",
+                "--conntrack-max-per-core=0",
             ])
             .args(flags)
             .arg("--manifests")
@@ -270,6 +271,29 @@ fn the_node_is_known_by_its_manifest_or_by_the_default_route() {
 }
 
 #[test]
+fn connection_tracking_is_set_up_and_what_cannot_be_is_fatal() {
+    in_fresh_netns(|| {
+        let dir = TempDir::new().unwrap();
+        let timeout =
+            || run("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established").trim().to_owned();
+        let mut proxy = Proxy::start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
+        proxy.wait_for(&["\"Set sysctl\"", "nf_conntrack_tcp_timeout_established", "value=3600"]);
+        proxy.wait_for_pass("IPv4");
+        assert_eq!(timeout(), "3600");
+        drop(proxy);
+        let mut again = Proxy::start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
+        again.wait_for_pass("IPv4");
+        let set_again = again.unread.iter().any(|line| line.contains("timeout_established\" value"));
+        assert!(!set_again, "a value that is right is left alone");
+        drop(again);
+        // Only the initial namespace may say how many connections there can be.
+        let mut refused = Proxy::start(dir.path(), &["--conntrack-max-per-core=12345"]);
+        refused.wait_for(&["Error running ProxyServer", "could not set conntrack parameters from kube-proxy configuration: net/netfilter/nf_conntrack_max"]);
+        assert_eq!(refused.child.wait().unwrap().code(), Some(1));
+    });
+}
+
+#[test]
 fn what_is_not_built_yet_says_so() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
@@ -288,7 +312,9 @@ fn what_is_not_built_yet_says_so() {
     ] {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         in_fresh_netns(move || {
-            let output = Command::new(env!("CARGO_BIN_EXE_kube-proxy")).args(&flags).output().unwrap();
+            // How many connections there may be is a matter of the whole machine: no namespace may say.
+            let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+            let output = command.arg("--conntrack-max-per-core=0").args(&flags).output().unwrap();
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{flags:?}");
             assert!(stderr.contains(want), "{flags:?}: {stderr}");

@@ -29,7 +29,9 @@ impl Proxy {
             "-v=2",
             "--iptables-min-sync-period=0",
         ]);
-        command.args(["--cluster-cidr=10.244.0.0/16", "--manifests"]).arg(dir.join("manifests"));
+        command
+            .args(["--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16", "--manifests"])
+            .arg(dir.join("manifests"));
         Self(network.node.spawn(command.stderr(Stdio::from(log))).unwrap())
     }
 }

@@ -1,0 +1,163 @@
+//! What the configuration wants of the machine: the size and patience of connection tracking, and our own worth when
+//! memory runs out.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use kernel::sysctl::{Sysctls, read_number};
+
+use crate::config::Conntrack;
+
+/// However many processors there are, the table gets no larger.
+const MOST_ENTRIES: u64 = 1_048_576;
+
+/// The settings that the configuration asks for, by name below `net/netfilter`.
+fn wanted(conntrack: &Conntrack, processors: u64) -> Vec<(&'static str, u64)> {
+    let seconds = |name, time: Duration| (!time.is_zero()).then_some((name, time.as_secs()));
+    [
+        max_entries(conntrack, processors).map(|max| ("nf_conntrack_max", max)),
+        seconds("nf_conntrack_tcp_timeout_established", conntrack.tcp_established_timeout),
+        seconds("nf_conntrack_tcp_timeout_close_wait", conntrack.tcp_close_wait_timeout),
+        conntrack.tcp_be_liberal.then_some(("nf_conntrack_tcp_be_liberal", 1)),
+        seconds("nf_conntrack_udp_timeout", conntrack.udp_timeout),
+        seconds("nf_conntrack_udp_timeout_stream", conntrack.udp_stream_timeout),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn max_entries(conntrack: &Conntrack, processors: u64) -> Option<u64> {
+    if conntrack.max_per_core == 0 {
+        return None;
+    }
+    let scaled = u64::from(conntrack.max_per_core).saturating_mul(processors);
+    Some(if scaled > MOST_ENTRIES { MOST_ENTRIES } else { scaled.max(conntrack.min.into()) })
+}
+
+/// Sets up connection tracking. A value that is right already is left alone, so that a process without the right to
+/// write may follow one that had it.
+pub fn set_up_conntrack(conntrack: &Conntrack) -> anyhow::Result<()> {
+    const WHAT: &str = "could not set conntrack parameters from kube-proxy configuration";
+    let sysctls = Sysctls::default();
+    for (name, value) in wanted(conntrack, processors()) {
+        let entry = format!("net/netfilter/{name}");
+        let written =
+            sysctls.ensure(&entry, value).map_err(|error| anyhow!("{entry}: {error}")).context(WHAT)?;
+        if written {
+            tracing::info!(entry, value, "Set sysctl");
+        }
+        if name == "nf_conntrack_max" {
+            grow_hash(value / 4).context(WHAT)?;
+        }
+    }
+    Ok(())
+}
+
+/// Four entries to a bucket; more buckets than that are no harm.
+fn grow_hash(buckets: u64) -> anyhow::Result<()> {
+    let path = Path::new("/sys/module/nf_conntrack/parameters/hashsize");
+    let found = read_number(path).with_context(|| path.display().to_string())?;
+    if found < buckets {
+        tracing::info!(conntrackHashsize = buckets, "Setting conntrack hashsize");
+        fs::write(path, buckets.to_string()).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The host's processors, whatever share of them we are given.
+fn processors() -> u64 {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    let counted = online.as_deref().and_then(count_processors).filter(|count| *count > 0);
+    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u64))
+}
+
+/// `0-3,8` is five.
+fn count_processors(list: &str) -> Option<u64> {
+    list.trim().split(',').try_fold(0, |sum, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        Some(sum + (last.checked_sub(first)? + 1))
+    })
+}
+
+/// Tells the kernel how much it would be missing us. It may say no; that is told to whoever wants to know.
+pub fn set_oom_score(adjustment: i32) {
+    const TRIES: usize = 2;
+    for attempt in 1..=TRIES {
+        match fs::write("/proc/self/oom_score_adj", adjustment.to_string()) {
+            Ok(()) => return,
+            Err(error) if attempt == TRIES => {
+                tracing::debug!(v = 2, err = %error, "Failed to apply OOMScore")
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conntrack(max_per_core: u32, min: u32) -> Conntrack {
+        Conntrack {
+            max_per_core,
+            min,
+            tcp_established_timeout: Duration::ZERO,
+            tcp_close_wait_timeout: Duration::ZERO,
+            tcp_be_liberal: false,
+            udp_timeout: Duration::ZERO,
+            udp_stream_timeout: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn the_table_grows_with_the_processors_up_to_a_limit() {
+        for (max_per_core, min, processors, want) in [
+            (0, 0, 4, None),
+            (0, 131_072, 4, None),
+            (32_768, 131_072, 2, Some(131_072)),
+            (32_768, 131_072, 8, Some(262_144)),
+            (32_768, 0, 1, Some(32_768)),
+            (32_768, 131_072, 64, Some(1_048_576)),
+            (1_048_577, 2_000_000, 1, Some(1_048_576)),
+            (16, 2_000_000, 1, Some(2_000_000)),
+        ] {
+            let found = max_entries(&conntrack(max_per_core, min), processors);
+            assert_eq!(found, want, "{max_per_core} per core, {min} at least, {processors} processors");
+        }
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_set() {
+        assert_eq!(wanted(&conntrack(0, 1), 4), []);
+        let all = Conntrack {
+            tcp_established_timeout: Duration::from_secs(86_400),
+            tcp_close_wait_timeout: Duration::from_millis(3_600_900),
+            tcp_be_liberal: true,
+            udp_timeout: Duration::from_secs(30),
+            udp_stream_timeout: Duration::from_secs(180),
+            ..conntrack(32_768, 131_072)
+        };
+        let want = [
+            ("nf_conntrack_max", 131_072),
+            ("nf_conntrack_tcp_timeout_established", 86_400),
+            ("nf_conntrack_tcp_timeout_close_wait", 3_600),
+            ("nf_conntrack_tcp_be_liberal", 1),
+            ("nf_conntrack_udp_timeout", 30),
+            ("nf_conntrack_udp_timeout_stream", 180),
+        ];
+        assert_eq!(wanted(&all, 4), want);
+    }
+
+    #[test]
+    fn processors_are_counted_from_ranges() {
+        for (list, want) in
+            [("0\n", Some(1)), ("0-3", Some(4)), ("0-3,8,10-11", Some(7)), ("", None), ("3-1", None)]
+        {
+            assert_eq!(count_processors(list), want, "{list:?}");
+        }
+    }
+}
