@@ -227,8 +227,9 @@ impl Cluster {
         changes
     }
 
-    fn take_pending(&mut self) -> BTreeSet<NamespacedName> {
-        let mut names = BTreeSet::new();
+    /// In order. A set that keeps itself in order would compare names several times as often.
+    fn take_pending(&mut self) -> Vec<NamespacedName> {
+        let mut names: HashSet<NamespacedName, RandomState> = HashSet::default();
         if std::mem::take(&mut self.reconsider_all) {
             names.extend(self.services.keys().cloned());
         }
@@ -237,6 +238,8 @@ impl Cluster {
             names.extend(before.map(|slice| slice.service));
             names.extend(self.slices.get(&slice).map(|slice| slice.service.clone()));
         }
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort_unstable();
         names
     }
 
