@@ -1,12 +1,21 @@
 # Every command a developer types. `make help` lists them.
 
 CARGO ?= cargo
+# Where Debian keeps ip and nft, also for a root who has not logged in as such.
+export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build check test bench fmt setup pure deny clean
+.PHONY: help demo build check test bench fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# In the dev profile: optimizing takes time on a first run, and it is the kernel that forwards.
+demo: ## see it at work: real connections, pods that come and go, a proxy killed and started again; wants root
+	@[ "$$(id -u)" = 0 ] || { echo "make demo needs root, to make network namespaces: sudo make demo" >&2; exit 1; }
+	@hack/setup cc ip
+	@$(CARGO) build --bin kube-proxy --bin demo
+	@$(CARGO) run --quiet --bin demo -- $(DEMO)
 
 build: ## the release binary, target/release/kube-proxy
 	$(CARGO) build --release --bin kube-proxy
@@ -19,8 +28,9 @@ check: pure deny ## the inner loop: format, lints, dependency rules, unit tests
 test: setup ## everything that needs no cluster; installs what it needs, wants root for network namespaces
 	$(CARGO) test --workspace --all-features
 
-bench: ## what things cost, to compare before and after
-	$(CARGO) bench --workspace
+bench: ## what things cost, beside what they should cost; wants root for network namespaces
+	$(CARGO) bench --package model --bench model
+	$(CARGO) bench --package kernel --bench nftables
 
 fmt: ## formats the code
 	$(CARGO) fmt --all

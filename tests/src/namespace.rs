@@ -1,8 +1,9 @@
 //! A network namespace that lives as long as its handle.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -28,13 +29,18 @@ impl Namespace {
     /// Runs something inside. Sockets made there stay there; so do processes.
     pub fn enter<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let inside = || {
-            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            self.move_in();
             what()
         };
         std::thread::scope(|scope| match scope.spawn(inside).join() {
             Ok(value) => value,
             Err(failure) => std::panic::resume_unwind(failure),
         })
+    }
+
+    /// Takes the calling thread inside, for good.
+    pub fn move_in(&self) {
+        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
     /// How to name it to `ip link`.
@@ -47,9 +53,24 @@ impl Namespace {
         self.run(&format!("ip {arguments}"))
     }
 
+    /// Runs one `ip` for all these lines, each the arguments of one call.
+    pub fn ip_all(&self, lines: &[String]) {
+        self.feed(Command::new("ip").args(["-batch", "-"]), &lines.join("\n"));
+    }
+
     /// Runs a command inside and returns what it printed. A command that fails ends the test.
     pub fn run(&self, command_line: &str) -> String {
         self.enter(|| netlink::testing::run(command_line))
+    }
+
+    /// Runs a command inside that reads this text. A command that fails ends the test.
+    pub fn feed(&self, command: &mut Command, text: &str) {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.spawn(command).unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {said}\n{text}");
     }
 
     /// Starts a process inside.

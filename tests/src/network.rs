@@ -1,19 +1,25 @@
 //! The wires between namespaces and the addresses on them.
 
 use std::net::IpAddr;
+use std::process::Command;
 
 use model::address::Family;
 
 use crate::namespace::Namespace;
 
-/// A node with two pods, a client outside the cluster, and another node's pods.
+/// A node with its pods, clients outside the cluster, and the pods of two other nodes.
 #[derive(Debug)]
 pub struct Network {
     pub node: Namespace,
     pub pods: Vec<Pod>,
+    /// Holds more addresses than its own: see [`another_client_ip`].
     pub client: Namespace,
-    /// Holds the addresses of all pods of the other node.
+    /// Holds the addresses of all pods of the second node.
     pub remote: Namespace,
+    /// Holds the addresses of all pods of the third node, which only ask.
+    pub far: Namespace,
+    /// Where the node sends what it has no better place for. Nobody there lets anything through, and says so.
+    _internet: Namespace,
 }
 
 /// A pod of this node.
@@ -46,12 +52,25 @@ pub fn client_ip(family: Family) -> IpAddr {
     of(family, pair("192.0.2.200", "2001:db8:2::200"))
 }
 
+/// The client's namespace can ask from any of these, too.
+pub fn another_client_ip(family: Family, number: u8) -> IpAddr {
+    match family {
+        Family::V4 => [100, 64, 7, number].into(),
+        Family::V6 => [0x2001, 0xdb8, 7, 0, 0, 0, 0, number.into()].into(),
+    }
+}
+
 /// The address of a pod of the other node.
 pub fn remote_pod_ip(family: Family, number: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 244, 1, number].into(),
         Family::V6 => [0xfd00, 0x10, 0x244, 1, 0, 0, 0, number.into()].into(),
     }
+}
+
+/// The address of a pod of the third node.
+pub fn far_pod_ip(family: Family) -> IpAddr {
+    of(family, pair("10.244.2.9", "fd00:10:244:2::9"))
 }
 
 pub fn pod_cidr(family: Family) -> &'static str {
@@ -61,7 +80,7 @@ pub fn pod_cidr(family: Family) -> &'static str {
     }
 }
 
-fn of(family: Family, [v4, v6]: [IpAddr; 2]) -> IpAddr {
+pub fn of<T>(family: Family, [v4, v6]: [T; 2]) -> T {
     match family {
         Family::V4 => v4,
         Family::V6 => v6,
@@ -82,61 +101,142 @@ impl Network {
         node.sysctl("ipv6/conf/all/forwarding", "1");
         node.sysctl("ipv4/conf/all/send_redirects", "0");
         node.sysctl("ipv4/conf/default/send_redirects", "0");
-        node.ip("link add cbr0 type bridge");
-        address(&node, "cbr0", "10.244.0.1/24", "fd00:10:244::1/64");
-        node.ip("link set cbr0 up");
+        hear_every_refusal(&node);
+        let (client, remote, far, internet) =
+            (Namespace::new(), Namespace::new(), Namespace::new(), Namespace::new());
+        let pods: Vec<Pod> = (0..pods).map(|number| pod(number + 5)).collect();
+        lay_wires(&node, [&client, &remote, &far, &internet], &pods);
 
-        let client = Namespace::new();
-        wire(&node, "eth0", &client);
-        address(&node, "eth0", "192.0.2.11/24", "2001:db8:2::11/64");
-        address(&client, "eth0", "192.0.2.200/24", "2001:db8:2::200/64");
-        default_route(&client, "192.0.2.11", "2001:db8:2::11");
+        client.ip_all(&[
+            "address add 192.0.2.200/24 dev eth0".into(),
+            "address add 2001:db8:2::200/64 dev eth0 nodad".into(),
+            "route add default via 192.0.2.11".into(),
+            "route add default via 2001:db8:2::11".into(),
+        ]);
+        hold(&client, "100.64.7.0/24", "2001:db8:7::/64");
 
-        let remote = Namespace::new();
-        wire(&node, "eth1", &remote);
-        address(&node, "eth1", "198.51.100.11/24", "2001:db8:3::11/64");
-        address(&remote, "eth0", "198.51.100.12/24", "2001:db8:3::12/64");
-        default_route(&remote, "198.51.100.11", "2001:db8:3::11");
-        remote.ip("route add local 10.244.1.0/24 dev lo");
-        remote.ip("-6 route add local fd00:10:244:1::/64 dev lo");
-        remote.sysctl("ipv6/ip_nonlocal_bind", "1");
-        node.ip("route add 10.244.1.0/24 via 198.51.100.12");
-        node.ip("-6 route add fd00:10:244:1::/64 via 2001:db8:3::12");
+        remote.ip_all(&[
+            "address add 198.51.100.12/24 dev eth0".into(),
+            "address add 2001:db8:3::12/64 dev eth0 nodad".into(),
+            "route add default via 198.51.100.11".into(),
+            "route add default via 2001:db8:3::11".into(),
+        ]);
+        hold(&remote, "10.244.1.0/24", "fd00:10:244:1::/64");
 
-        let pods = (0..pods).map(|number| pod(&node, number)).collect();
-        Self { node, pods, client, remote }
+        far.ip_all(&[
+            "address add 198.18.2.12/24 dev eth0".into(),
+            "address add 2001:db8:4::12/64 dev eth0 nodad".into(),
+            "route add default via 198.18.2.11".into(),
+            "route add default via 2001:db8:4::11".into(),
+        ]);
+        hold(&far, "10.244.2.0/24", "fd00:10:244:2::/64");
+
+        internet.sysctl("ipv4/ip_forward", "1");
+        internet.sysctl("ipv6/conf/all/forwarding", "1");
+        hear_every_refusal(&internet);
+        internet.ip_all(&[
+            "address add 198.18.3.12/24 dev eth0".into(),
+            "address add 2001:db8:6::12/64 dev eth0 nodad".into(),
+            "route add default via 198.18.3.11".into(),
+            "route add default via 2001:db8:6::11".into(),
+        ]);
+        let border = "table inet border {
+            chain forward { type filter hook forward priority 0; reject with icmpx admin-prohibited; }
+        }";
+        internet.feed(Command::new("nft").args(["-f", "-"]), border);
+
+        for pod in &pods {
+            // Pods talk through the node, also to each other: it must see both ways of every connection.
+            pod.namespace.ip_all(&[
+                format!("address add {}/32 dev eth0", pod.v4),
+                format!("address add {}/128 dev eth0 nodad", pod.v6),
+                "route add default via 10.244.0.1 dev eth0 onlink".into(),
+                "route add default via fd00:10:244::1 dev eth0 onlink".into(),
+            ]);
+        }
+        Self { node, pods, client, remote, far, _internet: internet }
+    }
+
+    /// Every address the node has.
+    pub fn node_ips(family: Family) -> [IpAddr; 6] {
+        [
+            node_ip(family),
+            node_ip_towards_remote(family),
+            bridge_ip(family),
+            of(family, pair("198.18.2.11", "2001:db8:4::11")),
+            of(family, pair("198.18.3.11", "2001:db8:6::11")),
+            of(family, pair("127.0.0.1", "::1")),
+        ]
     }
 }
 
-fn pod(node: &Namespace, number: u8) -> Pod {
-    let namespace = Namespace::new();
-    let port = format!("pod{number}");
-    wire(node, &port, &namespace);
-    // A connection that comes back to the pod it left goes out by the port it came in.
-    node.ip(&format!("link set {port} master cbr0"));
-    node.ip(&format!("link set {port} type bridge_slave hairpin on"));
-    let host = number + 5;
-    let (v4, v6) =
-        (IpAddr::from([10, 244, 0, host]), IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, host.into()]));
-    // Pods talk through the node, also to each other: it must see both ways of every connection.
-    address(&namespace, "eth0", &format!("{v4}/32"), &format!("{v6}/128"));
-    default_route(&namespace, "10.244.0.1 dev eth0 onlink", "fd00:10:244::1 dev eth0 onlink");
-    Pod { namespace, v4, v6 }
+/// From the node's `eth0` to `eth3` to the others, in order, and from its bridge to the pods.
+fn lay_wires(node: &Namespace, others: [&Namespace; 4], pods: &[Pod]) {
+    let mut lines = vec![
+        "link add cbr0 type bridge".to_string(),
+        "address add 10.244.0.1/24 dev cbr0".into(),
+        "address add fd00:10:244::1/64 dev cbr0 nodad".into(),
+        "link set cbr0 up".into(),
+    ];
+    let wire = |port: &str, other: &Namespace| {
+        [
+            format!("link add {port} type veth peer name eth0 netns {}", other.path()),
+            format!("link set {port} up"),
+        ]
+    };
+    for (number, other) in others.into_iter().enumerate() {
+        lines.extend(wire(&format!("eth{number}"), other));
+    }
+    for (number, pod) in pods.iter().enumerate() {
+        let port = format!("pod{number}");
+        lines.extend(wire(&port, &pod.namespace));
+        // A connection that comes back to the pod it left goes out by the port it came in.
+        lines.push(format!("link set {port} master cbr0"));
+        lines.push(format!("link set {port} type bridge_slave hairpin on"));
+    }
+    node.ip_all(&lines);
+    for other in others.into_iter().chain(pods.iter().map(|pod| &pod.namespace)) {
+        other.ip("link set eth0 up");
+    }
+    node.ip_all(&[
+        "address add 192.0.2.11/24 dev eth0".into(),
+        "address add 2001:db8:2::11/64 dev eth0 nodad".into(),
+        "address add 198.51.100.11/24 dev eth1".into(),
+        "address add 2001:db8:3::11/64 dev eth1 nodad".into(),
+        "address add 198.18.2.11/24 dev eth2".into(),
+        "address add 2001:db8:4::11/64 dev eth2 nodad".into(),
+        "address add 198.18.3.11/24 dev eth3".into(),
+        // What the node sends by its default route it sends from its main address.
+        "address add 2001:db8:6::11/64 dev eth3 preferred_lft 0 nodad".into(),
+        "address add 2001:db8:2::11/128 dev eth3 nodad".into(),
+        "route add 100.64.7.0/24 via 192.0.2.200".into(),
+        "route add 2001:db8:7::/64 via 2001:db8:2::200".into(),
+        "route add 10.244.1.0/24 via 198.51.100.12".into(),
+        "route add fd00:10:244:1::/64 via 2001:db8:3::12".into(),
+        "route add 10.244.2.0/24 via 198.18.2.12".into(),
+        "route add fd00:10:244:2::/64 via 2001:db8:4::12".into(),
+        "route add default via 198.18.3.12 src 192.0.2.11".into(),
+        "route add default via 2001:db8:6::12".into(),
+    ]);
 }
 
-/// A cable from the node's `port` to the other's `eth0`.
-fn wire(node: &Namespace, port: &str, other: &Namespace) {
-    node.ip(&format!("link add {port} type veth peer name eth0 netns {}", other.path()));
-    node.ip(&format!("link set {port} up"));
-    other.ip("link set eth0 up");
+/// As many as there are, not one a second.
+fn hear_every_refusal(namespace: &Namespace) {
+    namespace.sysctl("ipv4/icmp_ratemask", "0");
+    // Only a number that no message has.
+    namespace.sysctl("ipv6/icmp/ratemask", "255");
 }
 
-fn address(namespace: &Namespace, interface: &str, v4: &str, v6: &str) {
-    namespace.ip(&format!("address add {v4} dev {interface}"));
-    namespace.ip(&format!("address add {v6} dev {interface}"));
+/// Makes every address of these networks the namespace's own.
+fn hold(namespace: &Namespace, v4: &str, v6: &str) {
+    namespace.ip_all(&[format!("route add local {v4} dev lo"), format!("route add local {v6} dev lo")]);
+    namespace.sysctl("ipv6/ip_nonlocal_bind", "1");
 }
 
-fn default_route(namespace: &Namespace, v4: &str, v6: &str) {
-    namespace.ip(&format!("route add default via {v4}"));
-    namespace.ip(&format!("-6 route add default via {v6}"));
+fn pod(host: u8) -> Pod {
+    Pod {
+        namespace: Namespace::new(),
+        v4: IpAddr::from([10, 244, 0, host]),
+        v6: IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, host.into()]),
+    }
 }

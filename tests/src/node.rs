@@ -1,5 +1,7 @@
 //! A proxy without its process: manifests go in, and the tables of a node's namespace follow.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use kernel::nftables::{Change, Outcome, Table};
 use model::address::Family;
@@ -10,6 +12,7 @@ use plan::nftables::program::Settings;
 use plan::nftables::words::Mark;
 use watch::manifest::{Form, Object, read};
 
+use crate::matrix::Backend;
 use crate::namespace::Namespace;
 use crate::network::{node_ip, pod_cidr};
 
@@ -25,22 +28,49 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub struct Options {
     pub masquerade_all: bool,
-    /// Whether traffic from pods is told by their addresses; if not, it is not told at all.
-    pub detect_local: bool,
+    pub masquerade_bit: u32,
+    pub detect_local: DetectLocal,
     /// Empty means every address of the node.
-    pub node_port_addresses: Vec<String>,
+    pub node_port_addresses: &'static [&'static str],
+}
+
+/// How traffic from pods is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// Not at all.
+    No,
+    PodCidr,
+    Bridge(&'static str),
+    InterfacePrefix(&'static str),
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { masquerade_all: false, detect_local: true, node_port_addresses: Vec::new() }
+        Self {
+            masquerade_all: false,
+            masquerade_bit: 14,
+            detect_local: DetectLocal::PodCidr,
+            node_port_addresses: &[],
+        }
     }
 }
 
 pub const NODE_NAME: &str = "node-1";
 
+const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
+
 impl Node {
     pub fn new(namespace: &Namespace, family: Family, options: &Options) -> Self {
+        Self::start(namespace, family, options, "").0
+    }
+
+    /// A proxy that finds these manifests when it starts, and what its first pass did.
+    pub fn start(
+        namespace: &Namespace,
+        family: Family,
+        options: &Options,
+        manifests: &str,
+    ) -> (Self, Outcome) {
         let here = Here {
             family,
             node_name: NODE_NAME.into(),
@@ -52,29 +82,55 @@ impl Node {
         let addresses = NodePortAddresses::new(family, &cidrs);
         let settings = Settings {
             family,
-            mark: Mark::from_bit(14).unwrap(),
+            mark: Mark::from_bit(options.masquerade_bit).unwrap(),
             masquerade_all: options.masquerade_all,
-            from_pod: options.detect_local.then(|| FromPod::Source(pod_cidr(family).parse().unwrap())),
+            from_pod: match options.detect_local {
+                DetectLocal::No => None,
+                DetectLocal::PodCidr => Some(FromPod::Source(pod_cidr(family).parse().unwrap())),
+                DetectLocal::Bridge(name) => Some(FromPod::Interface(name.into())),
+                DetectLocal::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.into())),
+            },
             node_ports_everywhere: addresses.match_all(),
         };
-        let mut cluster = Cluster::new(here);
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr] {
-            cluster.apply(&Event::Listed(kind));
-        }
         let (table, node_port_ips) = namespace.enter(|| {
-            let table = Table::open(settings).unwrap();
-            (table, addresses.among(&kernel::interfaces::addresses().unwrap()))
+            let all = kernel::interfaces::addresses().unwrap();
+            // As the proxy does.
+            let serving = addresses.among(&all).into_iter().filter(|ip| !ip.is_loopback()).collect();
+            (Table::open(settings).unwrap(), serving)
         });
-        let mut node = Self { namespace: namespace.clone(), cluster, table };
+        let mut node = Self { namespace: namespace.clone(), cluster: Cluster::new(here), table };
         let node_port_ips = (!addresses.match_all()).then_some(node_port_ips);
-        node.sync(Change { node_port_ips, ..Change::default() });
-        node
+        node.list(manifests);
+        let outcome = node.pass(node_port_ips);
+        (node, outcome)
     }
 
     /// Applies manifests and makes a pass.
     pub fn apply(&mut self, manifests: &str) -> Outcome {
+        self.fold_in(manifests);
+        self.pass(None)
+    }
+
+    /// Makes these manifests all there is, and makes a pass.
+    pub fn replace(&mut self, manifests: &str) -> Outcome {
+        self.list(manifests);
+        self.pass(None)
+    }
+
+    fn list(&mut self, manifests: &str) {
+        for kind in KINDS {
+            self.cluster.apply(&Event::Listing(kind));
+        }
+        self.fold_in(manifests);
+        for kind in KINDS {
+            self.cluster.apply(&Event::Listed(kind));
+        }
+    }
+
+    fn fold_in(&mut self, manifests: &str) {
+        let form = if manifests.starts_with('{') { Form::Json } else { Form::Yaml };
         let content =
-            read(manifests.as_bytes(), Form::Yaml).unwrap_or_else(|problem| panic!("{problem}\n{manifests}"));
+            read(manifests.as_bytes(), form).unwrap_or_else(|problem| panic!("{problem}\n{manifests}"));
         assert!(content.refused.is_empty(), "{:?}", content.refused);
         for object in content.objects {
             let notes = self.cluster.apply(&match object {
@@ -85,25 +141,24 @@ impl Node {
             });
             assert_eq!(notes, []);
         }
-        self.pass()
     }
 
     pub fn hear(&mut self, event: &Event) -> Outcome {
         self.cluster.apply(event);
-        self.pass()
+        self.pass(None)
     }
 
-    fn pass(&mut self) -> Outcome {
+    fn pass(&mut self, node_port_ips: Option<Vec<IpAddr>>) -> Outcome {
         let changes = self.cluster.take_changes();
-        self.sync(Change {
-            routings: changes.routings,
-            service_cidrs: changes.service_cidrs,
-            node_port_ips: None,
-        })
-    }
-
-    fn sync(&mut self, change: Change) -> Outcome {
+        let change =
+            Change { routings: changes.routings, service_cidrs: changes.service_cidrs, node_port_ips };
         let table = &mut self.table;
         self.namespace.enter(|| table.sync(change)).unwrap()
+    }
+}
+
+impl Backend for Node {
+    fn hold(&mut self, manifests: &str) {
+        self.replace(manifests);
     }
 }

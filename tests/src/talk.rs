@@ -1,14 +1,21 @@
 //! Servers that say who they are and whom they see, and clients that ask.
 
-use std::io::{ErrorKind, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, PipeWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
+use model::address::Family;
 use model::names::Protocol;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::namespace::Namespace;
+use crate::network::of;
+use crate::sctp;
 
 /// What a client got.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +27,8 @@ pub enum Answer {
     },
     Refused,
     Silence,
+    /// The packet left the node for the internet: nobody translated it, nobody stopped it.
+    Strayed,
 }
 
 /// How long a packet may take within one machine before it counts as lost.
@@ -28,56 +37,85 @@ const PATIENCE: Duration = Duration::from_millis(400);
 /// Answers every connection and datagram until dropped.
 #[derive(Debug)]
 pub struct Server {
-    stop: Arc<AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<()>>,
+    stop: Option<PipeWriter>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// A socket that is asked.
+enum Ear {
+    Tcp(TcpListener),
+    Udp(UdpSocket, SocketAddr),
+    Sctp(sctp::Socket, SocketAddr),
 }
 
 impl Server {
-    /// Serves TCP and UDP at this address, which the namespace must have.
+    /// Serves TCP, UDP and SCTP at this address, which the namespace must have.
     pub fn start(namespace: &Namespace, address: SocketAddr) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (tcp, udp) =
-            namespace.enter(|| (TcpListener::bind(address).unwrap(), UdpSocket::bind(address).unwrap()));
-        let patience = Some(Duration::from_millis(50));
-        udp.set_read_timeout(patience).unwrap();
-        rustix::net::sockopt::set_socket_timeout(&tcp, rustix::net::sockopt::Timeout::Recv, patience)
-            .unwrap();
-        let threads = vec![
-            std::thread::spawn({
-                let stop = stop.clone();
-                move || serve_tcp(&tcp, address, &stop)
-            }),
-            std::thread::spawn({
-                let stop = stop.clone();
-                move || serve_udp(&udp, address, &stop)
-            }),
-        ];
-        Self { stop, threads }
+        Self::start_all(namespace, &[address])
+    }
+
+    pub fn start_all(namespace: &Namespace, addresses: &[SocketAddr]) -> Self {
+        let ears: Vec<Ear> = namespace.enter(|| addresses.iter().flat_map(|at| Ear::all(*at)).collect());
+        let (stopped, stop) = io::pipe().unwrap();
+        let serve = move || {
+            let fds = ears.iter().map(Ear::fd).chain([stopped.as_fd()]);
+            let mut polled: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            while polled.last().is_some_and(|stop| stop.revents().is_empty()) {
+                // What goes wrong on the way is what the asker finds out.
+                let asked = ears.iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty());
+                asked.for_each(|(ear, _)| _ = ear.answer());
+                _ = poll(&mut polled, None);
+            }
+        };
+        Self { stop: Some(stop), thread: Some(std::thread::spawn(serve)) }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
         }
     }
 }
 
-fn serve_tcp(listener: &TcpListener, address: SocketAddr, stop: &AtomicBool) {
-    while !stop.load(Ordering::Relaxed) {
-        if let Ok((mut stream, peer)) = listener.accept() {
-            let _ = stream.write_all(format!("{address} {}", peer.ip()).as_bytes());
+impl Ear {
+    fn all(address: SocketAddr) -> [Self; 3] {
+        let named = |error| panic!("serving at {address}: {error}");
+        let tcp = TcpListener::bind(address).unwrap_or_else(named);
+        let udp = UdpSocket::bind(address).unwrap();
+        let sctp = sctp::Socket::bind(address.ip()).unwrap();
+        [Self::Tcp(tcp), Self::Udp(udp, address), Self::Sctp(sctp, address)]
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Udp(socket, _) => socket.as_fd(),
+            Self::Sctp(socket, _) => socket.fd().as_fd(),
         }
     }
-}
 
-fn serve_udp(socket: &UdpSocket, address: SocketAddr, stop: &AtomicBool) {
-    let mut buffer = [0; 64];
-    while !stop.load(Ordering::Relaxed) {
-        if let Ok((_, peer)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(format!("{address} {}", peer.ip()).as_bytes(), peer);
+    fn answer(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => {
+                let (mut stream, peer) = listener.accept()?;
+                let answer = format!("{} {}", stream.local_addr()?, peer.ip());
+                stream.write_all(answer.as_bytes())
+            }
+            Self::Udp(socket, address) => {
+                let (_, peer) = socket.recv_from(&mut [0; 64])?;
+                socket.send_to(format!("{address} {}", peer.ip()).as_bytes(), peer).map(drop)
+            }
+            Self::Sctp(socket, address) => match socket.receive()? {
+                Some((question, peer))
+                    if question.destination == address.port() && question.words.is_none() =>
+                {
+                    socket.answer(&question, peer, &format!("{address} {peer}"))
+                }
+                _ => Ok(()),
+            },
         }
     }
 }
@@ -89,50 +127,124 @@ pub fn ask(from: &Namespace, protocol: Protocol, to: SocketAddr) -> Answer {
 
 /// The same from an address of the namespace's choice.
 pub fn ask_from(from: &Namespace, source: Option<IpAddr>, protocol: Protocol, to: SocketAddr) -> Answer {
-    let answer = from.enter(|| match protocol {
-        Protocol::Tcp => ask_tcp(source, to),
-        Protocol::Udp => ask_udp(source, to),
-        Protocol::Sctp => panic!("this kernel has no SCTP sockets"),
-    });
+    from.enter(|| ask_here(source, protocol, to, PATIENCE))
+}
+
+/// The same from the namespace that the thread is in.
+pub fn ask_here(source: Option<IpAddr>, protocol: Protocol, to: SocketAddr, patience: Duration) -> Answer {
+    let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
+    let source = source.unwrap_or_else(any);
+    let answer = match protocol {
+        Protocol::Tcp => ask_tcp(source, to, patience),
+        Protocol::Udp => ask_udp(source, to, patience),
+        Protocol::Sctp => ask_sctp(source, to, patience),
+    };
     match answer {
         Ok(text) => parse(&text),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Answer::Refused,
-        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => Answer::Silence,
-        Err(error) => panic!("asking {to}: {error}"),
+        Err(error) => match error.kind() {
+            ErrorKind::ConnectionRefused => Answer::Refused,
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => Answer::Silence,
+            // How IPv4 and IPv6 say "prohibited".
+            ErrorKind::HostUnreachable | ErrorKind::PermissionDenied => Answer::Strayed,
+            _ => panic!("asking {to}/{protocol} from {source}: {error}"),
+        },
     }
 }
 
-fn ask_tcp(source: Option<IpAddr>, to: SocketAddr) -> std::io::Result<String> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
-    let mut stream = match source {
-        None => TcpStream::connect_timeout(&to, PATIENCE)?,
-        Some(source) => {
-            let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
-            bind(&socket, &SocketAddr::new(source, 0))?;
-            connect(&socket, &to).map_err(|error| match error {
-                rustix::io::Errno::INPROGRESS | rustix::io::Errno::AGAIN => ErrorKind::TimedOut.into(),
-                error => std::io::Error::from(error),
-            })?;
-            socket.into()
+/// No two questions to an address come from the same port, so that none is taken for part of an earlier conversation.
+fn next_port(to: SocketAddr) -> u16 {
+    static ASKED: Mutex<BTreeMap<SocketAddr, u16>> = Mutex::new(BTreeMap::new());
+    let mut asked = ASKED.lock().unwrap();
+    let count = asked.entry(to).or_default();
+    *count = (*count + 1) % 50_000;
+    10_000 + *count
+}
+
+/// Binds to a port of our own, whatever else may have it.
+fn bind_next<T>(
+    source: IpAddr,
+    to: SocketAddr,
+    mut bind: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        match bind(SocketAddr::new(source, next_port(to))) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            bound => return bound,
         }
-    };
-    stream.set_read_timeout(Some(PATIENCE))?;
+    }
+}
+
+fn ask_tcp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind_next(source, to, |from| Ok(rustix::net::bind(&socket, &from)?))?;
+    match rustix::net::connect(&socket, &to) {
+        Err(Errno::INPROGRESS) => wait_for_connection(&socket, patience)?,
+        connected => connected?,
+    }
+    let mut stream = TcpStream::from(socket);
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(patience))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
 }
 
-fn ask_udp(source: Option<IpAddr>, to: SocketAddr) -> std::io::Result<String> {
-    let any = if to.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-    let socket = UdpSocket::bind((source.unwrap_or(any), 0))?;
+/// A refusal that comes back while the kernel is still busy sending does not end the attempt, but it can be asked for.
+fn wait_for_connection(socket: &OwnedFd, patience: Duration) -> io::Result<()> {
+    let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline {
+        sockopt::socket_error(socket)??;
+        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&slice))? > 0 {
+            return Ok(sockopt::socket_error(socket)??);
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
+}
+
+fn ask_udp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
+    let socket = bind_next(source, to, UdpSocket::bind)?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.send(b"?")?;
+    socket.set_read_timeout(Some(patience))?;
+    unless_stopped(socket.send(b"?").map(drop))?;
     let mut buffer = [0; 128];
     let length = socket.recv(&mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+fn ask_sctp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
+    let socket = sctp::Socket::bind(source)?;
+    socket.connect(to.ip())?;
+    let port = next_port(to);
+    unless_stopped(socket.ask(port, to.port()))?;
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        sockopt::set_socket_timeout(socket.fd(), sockopt::Timeout::Recv, Some(left))?;
+        match socket.receive()? {
+            // Before it was connected, the socket heard what others were told.
+            Some((packet, from))
+                if (from, packet.source, packet.destination) == (to.ip(), to.port(), port) =>
+            {
+                return packet.words.ok_or_else(|| ErrorKind::InvalidData.into());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A packet that is stopped on the sender's own machine fails the call; whether anything came back is still to be seen.
+fn unless_stopped(sent: io::Result<()>) -> io::Result<()> {
+    match sent {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => Ok(()),
+        sent => sent,
+    }
 }
 
 fn parse(text: &str) -> Answer {

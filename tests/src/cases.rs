@@ -1,0 +1,646 @@
+//! The packet matrix: who may reach what, through which frontend, and whom the endpoint sees.
+
+use std::time::Duration;
+
+use model::names::Protocol;
+
+use crate::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
+use crate::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
+use crate::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
+use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
+use crate::matrix::{
+    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP,
+    NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, masqueraded, plain,
+};
+use crate::node::{DetectLocal, Options};
+
+const TCP: &[Protocol] = &[Protocol::Tcp];
+const UDP: &[Protocol] = &[Protocol::Udp];
+const SCTP: &[Protocol] = &[Protocol::Sctp];
+
+/// Who the default configuration takes for a pod.
+const PODS: &[crate::lab::Who] = &[Pod, RemotePod];
+const NOT_PODS: &[crate::lab::Who] = &[Node, Outside];
+
+/// Long enough to outlast every test.
+const THREE_HOURS: u32 = 10_800;
+
+/// The cases for every mode.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    cases.extend(policies_and_masquerading());
+    cases.extend(without_endpoints());
+    cases.extend(draining());
+    cases.extend(hints());
+    cases.extend(frontends());
+    cases.extend(hairpin());
+    cases.extend(telling_pods());
+    cases.extend(marks());
+    cases.extend(node_ports());
+    cases.extend(source_ranges());
+    cases.extend(affinity());
+    cases
+}
+
+/// Where a mode keeps node ports from loopback.
+pub fn node_ports_not_on_loopback() -> Vec<Case> {
+    let on_loopback = NODE_PORT_AT_NODE_IP.at(Address::Loopback);
+    vec![
+        case("node ports are not served on loopback, though everywhere else")
+            .hold([web(&[A, R]).into()])
+            .expect(&[Node], &[on_loopback], Untouched)
+            .hold([web(&[]).into()])
+            .expect(&[Node], &[on_loopback], Untouched),
+        case("node ports are not served on loopback, though listed")
+            .with(Options {
+                node_port_addresses: &["127.0.0.0/8", "192.0.2.0/24", "::1/128", "2001:db8:2::/64"],
+                ..Options::default()
+            })
+            .hold([web(&[A, R]).into()])
+            .expect(&[Node], &[on_loopback], Untouched)
+            .expect(&[Node, Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[A, R])),
+    ]
+}
+
+/// The table "who is masqueraded and where traffic goes", in the four combinations of the two options it depends on.
+fn policies_and_masquerading() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (masquerade_all, detects) in [(false, true), (false, false), (true, true), (true, false)] {
+        let detect_local = if detects { DetectLocal::PodCidr } else { DetectLocal::No };
+        let options = Options { masquerade_all, detect_local, ..Options::default() };
+        let named = |name: &str| {
+            let all = if masquerade_all { ", masquerading all" } else { "" };
+            let detects = if detects { "" } else { ", telling no pods" };
+            case(format!("{name}{all}{detects}")).with(options.clone())
+        };
+        // What a cluster IP does to the address of its client.
+        let inside = if masquerade_all { masqueraded } else { plain };
+        let outside = if masquerade_all || detects { masqueraded } else { plain };
+        // Who is not told from outside clients gets what they get.
+        let circuit = if detects { plain(&[A, R]) } else { plain(&[A]) };
+        cases.extend([
+            named("policy Cluster")
+                .hold([web(&[A, R]).into()])
+                .expect(PODS, &[CLUSTER_IP], inside(&[A, R]))
+                .expect(NOT_PODS, &[CLUSTER_IP], outside(&[A, R]))
+                .expect(EVERYONE, EXTERNAL, masqueraded(&[A, R])),
+            named("external policy Local")
+                .hold([web(&[A, R]).external_local().into()])
+                .expect(PODS, &[CLUSTER_IP], inside(&[A, R]))
+                .expect(NOT_PODS, &[CLUSTER_IP], outside(&[A, R]))
+                .expect(PODS, EXTERNAL, circuit.clone())
+                .expect(&[Node], EXTERNAL, masqueraded(&[A, R]))
+                .expect(&[Outside], EXTERNAL, plain(&[A])),
+            named("internal policy Local")
+                .hold([web(&[A, R]).internal_local().into()])
+                .expect(PODS, &[CLUSTER_IP], inside(&[A]))
+                .expect(NOT_PODS, &[CLUSTER_IP], outside(&[A]))
+                .expect(EVERYONE, EXTERNAL, masqueraded(&[A, R])),
+            named("both policies Local")
+                .hold([web(&[A, R]).internal_local().external_local().into()])
+                .expect(PODS, &[CLUSTER_IP], inside(&[A]))
+                .expect(NOT_PODS, &[CLUSTER_IP], outside(&[A]))
+                .expect(PODS, EXTERNAL, circuit)
+                .expect(&[Node], EXTERNAL, masqueraded(&[A, R]))
+                .expect(&[Outside], EXTERNAL, plain(&[A])),
+        ]);
+    }
+    cases.push(
+        case("policies change while the service lives")
+            .hold([web(&[A, R]).into()])
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .hold([web(&[A, R]).external_local().into()])
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .hold([web(&[A, R]).internal_local().into()])
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A])),
+    );
+    cases
+}
+
+fn without_endpoints() -> Vec<Case> {
+    let unready = [A.but(State::Unready), R.but(State::Unready)];
+    vec![
+        case("no endpoints: everyone is refused everywhere")
+            .hold([web(&[]).into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("no endpoints, whatever the policies")
+            .hold([web(&[]).internal_local().external_local().into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("endpoints that are not ready are none, until they are")
+            .hold([web(&unready).into()])
+            .expect(EVERYONE, EVERYWHERE, Refused)
+            .hold([web(&[A, R]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .hold([web(&[]).into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("no local endpoint for external policy Local: clients outside hear nothing")
+            .hold([web(&[R]).external_local().into()])
+            .expect(&[Outside], EXTERNAL, Silence)
+            .expect(PODS, EVERYWHERE, plain(&[R]))
+            .expect(&[Node], EVERYWHERE, masqueraded(&[R]))
+            .expect(&[Outside], &[CLUSTER_IP], masqueraded(&[R])),
+        case("no local endpoint for internal policy Local: the cluster IP is silent")
+            .hold([web(&[R]).internal_local().into()])
+            .expect(EVERYONE, &[CLUSTER_IP], Silence)
+            .expect(EVERYONE, EXTERNAL, masqueraded(&[R]))
+            .hold([web(&[]).internal_local().into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("no local endpoint for either policy Local")
+            .hold([web(&[R]).internal_local().external_local().into()])
+            .expect(EVERYONE, &[CLUSTER_IP], Silence)
+            .expect(PODS, EXTERNAL, plain(&[R]))
+            .expect(&[Node], EXTERNAL, masqueraded(&[R]))
+            .expect(&[Outside], EXTERNAL, Silence)
+            .hold([web(&[A, B, R]).internal_local().external_local().into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, B]))
+            .expect(&[Outside], EXTERNAL, plain(&[A, B])),
+    ]
+}
+
+fn draining() -> Vec<Case> {
+    let [a, b, r, s] = [A, B, R, S].map(|endpoint| endpoint.but(State::Draining));
+    let [a_gone, r_gone] = [A, R].map(|endpoint| endpoint.but(State::Gone));
+    vec![
+        case("ready endpoints go before draining ones")
+            .hold([web(&[A, b, R, s]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R])),
+        case("draining endpoints serve when no other does")
+            .hold([web(&[a, r, B.but(State::Unready)]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[a, r]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[a, r]))
+            .hold([web(&[a_gone, r]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[r]))
+            .hold([web(&[a_gone, r_gone]).into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("policy Local takes draining endpoints here before ready ones elsewhere")
+            .hold([web(&[a, R]).internal_local().external_local().into()])
+            .expect(&[Outside], EXTERNAL, plain(&[a]))
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[a]))
+            .expect(&[Pod], EXTERNAL, plain(&[R]))
+            .hold([web(&[A, b, R]).internal_local().external_local().into()])
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
+            .expect(&[Pod], EXTERNAL, plain(&[A, R])),
+        case("policy Local with draining endpoints elsewhere only")
+            .hold([web(&[a_gone, r]).external_local().into()])
+            .expect(&[Outside], EXTERNAL, Silence)
+            .expect(PODS, EVERYWHERE, plain(&[r]))
+            .hold([web(&[a_gone, r]).internal_local().into()])
+            .expect(EVERYONE, &[CLUSTER_IP], Silence)
+            .expect(&[Outside], EXTERNAL, masqueraded(&[r]))
+            .hold([web(&[a_gone, r_gone]).internal_local().external_local().into()])
+            .expect(EVERYONE, EVERYWHERE, Refused),
+        case("everything drains, policy Local")
+            .hold([web(&[a, r]).external_local().into()])
+            .expect(&[Outside], EXTERNAL, plain(&[a]))
+            .expect(PODS, EVERYWHERE, plain(&[a, r])),
+    ]
+}
+
+fn hints() -> Vec<Case> {
+    let zoned = [A.for_zone("east"), R.for_zone("west"), S.for_zone("west")];
+    vec![
+        case("endpoints of this zone are preferred, but not for what must stay here")
+            .hold([Object::Zone("west"), web(&zoned).external_local().into()])
+            .expect(&[Pod], EVERYWHERE, plain(&[R, S]))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .hold([Object::Zone("east"), web(&zoned).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A])),
+        case("zone hints count only if all have them and this zone is among them")
+            .hold([Object::Zone("north"), web(&zoned).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R, S]))
+            .hold([Object::Zone("west"), web(&[A, R.for_zone("west")]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .hold([web(&zoned).into(), Object::Zone("west")])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[R, S])),
+        case("node hints go before zone hints")
+            .hold([
+                Object::Zone("west"),
+                web(&[A.for_zone("east").for_node("node-1"), R.for_zone("west").for_node("node-2")]).into(),
+            ])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A])),
+    ]
+}
+
+fn frontends() -> Vec<Case> {
+    let port = |number, target, node_port, protocols| Port { number, target, node_port, protocols };
+    let wrong_port = CLUSTER_IP.port(81);
+    let unused = CLUSTER_IP.at(Address::UnusedClusterIp);
+    let several = Service {
+        ports: vec![
+            port(80, TARGET, Some(NODE_PORT), crate::manifests::ALL),
+            port(81, OTHER_TARGET, Some(30081), crate::manifests::ALL),
+        ],
+        ..web(&[A, R])
+    };
+    let apart = Service {
+        ports: vec![
+            port(80, TARGET, Some(NODE_PORT), TCP),
+            port(80, OTHER_TARGET, Some(NODE_PORT), UDP),
+            port(82, TARGET, Some(30082), SCTP),
+        ],
+        ..web(&[A, R])
+    };
+    let proxied = Service {
+        load_balancer_ips: vec![
+            (Address::LoadBalancerIp, Some("Proxy")),
+            (Address::OtherLoadBalancerIp, Some("VIP")),
+        ],
+        ..web(&[A, R])
+    };
+    let at_node_ip = |endpoints: &[_]| Service { external_ips: vec![Address::NodeIp], ..web(endpoints) };
+    let plain_node_port = |service: Service| Service {
+        kind: "NodePort",
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ..service
+    };
+    vec![
+        case("a port that the service does not have is refused at the cluster IP and left alone elsewhere")
+            .hold([web(&[A, R]).into()])
+            .expect(EVERYONE, &[wrong_port], Refused)
+            .expect(EVERYONE, &[EXTERNAL_IP.port(81), LOAD_BALANCER_IP.port(81), unused], Strays),
+        case("an unused cluster IP is silent once the range of cluster IPs is known")
+            .hold([Object::ServiceCidr, web(&[A, R]).into()])
+            .expect(EVERYONE, &[unused], Silence)
+            .expect(EVERYONE, &[wrong_port], Refused)
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .hold([Object::ServiceCidr])
+            .expect(EVERYONE, &[CLUSTER_IP], Silence)
+            .hold([web(&[A, R]).into()])
+            .expect(&[Pod, Outside], &[unused], Strays),
+        case("a service that goes leaves nothing behind")
+            .hold([web(&[A, R]).external_local().into(), Service::other(&[B]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .hold([Service::other(&[B]).into()])
+            .expect(EVERYONE, &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP], Strays)
+            .expect(&[Outside, Node], &[NODE_PORT_AT_NODE_IP], Untouched)
+            .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[B])),
+        case("several ports")
+            .hold([several.into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .expect(&[Pod], &[CLUSTER_IP.port(81)], plain(&[A, R]).at(OTHER_TARGET))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .expect(
+                &[Outside],
+                &[EXTERNAL_IP.port(81), LOAD_BALANCER_IP.port(81), NODE_PORT_AT_NODE_IP.port(30081)],
+                masqueraded(&[A, R]).at(OTHER_TARGET),
+            ),
+        case("the same port number of several protocols")
+            .hold([apart.into()])
+            .over(TCP)
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .over(UDP)
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]).at(OTHER_TARGET))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]).at(OTHER_TARGET))
+            .over(SCTP)
+            .expect(EVERYONE, &[CLUSTER_IP], Refused)
+            .expect(&[Outside], &[EXTERNAL_IP, LOAD_BALANCER_IP], Strays)
+            .expect(&[Outside, Node], &[NODE_PORT_AT_NODE_IP], Untouched)
+            .expect(&[Pod], &[CLUSTER_IP.port(82)], plain(&[A, R])),
+        case("a load balancer in mode Proxy has its IP to itself")
+            .hold([proxied.into()])
+            .expect(EVERYONE, &[LOAD_BALANCER_IP], Strays)
+            .expect(EVERYONE, &[LOAD_BALANCER_IP.at(Address::OtherLoadBalancerIp)], masqueraded(&[A, R]))
+            .expect(&[Outside], &[EXTERNAL_IP, NODE_PORT_AT_NODE_IP], masqueraded(&[A, R])),
+        case("an external IP that is the node's own")
+            .hold([at_node_ip(&[A, R]).into()])
+            .expect(EVERYONE, &[EXTERNAL_IP.at(Address::NodeIp)], masqueraded(&[A, R]))
+            .hold([at_node_ip(&[]).into()])
+            .expect(EVERYONE, &[EXTERNAL_IP.at(Address::NodeIp)], Refused)
+            .hold([at_node_ip(&[R]).external_local().into()])
+            .expect(&[Outside], &[EXTERNAL_IP.at(Address::NodeIp)], Silence)
+            .expect(&[Pod], &[EXTERNAL_IP.at(Address::NodeIp)], plain(&[R])),
+        case("a service becomes less accessible")
+            .hold([web(&[A, R]).into()])
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .hold([plain_node_port(web(&[A, R])).into()])
+            .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[A, R]))
+            .expect(&[Outside], &[EXTERNAL_IP, LOAD_BALANCER_IP], Strays)
+            .hold([Service { name: "web", cluster_ip: Address::ClusterIp, ..Service::other(&[A, R]) }.into()])
+            .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], Untouched)
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R])),
+        case("a load balancer without node ports")
+            .hold([Service { ports: Service::other(&[]).ports, ..web(&[A, R]) }.external_local().into()])
+            .expect(&[Outside], &[EXTERNAL_IP, LOAD_BALANCER_IP], plain(&[A]))
+            .expect(EVERYONE, &[NODE_PORT_AT_NODE_IP], Untouched),
+        case("an external IP is all a service needs for an external policy")
+            .hold([Service { external_ips: vec![Address::ExternalIp], ..Service::other(&[A, R]) }
+                .external_local()
+                .into()])
+            .expect(&[Outside], &[EXTERNAL_IP], plain(&[A]))
+            .expect(&[Pod], &[EXTERNAL_IP, OTHER_CLUSTER_IP], plain(&[A, R])),
+        case("a policy of external traffic binds nobody where there is none")
+            .hold([Service::other(&[R]).external_local().into()])
+            .expect(PODS, &[OTHER_CLUSTER_IP], plain(&[R]))
+            .expect(NOT_PODS, &[OTHER_CLUSTER_IP], masqueraded(&[R])),
+        case("an endpoint on the node itself")
+            .hold([web(&[HOST]).into()])
+            // What is delivered here is never sent, and so never masqueraded.
+            .expect(&[Pod, RemotePod, Outside], EVERYWHERE, plain(&[HOST]))
+            .expect(&[Node], EVERYWHERE, masqueraded(&[HOST]))
+            .hold([web(&[HOST, R]).external_local().into()])
+            .expect(&[Outside], EXTERNAL, plain(&[HOST]))
+            .expect(&[Pod], EVERYWHERE, plain(&[HOST, R])),
+        case("addresses with leading zeros")
+            .hold([Service { sloppy: true, ..web(&[A, R]) }
+                .only_for(&["192.000.002.000/024", "2001:db8:2::/64"])
+                .into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
+            .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
+            .expect(&[Crowd], &[LOAD_BALANCER_IP], Silence),
+    ]
+}
+
+fn hairpin() -> Vec<Case> {
+    let telling_none = Options { detect_local: DetectLocal::No, ..Options::default() };
+    vec![
+        case("a pod that reaches itself sees the node")
+            .hold([web(&[A]).into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A]))
+            .hold([web(&[A]).internal_local().external_local().into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A])),
+        case("a pod that reaches itself sees the node, others see the pod")
+            .hold([web(&[A, B, R]).external_local().into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A]).or(plain(&[B, R]))),
+        case("a pod that reaches itself sees the node, telling no pods")
+            .with(telling_none)
+            .hold([web(&[A]).external_local().into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A])),
+        case("a pod that reaches itself by either of two services, until one is gone")
+            .hold([web(&[A]).into(), Service::other(&[A]).into()])
+            .expect(&[PodA], &[CLUSTER_IP, OTHER_CLUSTER_IP], masqueraded(&[A]))
+            .hold([web(&[A]).into()])
+            .expect(&[PodA], &[CLUSTER_IP], masqueraded(&[A])),
+    ]
+}
+
+fn telling_pods() -> Vec<Case> {
+    let by = |detect_local| Options { detect_local, ..Options::default() };
+    let ways = [
+        ("a bridge", DetectLocal::Bridge("cbr0")),
+        ("how interfaces begin", DetectLocal::InterfacePrefix("cb")),
+    ];
+    let mut cases: Vec<Case> = (ways.into_iter())
+        .map(|(name, way)| {
+            case(format!("pods are told by {name}"))
+                .with(by(way))
+                .hold([web(&[A, R]).external_local().into()])
+                .expect(&[Pod], EVERYWHERE, plain(&[A, R]))
+                .expect(&[Node], EVERYWHERE, masqueraded(&[A, R]))
+                .expect(&[RemotePod, Outside], &[CLUSTER_IP], masqueraded(&[A, R]))
+                .expect(&[RemotePod, Outside], EXTERNAL, plain(&[A]))
+                .hold([web(&[A]).into()])
+                .expect(&[PodA], EVERYWHERE, masqueraded(&[A]))
+        })
+        .collect();
+    for way in [DetectLocal::Bridge("cbr"), DetectLocal::Bridge("cbr01"), DetectLocal::InterfacePrefix("br0")]
+    {
+        cases.push(
+            case(format!("pods are told by nothing that is there: {way:?}"))
+                .with(by(way))
+                .hold([web(&[A, R]).external_local().into()])
+                .expect(&[Pod, Node, Outside], &[CLUSTER_IP], masqueraded(&[A, R]))
+                .expect(&[Pod, Outside], EXTERNAL, plain(&[A])),
+        );
+    }
+    cases
+}
+
+/// Rules that mark every packet before the proxy sees it, and stop it after if the mark is not the same.
+macro_rules! keep_mark {
+    ($mark:literal) => {
+        concat!(
+            "table FAMILY others {
+               chain mark-incoming { type filter hook prerouting priority -150; meta mark set ",
+            $mark,
+            "; }
+               chain mark-outgoing { type filter hook output priority -150; meta mark set ",
+            $mark,
+            "; }
+               chain check { type filter hook postrouting priority 150; meta mark != ",
+            $mark,
+            " drop; }
+             }"
+        )
+    };
+}
+
+fn marks() -> Vec<Case> {
+    let bit = |masquerade_bit| Options { masquerade_bit, ..Options::default() };
+    let everything = |case: Case| {
+        case.hold([web(&[A, R]).external_local().into(), Service::other(&[A]).into()])
+            .expect(&[Pod], EVERYWHERE, plain(&[A, R]))
+            .expect(&[Outside, Node], &[CLUSTER_IP], masqueraded(&[A, R]))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .expect(&[PodA], &[OTHER_CLUSTER_IP], masqueraded(&[A]))
+    };
+    vec![
+        everything(case("the marks of others stay as they are").rules_of_others(keep_mark!("0xffffbfff"))),
+        everything(
+            case("masquerading by another bit").with(bit(3)).rules_of_others(keep_mark!("0x00004000")),
+        ),
+        everything(
+            case("masquerading by the last bit").with(bit(31)).rules_of_others(keep_mark!("0x7fffffff")),
+        ),
+        everything(
+            case("masquerading by the first bit").with(bit(0)).rules_of_others(keep_mark!("0xfffffffe")),
+        ),
+    ]
+}
+
+fn node_ports() -> Vec<Case> {
+    let at = |address| NODE_PORT_AT_NODE_IP.at(address);
+    let (main, second, bridge) =
+        (at(Address::NodeIp), at(Address::NodeIpTowardsRemote), at(Address::BridgeIp));
+    let on = |node_port_addresses| Options { node_port_addresses, ..Options::default() };
+    vec![
+        case("node ports at every address")
+            .hold([web(&[A, R]).into()])
+            .expect(EVERYONE, &[main, second, bridge], masqueraded(&[A, R]))
+            .hold([web(&[]).into()])
+            .expect(EVERYONE, &[main, second, bridge], Refused)
+            .hold([web(&[R]).external_local().into()])
+            .expect(&[Outside], &[main, second, bridge], Silence)
+            .expect(&[Pod], &[main, second, bridge], plain(&[R])),
+        case("node ports at one address")
+            .with(on(&["192.0.2.0/24", "2001:db8:2::/64"]))
+            .hold([web(&[A, R]).into()])
+            .expect(EVERYONE, &[main], masqueraded(&[A, R]))
+            .expect(EVERYONE, &[second, bridge], Untouched)
+            .hold([web(&[]).into()])
+            .expect(EVERYONE, &[main], Refused)
+            .expect(EVERYONE, &[second, bridge], Untouched)
+            .hold([web(&[R]).external_local().into()])
+            .expect(&[Outside], &[main], Silence)
+            .expect(&[Pod], &[main], plain(&[R]))
+            .expect(EVERYONE, &[second, bridge], Untouched),
+        case("node ports at several addresses")
+            .with(on(&["192.0.2.0/24", "2001:db8:2::/64", "198.51.100.11/32", "2001:db8:3::11/128"]))
+            .hold([web(&[A, R]).into()])
+            .expect(EVERYONE, &[main, second], masqueraded(&[A, R]))
+            .expect(EVERYONE, &[bridge], Untouched),
+        case("node ports at every address, because one of the ranges says so")
+            .with(on(&["192.0.2.0/24", "0.0.0.0/0", "2001:db8:2::/64", "::/0"]))
+            .hold([web(&[A, R]).into()])
+            .expect(EVERYONE, &[main, second, bridge], masqueraded(&[A, R])),
+        case("a service without node ports leaves the node's own alone")
+            .hold([Service::other(&[A, R]).into()])
+            .expect(EVERYONE, &[main, second, bridge], Untouched),
+    ]
+}
+
+fn source_ranges() -> Vec<Case> {
+    const CLIENT: &[&str] = &["192.0.2.200/32", "2001:db8:2::200/128"];
+    const CLIENT_AND_NODE: &[&str] = &[" 192.0.2.0/24", "2001:db8:2::/64 "];
+    const CROWD: &[&str] = &["100.64.7.0/24", "2001:db8:7::/64"];
+    const PODS: &[&str] = &["10.244.0.0/16", "fd00:10:244::/48"];
+    const ALL: &[&str] = &["192.0.2.200/32", "0.0.0.0/0", "2001:db8:2::200/128", "::/0"];
+    #[rustfmt::skip]
+    const OVERLAPPING: &[&str] = &[
+        "192.0.2.0/25", "192.0.2.128/25", "192.0.2.200/32", "100.64.7.0/27", "100.64.7.32/27", "100.64.7.64/26",
+        "2001:db8:2::/65", "2001:db8:2:0:8000::/65", "2001:db8:2::200/128", "2001:db8:7::/120", "2001:db8:7::/64",
+    ];
+    let elsewhere: &[Frontend] = &[EXTERNAL_IP, NODE_PORT_AT_NODE_IP];
+    let other_balancer = LOAD_BALANCER_IP.at(Address::OtherLoadBalancerIp);
+    let two_balancers = Service {
+        load_balancer_ips: vec![(Address::LoadBalancerIp, None), (Address::OtherLoadBalancerIp, None)],
+        ..web(&[A, R])
+    };
+    vec![
+        case("source ranges bind the load-balancer IPs and nothing else")
+            .hold([two_balancers.only_for(CLIENT).into()])
+            .expect(&[Outside], &[LOAD_BALANCER_IP, other_balancer], masqueraded(&[A, R]))
+            .expect(&[Crowd, Pod, RemotePod, Node], &[LOAD_BALANCER_IP, other_balancer], Silence)
+            .expect(&[Crowd, Pod, RemotePod, Node], elsewhere, masqueraded(&[A, R]))
+            .expect(&[Pod, RemotePod], &[CLUSTER_IP], plain(&[A, R])),
+        case("source ranges that admit pods")
+            .hold([web(&[A, R]).only_for(PODS).into()])
+            .expect(&[Pod, RemotePod], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Outside, Crowd, Node], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges that admit the node")
+            .hold([web(&[A, R]).only_for(CLIENT_AND_NODE).into()])
+            .expect(&[Outside, Node], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Crowd, Pod], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges that admit the node, which has the load balancer's IP")
+            .node_owns(Address::LoadBalancerIp)
+            .hold([web(&[A, R]).only_for(CLIENT_AND_NODE).into()])
+            .expect(&[Outside, Node], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Crowd, Pod], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges that do not admit the node, which has the load balancer's IP")
+            .node_owns(Address::LoadBalancerIp)
+            .hold([web(&[A, R]).only_for(CROWD).into()])
+            .expect(&[Crowd], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Outside, Node, Pod], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges that admit everyone").hold([web(&[A, R]).only_for(ALL).into()]).expect(
+            &[Crowd, Outside, Pod, Node],
+            &[LOAD_BALANCER_IP],
+            masqueraded(&[A, R]),
+        ),
+        case("source ranges that overlap and adjoin")
+            .hold([web(&[A, R]).only_for(OVERLAPPING).into()])
+            .expect(&[Crowd, Outside, Node], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Pod], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges come before everything else")
+            .hold([web(&[]).only_for(CLIENT).into()])
+            .expect(&[Outside], &[LOAD_BALANCER_IP], Refused)
+            .expect(&[Crowd, Pod, Node], &[LOAD_BALANCER_IP], Silence)
+            .hold([web(&[A, R]).external_local().only_for(CLIENT).into()])
+            .expect(&[Outside], &[LOAD_BALANCER_IP], plain(&[A]))
+            .expect(&[Crowd, Pod, Node], &[LOAD_BALANCER_IP], Silence),
+        case("source ranges change")
+            .hold([web(&[A, R]).only_for(CLIENT).into()])
+            .expect(&[Crowd], &[LOAD_BALANCER_IP], Silence)
+            .hold([web(&[A, R]).only_for(CROWD).into()])
+            .expect(&[Crowd], &[LOAD_BALANCER_IP], masqueraded(&[A, R]))
+            .expect(&[Outside], &[LOAD_BALANCER_IP], Silence)
+            .hold([web(&[A, R]).into()])
+            .expect(&[Crowd, Outside], &[LOAD_BALANCER_IP], masqueraded(&[A, R])),
+    ]
+}
+
+fn affinity() -> Vec<Case> {
+    let sticky = |endpoints: &[_]| web(endpoints).sticky(THREE_HOURS);
+    let to_a =
+        |case: Case| {
+            case.expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
+                .expect(&[Pod], EXTERNAL, masqueraded(&[A]))
+                .expect(&[Node, Outside], EVERYWHERE, masqueraded(&[A]))
+        };
+    let local = |endpoints: &[_]| sticky(endpoints).external_local();
+    vec![
+        to_a(
+            to_a(case("clients stick to their endpoint while others come").hold([sticky(&[A]).into()]))
+                .hold([sticky(&[A, B, R]).into()]),
+        )
+        .expect(&[Crowd], EVERYWHERE, masqueraded(&[A, B, R])),
+        to_a(
+            case("clients of an endpoint that goes stick to another, and do not come back")
+                .hold([sticky(&[A]).into()]),
+        )
+        .hold([sticky(&[B, R]).into()])
+        .expect(&[Pod], &[CLUSTER_IP], plain(&[B, R]).sticking())
+        .expect(&[Outside], EVERYWHERE, masqueraded(&[B, R]).sticking())
+        .hold([sticky(&[A, B, R]).into()])
+        .expect(&[Pod], &[CLUSTER_IP], plain(&[B, R]).sticking())
+        .expect(&[Outside], EVERYWHERE, masqueraded(&[B, R]).sticking()),
+        case("clients stick to one endpoint, each to its own")
+            .hold([sticky(&[A, B, R]).into()])
+            .expect(&[Pod, RemotePod], &[CLUSTER_IP], plain(&[A, B, R]).sticking())
+            .expect(&[Node, Outside], EVERYWHERE, masqueraded(&[A, B, R]).sticking())
+            .expect(&[Crowd], EVERYWHERE, masqueraded(&[A, B, R])),
+        case("clients stick as long as they should and no longer")
+            .hold([web(&[A]).sticky(1).into()])
+            .expect(&[Crowd], EVERYWHERE, masqueraded(&[A]))
+            .hold([web(&[A, R]).sticky(1).into()])
+            .pass(Duration::from_millis(1_500))
+            .expect(&[Crowd], EVERYWHERE, masqueraded(&[A, R])),
+        case("clients stick within what policy Local allows them")
+            .hold([local(&[A]).into()])
+            .expect(&[Pod], EVERYWHERE, plain(&[A]))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .hold([local(&[A, B, R]).into()])
+            .expect(&[Pod], EVERYWHERE, plain(&[A]))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .expect(&[Crowd], EXTERNAL, plain(&[A, B]))
+            .hold([local(&[R]).into()])
+            .expect(&[Pod], EVERYWHERE, plain(&[R]))
+            .expect(&[Outside], EXTERNAL, Silence),
+        case("clients stick to an endpoint on the node itself")
+            .hold([sticky(&[HOST]).into()])
+            .expect(&[Pod, Outside], EVERYWHERE, plain(&[HOST]))
+            .expect(&[Node], EVERYWHERE, masqueraded(&[HOST]))
+            .hold([sticky(&[HOST, A, R]).into()])
+            .expect(&[Pod, Outside], EVERYWHERE, plain(&[HOST]))
+            .expect(&[Node], EVERYWHERE, masqueraded(&[HOST])),
+        case("a pod that sticks to itself")
+            .hold([sticky(&[A]).into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A]))
+            .hold([sticky(&[A, R]).into()])
+            .expect(&[PodA], EVERYWHERE, masqueraded(&[A])),
+        case("clients that stuck are free when the service no longer asks for it")
+            .hold([sticky(&[A]).into()])
+            .expect(&[Outside], EVERYWHERE, masqueraded(&[A]))
+            .hold([web(&[A, R]).into()])
+            .expect(&[Outside], EVERYWHERE, masqueraded(&[A, R])),
+        case("clients still stick when the time they do so changes")
+            .hold([sticky(&[A]).into()])
+            .expect(&[Outside], EVERYWHERE, masqueraded(&[A]))
+            .hold([web(&[A, R]).sticky(7_200).into()])
+            .expect(&[Outside], EVERYWHERE, masqueraded(&[A]))
+            .expect(&[Crowd], EVERYWHERE, masqueraded(&[A, R])),
+        case("one service's clients stick, another's do not")
+            .hold([sticky(&[A]).into(), Service::other(&[A]).into()])
+            .expect(&[Pod], &[CLUSTER_IP, OTHER_CLUSTER_IP], plain(&[A]))
+            .hold([sticky(&[A, R]).into(), Service::other(&[A, R]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
+            .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[A, R])),
+    ]
+}

@@ -1,0 +1,443 @@
+//! A case of the packet matrix, and the run that proves it. What a case says does not depend on the mode of the proxy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use model::address::Family;
+use model::names::Protocol;
+
+use crate::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use crate::manifests::{ALL, Endpoint, Object, write};
+use crate::namespace::Namespace;
+use crate::node::Options;
+use crate::talk::{Answer, ask_here};
+
+/// A proxy in a node's namespace.
+pub trait Backend {
+    /// Makes these manifests all there is, and returns when the kernel knows.
+    fn hold(&mut self, manifests: &str);
+}
+
+/// How a backend is started: where, for which family, with which configuration.
+pub type Start<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Backend> + Sync);
+
+/// Something that must be true of packets.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: String,
+    pub options: Options,
+    steps: Vec<Step>,
+    /// The protocols of the probes that come next.
+    over: &'static [Protocol],
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// From here on the cluster holds these and nothing else.
+    Hold(Vec<Object>),
+    /// Neighbours of the same kind are sent at the same time.
+    Probe(Probe),
+    /// Time that the world needs to forget something.
+    Pass(Duration),
+    /// Gives the node an address.
+    Own(Address),
+    /// Loads rules of somebody else into the node; `FAMILY` stands for `ip` or `ip6`.
+    Rules(&'static str),
+}
+
+/// One question, asked until its answer is certain.
+#[derive(Clone, Debug)]
+struct Probe {
+    from: Who,
+    protocol: Protocol,
+    to: Frontend,
+    fate: Fate,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Frontend {
+    address: Address,
+    port: u16,
+}
+
+pub const CLUSTER_IP: Frontend = Frontend { address: Address::ClusterIp, port: 80 };
+pub const OTHER_CLUSTER_IP: Frontend = Frontend { address: Address::OtherClusterIp, port: 80 };
+pub const EXTERNAL_IP: Frontend = Frontend { address: Address::ExternalIp, port: 80 };
+pub const LOAD_BALANCER_IP: Frontend = Frontend { address: Address::LoadBalancerIp, port: 80 };
+pub const NODE_PORT_AT_NODE_IP: Frontend = Frontend { address: Address::NodeIp, port: NODE_PORT };
+
+/// Every frontend that clients outside the cluster are meant to use.
+pub const EXTERNAL: &[Frontend] = &[EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
+pub const EVERYWHERE: &[Frontend] = &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
+pub const EVERYONE: &[Who] = &[Who::Pod, Who::RemotePod, Who::Node, Who::Outside];
+
+impl Frontend {
+    pub const fn at(self, address: Address) -> Self {
+        Self { address, ..self }
+    }
+
+    pub const fn port(self, port: u16) -> Self {
+        Self { port, ..self }
+    }
+}
+
+/// What becomes of a question.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// Any of these answers, and all of them do sooner or later.
+    Reaches(Vec<Reached>),
+    /// One of these answers, always the same.
+    Sticks(Vec<Reached>),
+    Refused,
+    Silence,
+    /// Nobody translates it or stops it.
+    Strays,
+    /// The node's own server answers: to the proxy it is nothing special.
+    Untouched,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Reached {
+    place: Place,
+    port: u16,
+    masqueraded: bool,
+}
+
+/// The endpoints, which see the client's own address.
+pub fn plain(endpoints: &[Endpoint]) -> Fate {
+    Fate::Reaches(reached(endpoints, false))
+}
+
+/// The endpoints, which see the node's address instead of the client's.
+pub fn masqueraded(endpoints: &[Endpoint]) -> Fate {
+    Fate::Reaches(reached(endpoints, true))
+}
+
+fn reached(endpoints: &[Endpoint], masqueraded: bool) -> Vec<Reached> {
+    endpoints.iter().map(|endpoint| Reached { place: endpoint.place, port: TARGET, masqueraded }).collect()
+}
+
+impl Fate {
+    /// Either of both.
+    pub fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Reaches(these), Self::Reaches(those)) => Self::Reaches([these, those].concat()),
+            both => panic!("not endpoints: {both:?}"),
+        }
+    }
+
+    /// One of them, always the same.
+    pub fn sticking(self) -> Self {
+        match self {
+            Self::Reaches(these) => Self::Sticks(these),
+            other => panic!("not endpoints: {other:?}"),
+        }
+    }
+
+    /// At another port of theirs.
+    pub fn at(self, port: u16) -> Self {
+        match self {
+            Self::Reaches(these) => {
+                Self::Reaches(these.into_iter().map(|one| Reached { port, ..one }).collect())
+            }
+            other => panic!("not endpoints: {other:?}"),
+        }
+    }
+}
+
+/// Begins a case.
+pub fn case(name: impl Into<String>) -> Case {
+    Case { name: name.into(), options: Options::default(), steps: Vec::new(), over: ALL }
+}
+
+impl Case {
+    pub fn with(self, options: Options) -> Self {
+        Self { options, ..self }
+    }
+
+    pub fn hold<const N: usize>(self, objects: [Object; N]) -> Self {
+        self.then(Step::Hold(objects.into()))
+    }
+
+    /// The protocols of what follows.
+    pub fn over(self, protocols: &'static [Protocol]) -> Self {
+        Self { over: protocols, ..self }
+    }
+
+    /// From each to each, the same must happen.
+    pub fn expect(mut self, from: &[Who], to: &[Frontend], fate: Fate) -> Self {
+        for from in from {
+            for to in to {
+                for protocol in self.over {
+                    let (from, to, protocol, fate) = (*from, *to, *protocol, fate.clone());
+                    self.steps.push(Step::Probe(Probe { from, protocol, to, fate }));
+                }
+            }
+        }
+        self
+    }
+
+    pub fn pass(self, time: Duration) -> Self {
+        self.then(Step::Pass(time))
+    }
+
+    pub fn node_owns(self, address: Address) -> Self {
+        self.then(Step::Own(address))
+    }
+
+    pub fn rules_of_others(self, rules: &'static str) -> Self {
+        self.then(Step::Rules(rules))
+    }
+
+    fn then(mut self, step: Step) -> Self {
+        self.steps.push(step);
+        self
+    }
+
+    /// How many questions with a fate of their own it has.
+    pub fn probes(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, Step::Probe(_))).count()
+    }
+}
+
+/// Proves the cases, several at a time, and returns what turned out otherwise.
+pub fn prove(cases: &[Case], start: Start<'_>) -> Vec<String> {
+    // Much of the time is spent waiting for silence, so there may be more than there are processors.
+    const AT_A_TIME: usize = 6;
+    let (queue, surprises) = (Mutex::new(cases.iter()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(case) = next(&queue) {
+                    let found = run(case, start);
+                    surprises.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
+    surprises.into_inner().unwrap()
+}
+
+fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    queue.lock().unwrap().next()
+}
+
+/// Runs a case in both families, in a network of its own.
+fn run(case: &Case, start: Start<'_>) -> Vec<String> {
+    let lab = Lab::new();
+    std::thread::scope(|scope| {
+        let runs = Family::BOTH.map(|family| {
+            let lab = &lab;
+            scope.spawn(move || run_in(lab, family, case, start))
+        });
+        runs.into_iter()
+            .flat_map(|run| {
+                run.join().unwrap_or_else(|failure| vec![format!("{}: {}", case.name, said(&*failure))])
+            })
+            .collect()
+    })
+}
+
+fn said(failure: &(dyn std::any::Any + Send)) -> &str {
+    let text = failure.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| failure.downcast_ref::<&str>().copied()).unwrap_or("panicked")
+}
+
+fn run_in(lab: &Lab, family: Family, case: &Case, start: Start<'_>) -> Vec<String> {
+    let mut backend = start(&lab.network.node, family, &case.options);
+    let mut surprises = Vec::new();
+    let is_probe = |step: &Step| matches!(step, Step::Probe(_));
+    for (number, steps) in case.steps.chunk_by(|a, b| is_probe(a) && is_probe(b)).enumerate() {
+        let mut probes = Vec::new();
+        for step in steps {
+            match step {
+                Step::Probe(probe) => probes.push(probe),
+                Step::Hold(objects) => backend.hold(&write(objects, family)),
+                Step::Pass(time) => std::thread::sleep(*time),
+                Step::Own(address) => own(&lab.network.node, address.ip(family)),
+                Step::Rules(rules) => {
+                    let rules = rules.replace("FAMILY", crate::network::of(family, ["ip", "ip6"]));
+                    lab.network.node.feed(Command::new("nft").args(["-f", "-"]), &rules);
+                }
+            }
+        }
+        let found = send(lab, family, &probes);
+        surprises.extend(found.into_iter().map(|what| format!("{}, step {}: {what}", case.name, number + 1)));
+    }
+    surprises
+}
+
+/// Gives a namespace an address, and returns when it can speak from there.
+fn own(namespace: &Namespace, ip: IpAddr) {
+    namespace.ip(&format!("address add {ip} dev lo"));
+    namespace.enter(|| eventually("an address", || std::net::UdpSocket::bind((ip, 0)).is_ok()));
+}
+
+/// Sends probes at the same time. Only what could hear each other's errors goes one after the other.
+fn send(lab: &Lab, family: Family, probes: &[&Probe]) -> Vec<String> {
+    let mut lines: BTreeMap<_, Vec<&Probe>> = BTreeMap::new();
+    for probe in probes {
+        lines.entry((probe.from, probe.protocol, probe.to.address)).or_default().push(probe);
+    }
+    std::thread::scope(|scope| {
+        let lines: Vec<_> = lines
+            .into_values()
+            .map(|line| {
+                scope.spawn(move || {
+                    line.into_iter().filter_map(|probe| probe.send(lab, family).err()).collect()
+                })
+            })
+            .collect();
+        lines
+            .into_iter()
+            .flat_map(|line| line.join().unwrap_or_else(|failure| vec![said(&*failure).into()]))
+            .collect()
+    })
+}
+
+impl Who {
+    /// How often it asks when every answer is right but others must not come.
+    fn persistence(self) -> usize {
+        if self == Self::Crowd { CROWD } else { 16 }
+    }
+}
+
+impl Probe {
+    fn send(&self, lab: &Lab, family: Family) -> Result<(), String> {
+        let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
+        let ask = |attempt: usize, patience| {
+            ask_here(self.from.source(family, attempt), self.protocol, to, patience)
+        };
+        let namespace = lab.namespace(self.from);
+        let patient = Duration::from_secs(5);
+        let seen = namespace.enter(|| match &self.fate {
+            Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
+            Fate::Refused | Fate::Strays | Fate::Untouched => {
+                (0..4).map(|attempt| ask(attempt, patient)).collect()
+            }
+            Fate::Sticks(_) => (0..self.from.persistence()).map(|attempt| ask(attempt, patient)).collect(),
+            Fate::Reaches(endpoints) => {
+                let mut answers = Vec::new();
+                let mut heard = BTreeSet::new();
+                while answers.len() < self.from.persistence() || heard.len() < endpoints.len() {
+                    let answer = ask(answers.len(), patient);
+                    if let Answer::From { endpoint, .. } = answer {
+                        heard.insert(endpoint);
+                    }
+                    answers.push(answer);
+                    if answers.len() > 60 * endpoints.len().max(2) || answers.last() == Some(&Answer::Silence)
+                    {
+                        break;
+                    }
+                }
+                answers
+            }
+        });
+        self.judge(family, to, &seen).map_err(|why| {
+            let counts = count(&seen);
+            format!(
+                "{family} {:?} to {to}/{}: {why}; wanted {}, got {counts:?}",
+                self.from, self.protocol, self.fate
+            )
+        })
+    }
+
+    fn judge(&self, family: Family, to: SocketAddr, seen: &[Answer]) -> Result<(), &'static str> {
+        let only =
+            |wanted: &Answer| seen.iter().all(|answer| answer == wanted).then_some(()).ok_or("another fate");
+        let among = |endpoints: &[Reached]| {
+            let right = |attempt: usize, answer: &Answer| match answer {
+                Answer::From { endpoint, client } => endpoints.iter().any(|reached| {
+                    let own = self.from.ip(family, attempt, to.ip());
+                    *endpoint == reached.address(family)
+                        && if reached.masqueraded {
+                            reached.place.masquerade_ips(family).contains(client)
+                        } else {
+                            *client == own
+                        }
+                }),
+                Answer::Refused | Answer::Silence | Answer::Strayed => false,
+            };
+            let wrong = seen.iter().enumerate().any(|(attempt, answer)| !right(attempt, answer));
+            if wrong { Err("a wrong answer") } else { Ok(()) }
+        };
+        let heard: BTreeSet<_> = seen
+            .iter()
+            .filter_map(|answer| match answer {
+                Answer::From { endpoint, .. } => Some(*endpoint),
+                Answer::Refused | Answer::Silence | Answer::Strayed => None,
+            })
+            .collect();
+        match &self.fate {
+            Fate::Refused => only(&Answer::Refused),
+            Fate::Silence => only(&Answer::Silence),
+            Fate::Strays => only(&Answer::Strayed),
+            Fate::Untouched => only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) }),
+            Fate::Reaches(endpoints) => {
+                among(endpoints)?;
+                let all = endpoints.iter().all(|reached| heard.contains(&reached.address(family)));
+                all.then_some(()).ok_or("an endpoint never answered")
+            }
+            Fate::Sticks(endpoints) => {
+                among(endpoints)?;
+                (heard.len() == 1).then_some(()).ok_or("it did not stick")
+            }
+        }
+    }
+}
+
+/// The same question several times at the same time.
+fn at_once(times: usize, namespace: &Namespace, ask: impl Fn(usize) -> Answer + Sync) -> Vec<Answer> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..times)
+            .map(|attempt| {
+                let ask = &ask;
+                scope.spawn(move || {
+                    namespace.move_in();
+                    ask(attempt)
+                })
+            })
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    })
+}
+
+fn count(answers: &[Answer]) -> BTreeMap<&Answer, usize> {
+    answers.iter().fold(BTreeMap::new(), |mut counts, answer| {
+        *counts.entry(answer).or_default() += 1;
+        counts
+    })
+}
+
+impl Reached {
+    fn address(&self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.place.ip(family), self.port)
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reaches(endpoints) => write!(f, "all of {endpoints:?}"),
+            Self::Sticks(endpoints) => write!(f, "always the same of {endpoints:?}"),
+            Self::Refused => f.write_str("a refusal"),
+            Self::Silence => f.write_str("silence"),
+            Self::Strays => f.write_str("to be left alone"),
+            Self::Untouched => f.write_str("the node's own server"),
+        }
+    }
+}
+
+/// Waits until something is so; a test that waits for it in vain fails.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !so() {
+        assert!(Instant::now() < deadline, "not within ten seconds: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,83 @@
+//! What an operator sees of the table.
+
+use std::process::Command;
+
+use model::address::Family;
+use netlink::nftables::Connection;
+use tests::manifests::{A, Object, Plain, R, Service, list, web, write};
+use tests::namespace::Namespace;
+use tests::network::of;
+use tests::node::{Node, Options};
+
+use crate::{cluster_ip, remote_pods};
+
+const TABLE: &str = "kube-proxy";
+
+fn everything() -> [Object; 3] {
+    let sticky = Service { source_ranges: &["192.0.2.0/24", "2001:db8:2::/64"], ..web(&[A, R]) };
+    [Object::ServiceCidr, sticky.external_local().sticky(10_800).into(), Service::other(&[]).into()]
+}
+
+#[test]
+fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
+    std::thread::scope(|scope| {
+        for (family, many) in [(Family::V4, 10_000), (Family::V6, 1_000)] {
+            scope.spawn(move || {
+                let namespace = Namespace::new();
+                let mut node = Node::new(&namespace, family, &Options::default());
+                let endpoints = remote_pods(family, 3, 8080);
+                let mut length_with = |services: u16| {
+                    let names: Vec<_> = (0..services).map(|number| format!("web-{number}")).collect();
+                    let services: Vec<_> = (0..)
+                        .zip(&names)
+                        .map(|(number, name)| Plain::new(name, cluster_ip(family, number), &endpoints))
+                        .collect();
+                    let outcome = node.replace(&list(&services));
+                    assert!(!outcome.full && outcome.added > 0, "{outcome:?}");
+                    length(&namespace, family)
+                };
+                let (one, ten_thousand) = (length_with(1), length_with(many));
+                assert_eq!(one, ten_thousand);
+                println!("{family}: {one:?}");
+            });
+        }
+    });
+}
+
+/// Chains, rules and sets.
+fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
+    use netlink::Family::{Ipv4, Ipv6};
+    let family = of(family, [Ipv4, Ipv6]);
+    namespace.enter(|| {
+        let mut connection = Connection::open().unwrap();
+        [
+            connection.chains(family, TABLE).unwrap().len(),
+            connection.rules(family, TABLE).unwrap().len(),
+            connection.sets(family, TABLE).unwrap().len(),
+        ]
+    })
+}
+
+#[test]
+fn nft_lists_the_table() {
+    let namespace = Namespace::new();
+    for family in Family::BOTH {
+        let mut node = Node::new(&namespace, family, &Options::default());
+        node.apply(&write(&everything(), family));
+        let ip = of(family, ["ip", "ip6"]);
+        let output =
+            namespace.enter(|| Command::new("nft").args(["list", "table", ip, TABLE]).output().unwrap());
+        let listing = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        assert!(listing.contains("comment \"short-circuit pod traffic\""), "{listing}");
+        for odd in ["unknown", "0x0000000000", "[invalid", "(null)"] {
+            assert!(!listing.contains(odd), "{odd} in {listing}");
+        }
+        // `nft` prints rules that look at the original port of a connection without what they need to be read again.
+        let readable: Vec<&str> =
+            listing.lines().filter(|line| !line.contains("ct original proto-dst")).collect();
+        assert_eq!(readable.len() + 2, listing.lines().count(), "the two rules that learn");
+        Namespace::new().feed(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
+    }
+}

@@ -1,0 +1,24 @@
+//! What the nftables mode does to packets, proven by packets.
+
+mod chance;
+mod changes;
+mod claims;
+mod listing;
+mod matrix;
+mod size;
+
+use std::net::{IpAddr, SocketAddr};
+
+use model::address::Family;
+use tests::network::{of, remote_pod_ip};
+
+/// A cluster IP, by number.
+fn cluster_ip(family: Family, number: u16) -> IpAddr {
+    let [high, low] = number.to_be_bytes();
+    of(family, [[10, 96, high, low].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number].into()])
+}
+
+/// The first so many pods of the other node, at the port given.
+fn remote_pods(family: Family, count: u8, port: u16) -> Vec<SocketAddr> {
+    (1..=count).map(|number| SocketAddr::new(remote_pod_ip(family, number), port)).collect()
+}
