@@ -367,7 +367,12 @@ impl Table {
         for bank in banks_that_lost_stickiness(steps) {
             let forgotten = self.stale_clients(bank).map_err(CommitError::from).and_then(|stale| {
                 let mut batch = self.batch();
-                batch.delete_elements(&*Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
+                let (name, stale) = (Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
+                if self.abilities.destroy {
+                    batch.destroy_elements(&*name, stale);
+                } else {
+                    batch.delete_elements(&*name, stale);
+                }
                 if batch.is_empty() { Ok(()) } else { self.connection.commit(&batch) }
             });
             if let Err(error) = forgotten {

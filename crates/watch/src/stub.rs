@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::client::{Api, Settings, Unobserved};
 
 /// Longer than anything here takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One request.
 #[derive(Clone, Debug)]

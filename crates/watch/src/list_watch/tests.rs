@@ -355,3 +355,20 @@ fn a_node_that_is_not_there_is_told_as_deleted() {
     let events = follow(&stub, Resource::Node("n1".into()));
     assert_eq!(hear(&events, 2), ["-node", "+n1"]);
 }
+
+#[test]
+fn a_line_that_is_no_event_is_not_asked_for_twice() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let stub = Stub::start(move |_, talk| {
+        talk.begin();
+        talk.event("BOOKMARK", &end_of_list(7));
+        if turns.fetch_add(1, Ordering::SeqCst) == 0 {
+            talk.raw("nonsense\n");
+        }
+        talk.stay();
+    });
+    let events = follow(&stub, Resource::Service);
+    assert_eq!(hear(&events, 4), ["listing Service", "listed Service", "listing Service", "listed Service"]);
+    stub.asked();
+    assert!(is_stream(&stub.asked()), "from the same place it would come again");
+}

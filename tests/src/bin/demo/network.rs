@@ -38,11 +38,6 @@ impl Network {
             network.pod(pod).ip(&format!("address add {}/32 dev eth0", pod.ip()));
             network.pod(pod).ip("route add default via 10.244.0.1 dev eth0 onlink");
         }
-        // By default ports come round again after some three thousand connections, and one that meets the last days of its
-        // predecessor begins twice: no harm done, but the kernel counts two.
-        for asking in [client, network.pod(Pod::A)] {
-            asking.sysctl("ipv4/ip_local_port_range", "1024 65535");
-        }
         network
     }
 

@@ -97,7 +97,7 @@ impl<'a> Timeline<'a> {
 
     fn start(&mut self) -> Result<(), Stop> {
         let started = self.start_proxy()?;
-        // Asking the kernel first: a connection tried too early may be counted late.
+        // Asking the kernel first: a connection tried too early waits a second before it tries again.
         self.wait("the kernel has rules", |this| {
             (counted_by_kernel(this.stage.node()).len() == WAYS.len()).then_some(())
         })?;

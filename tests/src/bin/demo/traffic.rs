@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::names::Protocol;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use tests::namespace::Namespace;
 
 use crate::stage::{DNS_BY_CLUSTER_IP, Pod, Stage, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
@@ -98,7 +99,7 @@ fn lock(seen: &Mutex<Vec<Connection>>) -> MutexGuard<'_, Vec<Connection>> {
 pub fn try_once(way: &'static Way, number: u16) -> Connection {
     let began = Instant::now();
     let answer = match way.protocol {
-        Protocol::Tcp => ask_tcp(way.address()),
+        Protocol::Tcp => ask_tcp(way.address(), number),
         Protocol::Udp => ask_udp(way.address(), number),
         Protocol::Sctp => Err(io::ErrorKind::Unsupported.into()),
     };
@@ -109,8 +110,12 @@ pub fn try_once(way: &'static Way, number: u16) -> Connection {
     Connection { way, began, ended: Instant::now(), outcome }
 }
 
-fn ask_tcp(to: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+fn ask_tcp(to: SocketAddr, number: u16) -> io::Result<String> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    bind(&socket, &fresh_port(number))?;
+    connect(&socket, &to)?;
+    let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -118,12 +123,17 @@ fn ask_tcp(to: SocketAddr) -> io::Result<String> {
 }
 
 fn ask_udp(to: SocketAddr, number: u16) -> io::Result<String> {
-    // From a port that was used a moment ago it would not be a new connection to the kernel.
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 20_000 + number % 40_000))?;
+    let socket = UdpSocket::bind(fresh_port(number))?;
     socket.connect(to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(b"?")?;
     let mut buffer = [0; 64];
     let length = socket.recv(&mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// One that nobody has used before: to the kernel a datagram from a port used a moment ago is no new connection, and a
+/// TCP connection from one may have to begin twice. Left to itself it takes the same ones again after some seconds.
+fn fresh_port(number: u16) -> SocketAddr {
+    (Ipv4Addr::UNSPECIFIED, 20_000 + number % 40_000).into()
 }
