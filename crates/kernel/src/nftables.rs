@@ -12,7 +12,7 @@ mod read;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::address::Family;
@@ -232,14 +232,27 @@ impl Table {
         Err(CommitError::Stale)
     }
 
+    /// What goes by the name of our table. Whoever has it may be on its way out, so it is given a moment for that.
+    fn find(&mut self) -> io::Result<Found> {
+        const MOMENT: Duration = Duration::from_secs(2);
+        let deadline = Instant::now() + MOMENT;
+        let settings = self.settings.clone();
+        loop {
+            let found = self.reader().find(&settings)?;
+            if !matches!(found, Found::OwnedBy(_)) || Instant::now() > deadline {
+                return Ok(found);
+            }
+            std::thread::sleep(MOMENT / 100);
+        }
+    }
+
     fn write_difference(&mut self) -> Result<Steps, CommitError> {
         let generation = self.connection.generation()?.id;
         let wanted = self.plan.elements();
         let mut batch = self.batch();
         // What only we can change is still what we found when we come to write.
         let mut is_owned = false;
-        let settings = self.settings.clone();
-        let content = match self.reader().find(&settings)? {
+        let content = match self.find()? {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
             Found::Ours(ours) => {
                 is_owned = self.take_over(&ours, generation)?;
