@@ -444,6 +444,10 @@ impl Abilities {
                 {
                     Ok(false)
                 }
+                Err(CommitError::Refused { errno, .. }) => {
+                    let what = "changing rules needs root or CAP_NET_ADMIN";
+                    Err(CommitError::Socket(io::Error::new(errno.kind(), what)))
+                }
                 Err(error) => Err(error),
             }
         };
