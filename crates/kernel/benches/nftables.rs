@@ -13,32 +13,27 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-use std::env::{args, current_exe};
+mod shared;
+
+use std::env::args;
 use std::fs::read_to_string;
-use std::process::Command;
 use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kernel::nftables::{Change, Outcome, TABLE, Table, write_steps};
 use model::address::Family;
-use model::api;
-use model::cluster::{Cluster, Here};
+use model::cluster::Cluster;
 use model::event::Event;
 use model::local::FromPod;
-use model::names::NamespacedName;
 use netlink::nftables::{Batch, Connection};
 use netlink::testing::in_fresh_netns;
+use plan::mark::Mark;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Settings;
-use plan::nftables::words::Mark;
-use rustix::time::{ClockId, clock_gettime};
 
-#[derive(Clone, Copy)]
-struct Size {
-    services: usize,
-    endpoints: usize,
-}
+use shared::figures::{goal, processor, run, say};
+use shared::objects::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
 
 const SIZES: [Size; 4] = [
     Size { services: 1_000, endpoints: 5 },
@@ -46,9 +41,6 @@ const SIZES: [Size; 4] = [
     Size { services: 44_000, endpoints: 1 },
     Size { services: 5_000, endpoints: 50 },
 ];
-
-/// How many changes of a kind percentiles are taken of.
-const CHANGES: usize = 500;
 
 fn main() {
     // Cargo adds words of its own.
@@ -159,44 +151,6 @@ fn report() {
             goal(sent("restart"), 0.0),
         );
     }
-}
-
-fn goal(value: f64, most: f64) -> String {
-    format!("{value:.2} {}", if value <= most { "ok" } else { "MISSED" })
-}
-
-/// What a process of its own has found out: lines of a name and a number.
-struct Figures(String);
-
-fn run(words: &[&str]) -> Figures {
-    let output = Command::new(current_exe().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Figures(String::from_utf8(output.stdout).unwrap())
-}
-
-impl Figures {
-    fn all(&self, name: &str) -> Vec<f64> {
-        let of_line = |line: &str| line.split_once(' ').filter(|(found, _)| *found == name)?.1.parse().ok();
-        self.0.lines().filter_map(of_line).collect()
-    }
-
-    fn median(&self, name: &str) -> f64 {
-        let mut all = self.all(name);
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
-    }
-
-    fn sum(&self, name: &str) -> f64 {
-        self.all(name).iter().sum()
-    }
-
-    fn say_as(&self, prefix: &str) {
-        self.0.lines().for_each(|line| println!("{prefix}{line}"));
-    }
-}
-
-fn say(name: &str, number: f64) {
-    println!("{name} {number}");
 }
 
 // What is measured.
@@ -391,12 +345,6 @@ impl std::ops::AddAssign for Spent {
     }
 }
 
-/// Milliseconds of processor time this thread has had.
-fn processor() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
-}
-
 const TICK: f64 = 10.0;
 
 /// The same in user and in system mode, in ticks.
@@ -429,12 +377,6 @@ fn percentiles(name: &str, spent: &[Spent]) {
 
 // What the cluster is made of.
 
-impl Size {
-    fn name(self) -> String {
-        format!("{} x {}", self.services, self.endpoints)
-    }
-}
-
 fn settings() -> Settings {
     Settings {
         family: Family::V4,
@@ -442,126 +384,5 @@ fn settings() -> Settings {
         masquerade_all: false,
         from_pod: Some(FromPod::Source("10.128.0.0/9".parse().unwrap())),
         node_ports_everywhere: true,
-    }
-}
-
-fn here() -> Here {
-    Here {
-        family: Family::V4,
-        node_name: "node-7".into(),
-        node_ip: "192.168.0.7".parse().unwrap(),
-        serve_external_ips: true,
-        started: "2026-11-15T10:00:00Z".parse().unwrap(),
-    }
-}
-
-/// Endpoints of random services replaced by others, each put back by the event after it.
-fn replacements(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
-    there_and_back(size, Fate::Replaced, random)
-}
-
-/// Endpoints of random services not ready, each ready again by the event after it.
-fn flips(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
-    there_and_back(size, Fate::Unready, random)
-}
-
-fn there_and_back(size: Size, fate: Fate, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
-    let mut pick = || (random.below(size.services), random.below(size.endpoints));
-    let picked: Vec<_> = (0..CHANGES / 2).map(|_| pick()).collect();
-    picked.into_iter().flat_map(move |(number, index)| {
-        [Some((index, fate)), None].map(|special| slice(number, size.endpoints, special))
-    })
-}
-
-fn service(number: usize) -> Event {
-    let ip = format!("10.{}.{}.{}", 96 + number / 65536, number / 256 % 256, number % 256);
-    Event::ServiceApplied(Box::new(api::Service {
-        metadata: metadata(number, ""),
-        spec: api::ServiceSpec {
-            r#type: Some("ClusterIP".into()),
-            cluster_ip: ip.clone(),
-            cluster_ips: vec![ip],
-            ip_families: vec!["IPv4".into()],
-            ports: vec![api::ServicePort {
-                name: "http".into(),
-                protocol: Some("TCP".into()),
-                port: 80,
-                node_port: None,
-            }],
-            internal_traffic_policy: Some("Cluster".into()),
-            session_affinity: Some("None".into()),
-            ..Default::default()
-        },
-        ..Default::default()
-    }))
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Replaced,
-    Unready,
-}
-
-/// Everything is as usual but for one endpoint.
-fn slice(number: usize, endpoints: usize, special: Option<(usize, Fate)>) -> Event {
-    let mut metadata = metadata(number, "-x7k2p");
-    metadata.labels.service_name = Some(format!("service-{number}"));
-    let endpoint = |index: usize| {
-        let fate = special.filter(|(special, _)| *special == index).map(|(_, fate)| fate);
-        let pod = number * endpoints + index;
-        let net = if fate == Some(Fate::Replaced) { 192 } else { 128 };
-        let ready = fate != Some(Fate::Unready);
-        api::Endpoint {
-            addresses: vec![format!("10.{}.{}.{}", net + pod / 65536, pod / 256 % 256, pod % 256)],
-            conditions: api::EndpointConditions {
-                ready: Some(ready),
-                serving: Some(ready),
-                terminating: Some(false),
-            },
-            node_name: Some(format!("node-{}", pod % 1000)),
-            hints: api::EndpointHints {
-                for_zones: vec![api::Hint { name: format!("z{}", pod % 3) }],
-                for_nodes: vec![],
-            },
-        }
-    };
-    Event::SliceApplied(Box::new(api::EndpointSlice {
-        metadata,
-        address_type: "IPv4".into(),
-        endpoints: (0..endpoints).map(endpoint).collect(),
-        ports: vec![api::EndpointPort {
-            name: Some("http".into()),
-            protocol: Some("TCP".into()),
-            port: Some(8080),
-        }],
-    }))
-}
-
-fn deletions(number: usize) -> [Event; 2] {
-    let api::Metadata { name, namespace, .. } = metadata(number, "");
-    let slice = metadata(number, "-x7k2p").name;
-    [
-        Event::ServiceDeleted(NamespacedName::new(&namespace, &name)),
-        Event::SliceDeleted(NamespacedName::new(&namespace, &slice)),
-    ]
-}
-
-fn metadata(number: usize, suffix: &str) -> api::Metadata {
-    api::Metadata {
-        name: format!("service-{number}{suffix}"),
-        namespace: format!("namespace-{}", number % 100),
-        ..Default::default()
-    }
-}
-
-/// The same numbers every time: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
     }
 }

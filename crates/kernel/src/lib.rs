@@ -1,7 +1,9 @@
 //! Makes it so: writes what was planned into the kernel, reads back what is there, hears of what others did to it.
 #![forbid(unsafe_code)]
 
+pub mod conntrack;
 pub mod interfaces;
+pub mod iptables;
 pub mod nftables;
 pub mod sysctl;
 pub mod version;

@@ -56,9 +56,10 @@ impl fmt::Debug for ServicePortName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
+    // In the order of their names, by which everything that leaves is sorted.
+    Sctp,
     Tcp,
     Udp,
-    Sctp,
 }
 
 impl Protocol {

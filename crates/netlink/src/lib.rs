@@ -7,10 +7,13 @@
 //! ```
 //!
 //! Messages are written straight into one reusable [`buffer::Buffer`] and read in place through
-//! [`attributes::Attributes`]. On these stand [`nftables`] and [`route`].
+//! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`], [`accounting`]
+//! and [`route`].
 
+pub mod accounting;
 pub mod attributes;
 pub mod buffer;
+pub mod conntrack;
 pub mod message;
 pub mod nftables;
 pub mod route;
@@ -63,6 +66,8 @@ impl fmt::Display for Family {
 pub fn decode_all(bytes: &[u8]) {
     for message in message::Messages::new(bytes) {
         let _ = message.outcome();
+        accounting::decode_all(&message);
+        conntrack::decode_all(&message);
         nftables::decode_all(&message);
         route::decode_all(&message);
     }

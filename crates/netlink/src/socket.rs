@@ -124,6 +124,44 @@ impl Socket {
         self.exchange(request, NLM_F_ACK, body, read).map(|answer| answer.found)
     }
 
+    /// Sends the same kind of request about many things at once, and returns how each of them went.
+    pub fn ask_each<T>(
+        &mut self,
+        request: Request<'_>,
+        things: &[T],
+        body: impl Fn(&T, &mut Buffer),
+    ) -> io::Result<Vec<io::Result<()>>> {
+        let flags = request.flags | NLM_F_ACK | NLM_F_REQUEST;
+        let first = self.sequence.wrapping_add(1);
+        let mut buffer = Buffer::new();
+        for thing in things {
+            self.sequence = self.sequence.wrapping_add(1);
+            let header = Header { kind: request.kind, flags, sequence: self.sequence, port: 0 };
+            buffer.message(header, request.fixed, |message| body(thing, message));
+        }
+        if things.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.send(&[IoSlice::new(buffer.as_bytes())])?;
+
+        let mut answers: Vec<Option<io::Result<()>>> = things.iter().map(|_| None).collect();
+        let mut missing = answers.len();
+        while missing > 0 {
+            let messages = self.receive_within(PATIENCE)?.ok_or(io::ErrorKind::TimedOut)?;
+            for message in messages {
+                let at = usize::try_from(message.header.sequence.wrapping_sub(first)).unwrap_or(usize::MAX);
+                let Some(answer) = answers.get_mut(at).filter(|answer| answer.is_none()) else { continue };
+                *answer = match message.outcome() {
+                    Outcome::Pending => continue,
+                    Outcome::Success => Some(Ok(())),
+                    Outcome::Refused(refusal) => Some(Err(refusal.errno)),
+                };
+                missing -= 1;
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
     /// Reads a whole list. If it changes meanwhile we start again, so `read` may see an object twice;
     /// what it returned the first time is forgotten.
     pub fn dump<T>(

@@ -3,5 +3,7 @@
 //! Pure: no I/O, no clock, no async, no log.
 #![forbid(unsafe_code)]
 
+pub mod flows;
 pub mod iptables;
+pub mod mark;
 pub mod nftables;

@@ -11,9 +11,10 @@ use netlink::nftables::{
     self as nft, Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey,
     NatFlags, NatKind, NumberGenerator, Register, Registers, RejectWith, Value, Verdict,
 };
+use plan::mark::Mark;
 use plan::nftables::program::{Chain, HookKind, HookPoint};
 use plan::nftables::sets::{Nature, Set, Type};
-use plan::nftables::words::{Field, Interface, Mark, Rule, Word};
+use plan::nftables::words::{Field, Interface, Rule, Word};
 
 use crate::wire_family;
 

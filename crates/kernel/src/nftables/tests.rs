@@ -7,7 +7,7 @@ use model::names::{NamespacedName, Protocol};
 use model::routing::{Endpoint, Routing, Traffic};
 use model::service::Addresses;
 use netlink::testing::{in_fresh_netns, run};
-use plan::nftables::words::Mark;
+use plan::mark::Mark;
 
 use super::*;
 

@@ -26,15 +26,12 @@ pub enum Event<'a> {
         object: Object,
         family: Family,
         table: &'a str,
+        /// The one added, or the one the rule is in; none for other objects.
+        chain: Option<&'a str>,
         port: u32,
     },
     /// Of a deleted table only the table may be told, not what was in it.
-    Deleted {
-        object: Object,
-        family: Family,
-        table: &'a str,
-        port: u32,
-    },
+    Deleted { object: Object, family: Family, table: &'a str, chain: Option<&'a str>, port: u32 },
     /// Some events found no room: anything may have happened.
     Lost,
 }
@@ -77,11 +74,18 @@ impl<'a> Event<'a> {
             _ => return None,
         };
         let family = family(message)?;
-        let table = message.attributes(FIXED).find(NFTA_TABLE)?.str()?;
+        let attributes = message.attributes(FIXED);
+        let table = attributes.find(NFTA_TABLE)?.str()?;
+        let chain = match object {
+            Object::Chain => attributes.find(NFTA_CHAIN_NAME),
+            Object::Rule => attributes.find(NFTA_RULE_CHAIN),
+            Object::Table | Object::Set | Object::Elements | Object::Other => None,
+        };
+        let chain = chain.and_then(|chain| chain.str());
         Some(if added {
-            Self::Added { object, family, table, port }
+            Self::Added { object, family, table, chain, port }
         } else {
-            Self::Deleted { object, family, table, port }
+            Self::Deleted { object, family, table, chain, port }
         })
     }
 }

@@ -239,6 +239,27 @@ impl Jump {
         Self::ALL.into_iter().filter(|jump| jump.to != FIREWALL)
     }
 
+    /// A jump of releases 1.13 to 1.19, which goes like those of today.
+    pub const FORMER: Self = Self {
+        table: Table::Filter,
+        from: "INPUT",
+        to: SERVICES,
+        only_new: true,
+        comment: Some("kubernetes service portals"),
+    };
+
+    /// The rule as `iptables-save` prints it.
+    pub fn saved(&self) -> String {
+        format!("-A {} {}", self.from, self.rule())
+    }
+
+    /// The rule in the language of `iptables-restore`, without the words that put it there.
+    pub fn rule(&self) -> String {
+        let quote = |word: &str| if word.contains(' ') { format!("\"{word}\"") } else { word.into() };
+        let words: Vec<String> = self.arguments().into_iter().map(quote).collect();
+        words.join(" ")
+    }
+
     /// The rule as arguments of the `iptables` command, where blanks need no quotes.
     pub fn arguments(&self) -> Vec<&'static str> {
         let mut arguments = Vec::new();
@@ -251,6 +272,13 @@ impl Jump {
         arguments.extend(["-j", self.to]);
         arguments
     }
+}
+
+/// Whether nobody but us should write the chain. `KUBE-FIREWALL` is the kubelet's, too.
+pub fn is_ours(chain: &str) -> bool {
+    const FIXED: [&str; 8] =
+        [SERVICES, EXTERNAL_SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, FORWARD, PROXY_FIREWALL, CANARY];
+    FIXED.contains(&chain) || Purpose::of(chain).is_some()
 }
 
 /// The chains that `iptables-save` lists for one table. Its first line never is one.
@@ -321,6 +349,27 @@ mod tests {
         let chains = Purpose::ALL.map(|purpose| namer.chain(purpose));
         let names = chains.map(|chain| chain.to_string());
         assert!(chains.is_sorted() && names.is_sorted(), "{names:?}");
+    }
+
+    #[test]
+    fn what_the_kubelet_and_others_write_is_not_ours() {
+        for ours in ["KUBE-SERVICES", "KUBE-PROXY-CANARY", "KUBE-SEP-X"] {
+            assert!(is_ours(ours), "{ours}");
+        }
+        for others in ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "INPUT", "CNI-X"] {
+            assert!(!is_ours(others), "{others}");
+        }
+    }
+
+    #[test]
+    fn jumps_are_known_by_how_they_are_saved() {
+        let [first, .., last] = Jump::ALL.map(|jump| jump.saved());
+        assert_eq!(
+            first,
+            "-A INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" \
+             -j KUBE-EXTERNAL-SERVICES"
+        );
+        assert_eq!(last, "-A OUTPUT -j KUBE-FIREWALL");
     }
 
     // Upstream's TestGetChainsFromTable.

@@ -18,7 +18,7 @@ pub fn leftovers(table: Table, found: &[&str]) -> Restore {
     let mut ours: Vec<&str> = stock.iter().copied().filter(|chain| found.contains(chain)).collect();
     if table == Table::Nat {
         let mut services: Vec<&str> =
-            found.iter().copied().filter(|chain| Purpose::of(chain).is_some()).collect();
+            found.iter().copied().filter(|chain| belongs_to_a_service(chain)).collect();
         services.sort_unstable();
         ours.extend(services);
     }
@@ -27,4 +27,9 @@ pub fn leftovers(table: Table, found: &[&str]) -> Restore {
     ours.iter().for_each(|chain| section.chain(chain));
     ours.iter().for_each(|chain| section.remove(chain));
     restore
+}
+
+/// Also of releases before 1.25, which kept local endpoints in chains of another name.
+fn belongs_to_a_service(chain: &str) -> bool {
+    Purpose::of(chain).is_some() || chain.starts_with("KUBE-XLB-")
 }

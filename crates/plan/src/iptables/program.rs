@@ -8,7 +8,7 @@ use model::local::{FromPod, NodePortAddresses};
 use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
 };
-use crate::nftables::words::Mark;
+use crate::mark::Mark;
 
 /// What the rules of one family depend on, besides services.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,12 @@ pub struct Settings {
     /// As configured; see [`Settings::serves_localhost`] for whether it comes to anything.
     pub localhost_node_ports: bool,
     pub node_port_addresses: NodePortAddresses,
+    pub abilities: Abilities,
+}
+
+/// What this machine can do that not every one can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
     /// Whether `iptables` knows `MASQUERADE --random-fully`.
     pub random_fully: bool,
     /// Whether the kernel takes TCP segments that are out of its window: then INVALID packets must pass.
@@ -61,7 +67,7 @@ impl Settings {
     /// Rules of the nat table that come before those of services.
     pub fn masquerading(&self) -> Vec<Fixed> {
         let mark = self.mark;
-        let random = if self.random_fully { " --random-fully" } else { "" };
+        let random = if self.abilities.random_fully { " --random-fully" } else { "" };
         let why = r#"-m comment --comment "kubernetes service traffic requiring SNAT""#;
         vec![
             (POSTROUTING, format!("-m mark ! --mark {mark}/{mark} -j RETURN")),
@@ -82,8 +88,8 @@ impl Settings {
     pub fn forwarding(&self) -> Vec<Fixed> {
         let mark = self.mark;
         let mut rules = Vec::new();
-        if !self.tcp_liberal {
-            let counted = counted(self.counters.invalid_dropped, INVALID_DROPPED);
+        if !self.abilities.tcp_liberal {
+            let counted = counted(self.abilities.counters.invalid_dropped, INVALID_DROPPED);
             rules.push((FORWARD, format!("-m conntrack --ctstate INVALID{counted} -j DROP")));
         }
         let marked = r#"-m comment --comment "kubernetes forwarding rules""#;

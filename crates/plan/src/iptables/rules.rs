@@ -160,7 +160,7 @@ impl<'a> Writer<'a> {
         }
         if let Some(port) = routing.node_port {
             let words = format!("-m comment --comment {name} -m {protocol} -p {protocol}");
-            let counts = settings.serves_localhost() && settings.counters.localhost_node_ports;
+            let counts = settings.serves_localhost() && settings.abilities.counters.localhost_node_ports;
             if routing.has_endpoints() && counts {
                 let counted = format!("-m nfacct --nfacct-name {LOCALHOST_NODE_PORTS}");
                 let rule = format!("{words} -d 127.0.0.0/8 --dport {port} {counted} -j {external}");

@@ -18,9 +18,10 @@ use ipnet::IpNet;
 use model::address::Family;
 use model::local::FromPod;
 
+use crate::mark::Mark;
 use crate::nftables::sets::{Bank, Set};
 use crate::nftables::slots::draws;
-use crate::nftables::words::{Field, Interface, Mark, Rule, Word};
+use crate::nftables::words::{Field, Interface, Rule, Word};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
 #[derive(Clone, Debug, PartialEq, Eq)]

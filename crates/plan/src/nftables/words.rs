@@ -5,6 +5,7 @@ use std::fmt;
 use ipnet::IpNet;
 use model::address::Family;
 
+pub use crate::mark::Mark;
 use crate::nftables::sets::Set;
 use crate::nftables::slots::Draw;
 
@@ -64,21 +65,6 @@ pub enum Field {
 pub enum Interface {
     Named(String),
     Prefixed(String),
-}
-
-/// The bit that says "masquerade this"; private to us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark(u32);
-
-impl Mark {
-    /// `None` for a bit that a mark does not have.
-    pub fn from_bit(bit: u32) -> Option<Self> {
-        1u32.checked_shl(bit).map(Self)
-    }
-
-    pub fn get(self) -> u32 {
-        self.0
-    }
 }
 
 impl Rule {
@@ -167,11 +153,5 @@ impl fmt::Display for Interface {
             Self::Named(name) => write!(f, "\"{name}\""),
             Self::Prefixed(prefix) => write!(f, "\"{prefix}*\""),
         }
-    }
-}
-
-impl fmt::Display for Mark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#010x}", self.0)
     }
 }

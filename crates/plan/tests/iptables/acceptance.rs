@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::examples;
 use crate::fake::Kernel;
-use crate::world::{DetectLocal, Options, World};
+use crate::options::{DetectLocal, Options};
+use crate::world::World;
 
 const NODE: &str = "192.168.0.2";
 const OUTSIDE: &str = "203.0.113.200";

@@ -1,44 +1,18 @@
 //! The worked examples: each `examples/*.yaml` gives `examples/*.restore`, to the byte.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
 
 use plan::iptables::chains::{Jump, Purpose, Table};
 use plan::iptables::cleanup;
 use plan::iptables::plan::Scope;
 
 use crate::fake::{Kernel, target};
-use crate::objects;
-use crate::world::{Options, Synced, World};
-
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/iptables/examples")
-}
-
-fn read(file: &str) -> String {
-    fs::read_to_string(folder().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
-}
-
-fn names(extension: &str) -> BTreeSet<String> {
-    let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
-    let ours = files.filter(|file| file.extension().is_some_and(|end| end == extension));
-    ours.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
-}
-
-fn options(example: &str) -> Options {
-    let text = read(&format!("{example}.yaml"));
-    let (kind, document) = objects::documents(&text).swap_remove(0);
-    assert_eq!(kind, "Example");
-    serde_saphyr::from_str(document).unwrap()
-}
+use crate::given::{events, names, options, read};
+use crate::options::Options;
+use crate::world::{Synced, World};
 
 pub fn apply(world: &mut World, example: &str) {
-    let text = read(&format!("{example}.yaml"));
-    for (kind, document) in objects::documents(&text) {
-        objects::event(&kind, document).iter().for_each(|event| world.apply(event));
-    }
-    options(example).delete.iter().for_each(|what| world.apply(&objects::deletion(what)));
+    events(example).iter().for_each(|event| world.apply(event));
 }
 
 pub fn world(example: &str) -> World {
@@ -203,6 +177,10 @@ fn e16_cleanup_removes_our_chains_and_nobody_elses() {
     let got = cleanup::leftovers(Table::Nat, &nat).to_string();
     assert_same("E16", &got, &read("E16-nat.restore"));
     assert_same("E16", &cleanup::leftovers(Table::Filter, &filter).to_string(), &read("E16-filter.restore"));
+
+    let old = ["KUBE-SERVICES", "KUBE-XLB-7OZUAIGE4YF4IZGV"];
+    let got = cleanup::leftovers(Table::Nat, &old).to_string();
+    assert!(got.contains(":KUBE-XLB-7OZUAIGE4YF4IZGV - [0:0]\n") && got.contains("-X KUBE-XLB-"), "{got}");
 
     let jumps = Jump::own().map(|jump| {
         let arguments: Vec<String> = jump.arguments().iter().map(|word| format!("{word:?}")).collect();

@@ -10,8 +10,11 @@
 mod acceptance;
 mod examples;
 mod fake;
+mod given;
+mod histories;
 mod laws;
 mod objects;
+mod options;
 mod syncs;
 mod trace;
 mod world;

@@ -4,7 +4,8 @@ use plan::iptables::plan::{Manner, RuleCounts, Scope};
 use plan::iptables::program::Counters;
 
 use crate::fake::Kernel;
-use crate::world::{Options, World, interfaces};
+use crate::options::{Options, interfaces};
+use crate::world::World;
 
 const TWO_SERVICES: &str = "
     service ns/a 10.96.1.1 p:80
@@ -65,7 +66,7 @@ fn new_settings_are_written_in_full() {
     let mut settings = world.plan.settings().clone();
     world.plan.change_settings(settings.clone());
     assert_eq!(world.sync().scope, Scope::Partial, "they are the same");
-    settings.counters = Counters::default();
+    settings.abilities.counters = Counters::default();
     world.plan.change_settings(settings);
     let synced = world.sync();
     assert_eq!(synced.scope, Scope::Full);

@@ -1,0 +1,50 @@
+//! Figures that a process of its own finds out, and what is made of them.
+
+use std::env::current_exe;
+use std::process::Command;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// What a process of its own has found out: lines of a name and a number.
+pub struct Figures(String);
+
+pub fn run(words: &[&str]) -> Figures {
+    let output = Command::new(current_exe().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Figures(String::from_utf8(output.stdout).unwrap())
+}
+
+impl Figures {
+    pub fn all(&self, name: &str) -> Vec<f64> {
+        let of_line = |line: &str| line.split_once(' ').filter(|(found, _)| *found == name)?.1.parse().ok();
+        self.0.lines().filter_map(of_line).collect()
+    }
+
+    pub fn median(&self, name: &str) -> f64 {
+        let mut all = self.all(name);
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    pub fn sum(&self, name: &str) -> f64 {
+        self.all(name).iter().sum()
+    }
+
+    pub fn say_as(&self, prefix: &str) {
+        self.0.lines().for_each(|line| println!("{prefix}{line}"));
+    }
+}
+
+pub fn say(name: &str, number: f64) {
+    println!("{name} {number}");
+}
+
+pub fn goal(value: f64, most: f64) -> String {
+    format!("{value:.2} {}", if value <= most { "ok" } else { "MISSED" })
+}
+
+/// Milliseconds of processor time this thread has had.
+pub fn processor() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}

@@ -1,0 +1,5 @@
+//! What the benchmarks have in common.
+#![allow(dead_code, reason = "each benchmark uses some of it")]
+
+pub mod figures;
+pub mod objects;

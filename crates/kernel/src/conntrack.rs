@@ -1,0 +1,103 @@
+//! Ends the flows that a change of rules has left behind.
+//!
+//! Rules come first, flows second: a flow that is looked up anew must find the new rules. A packet that was under way
+//! in between may have made a wrong flow again, so everything is looked at once more a moment later.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::address::Family;
+use model::names::ServicePortName;
+use model::routing::Routing;
+use netlink::conntrack::Connection;
+use plan::flows::{Doubts, Flow, Flows};
+
+use crate::{interfaces, wire_family};
+
+/// Longer than any packet is under way within a node.
+const RACE: Duration = Duration::from_secs(1);
+
+/// A kernel that could not be asked now may be asked later.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// `IPPROTO_UDP`.
+const UDP: u8 = 17;
+
+/// The flows of one family.
+#[derive(Debug)]
+pub struct Conntrack {
+    family: Family,
+    flows: Flows,
+    /// What to look at once more, and when.
+    again: Option<(Instant, Doubts)>,
+    /// Opened when first needed: most clusters have few UDP services, and some kernels no such table.
+    connection: Option<Connection>,
+}
+
+impl Conntrack {
+    /// Belongs to the network namespace of the thread that first looks at flows.
+    pub fn new(family: Family) -> Self {
+        Self { family, flows: Flows::default(), again: None, connection: None }
+    }
+
+    /// Takes in what service ports do from now on, `None` if they are gone.
+    pub fn hear(&mut self, routings: &[(ServicePortName, Option<Arc<Routing>>)]) {
+        for (name, routing) in routings {
+            self.flows.replace(name, routing.as_ref());
+        }
+    }
+
+    /// When there is something to look at once more.
+    pub fn due(&self) -> Option<Instant> {
+        self.again.as_ref().map(|(when, _)| *when)
+    }
+
+    /// Ends the flows that are wrong by rules that are in the kernel now. Returns how many there were, `None` if
+    /// nothing had to be looked at. After an error the same is looked at again.
+    pub fn follow_rules(&mut self, now: Instant) -> io::Result<Option<usize>> {
+        let doubts = self.flows.take_doubts();
+        if doubts.is_empty() {
+            return Ok(None);
+        }
+        let ended = self.end_wrong_flows(&doubts);
+        self.doubt_again(now + if ended.is_ok() { RACE } else { RETRY }, doubts);
+        ended.map(Some)
+    }
+
+    /// The same for what is to be looked at once more, when its time has come.
+    pub fn look_again(&mut self, now: Instant) -> io::Result<Option<usize>> {
+        let Some((_, doubts)) = self.again.take_if(|(when, _)| *when <= now) else { return Ok(None) };
+        let ended = self.end_wrong_flows(&doubts);
+        if ended.is_err() {
+            self.doubt_again(now + RETRY, doubts);
+        }
+        ended.map(Some)
+    }
+
+    /// What is to be looked at already is so no later.
+    fn doubt_again(&mut self, when: Instant, doubts: Doubts) {
+        let (_, again) = self.again.get_or_insert_with(|| (when, Doubts::default()));
+        again.join(doubts);
+    }
+
+    fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {
+        let family = wire_family(self.family);
+        let node_ips: HashSet<_> = if doubts.concern_node_ports() {
+            interfaces::addresses()?.into_iter().collect()
+        } else {
+            HashSet::new()
+        };
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(Connection::open()?),
+        };
+        let flows = &self.flows;
+        let wrong = connection.flows(family, UDP, |flow| {
+            let flow = Flow { to: flow.original.destination, answered_by: flow.reply.source };
+            flows.is_wrong(flow, doubts, &node_ips)
+        })?;
+        connection.end(family, &wrong)
+    }
+}

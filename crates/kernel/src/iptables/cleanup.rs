@@ -1,0 +1,59 @@
+//! Removes what this mode left: when another mode takes over, or on `--cleanup`.
+
+use std::sync::Arc;
+
+use model::address::Family;
+use plan::iptables::chains::{CANARY, Jump, Table, saved_chains};
+use plan::iptables::cleanup::leftovers;
+
+use super::error::{Error, Errors};
+use super::exec::{Exec, Programs};
+use super::runner::Runner;
+
+/// Removes our jumps and chains, also those of earlier releases. No error where there is no iptables: then there is
+/// nothing of it either.
+pub fn remove(family: Family) -> Result<(), Errors> {
+    remove_through(Arc::new(Programs::default()), family)
+}
+
+/// The same with commands that somebody else runs.
+pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors> {
+    let runner = Runner::new(exec, family);
+    if let Err(error) = runner.check_presence() {
+        tracing::debug!(v = 2, ipFamily = %family, err = %error, "No usable iptables, nothing to clean up");
+        return Ok(());
+    }
+    let mut errors = Vec::new();
+    let saved = [Table::Nat, Table::Filter].map(|table| (table, runner.save(table.name())));
+    for (table, save) in &saved {
+        let chains = save.as_ref().ok().map(|save| saved_chains(save).collect::<Vec<&str>>());
+        for jump in Jump::own().chain([Jump::FORMER]).filter(|jump| jump.table == *table) {
+            // To a chain that is not there no jump can lead.
+            if chains.as_ref().is_none_or(|chains| chains.contains(&jump.to)) {
+                errors.extend(delete(&runner, &jump).err());
+            }
+        }
+    }
+    for (table, save) in saved {
+        errors.extend(save.and_then(|save| remove_chains(&runner, table, &save)).err());
+    }
+    // Where there is no such chain this fails, and all is well.
+    let _ = runner.delete_chain("mangle", CANARY);
+    if errors.is_empty() { Ok(()) } else { Err(Errors(errors)) }
+}
+
+fn delete(runner: &Runner, jump: &Jump) -> Result<(), Error> {
+    match runner.delete_rule(jump.table.name(), jump.from, &jump.arguments()) {
+        Err(error) if error.is_not_found() => Ok(()),
+        result => result,
+    }
+}
+
+fn remove_chains(runner: &Runner, table: Table, save: &str) -> Result<(), Error> {
+    let found: Vec<&str> = saved_chains(save).collect();
+    let restore = leftovers(table, &found);
+    if restore.is_empty() {
+        return Ok(());
+    }
+    runner.restore(table.name(), &restore.pieces().collect::<Vec<&str>>())
+}

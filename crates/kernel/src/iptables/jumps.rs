@@ -1,0 +1,116 @@
+//! The jumps from the kernel's chains to ours, made where they are missing and left where they are.
+
+use std::collections::{BTreeSet, HashSet};
+
+use plan::iptables::chains::{Jump, Table, saved_chains};
+use plan::iptables::restore::Restore;
+
+use super::error::Error;
+use super::runner::{Before, Runner};
+
+/// Makes sure of all jumps, and returns the nat table as it was before, unless it could not be read.
+pub fn ensure(runner: &Runner) -> Result<Option<String>, Error> {
+    let saved = [Table::Filter, Table::Nat].map(|table| runner.save(table.name()));
+    let [filter, nat] = match saved {
+        [Ok(filter), Ok(nat)] => [filter, nat],
+        [Err(error), _] | [_, Err(error)] => {
+            tracing::warn!(ipFamily = %runner.family(), err = %error, "Failed to execute iptables-save: stale chains will not be deleted");
+            Jump::ALL.iter().try_for_each(|jump| ensure_one(runner, jump))?;
+            return Ok(None);
+        }
+    };
+    let (restore, in_doubt) = missing(&filter, &nat);
+    if !restore.is_empty() {
+        runner.restore_all(&restore.pieces().collect::<Vec<&str>>())?;
+    }
+    in_doubt.iter().try_for_each(|jump| ensure_one(runner, jump))?;
+    Ok(Some(nat))
+}
+
+/// What makes the jumps that cannot be there, since what they lead to is not. Those that are not seen although they
+/// could be may be printed differently by some version: whoever prints them has to say.
+fn missing(filter: &str, nat: &str) -> (Restore, Vec<Jump>) {
+    let mut restore = Restore::default();
+    let mut in_doubt = Vec::new();
+    for (table, save) in [(Table::Filter, filter), (Table::Nat, nat)] {
+        let chains: HashSet<&str> = saved_chains(save).collect();
+        let rules: HashSet<&str> = save.lines().filter(|line| !line.starts_with("-A KUBE-")).collect();
+        let section = restore.section(table);
+        let mut made = BTreeSet::new();
+        for jump in Jump::ALL.into_iter().filter(|jump| jump.table == table) {
+            if !chains.contains(jump.to) {
+                if made.insert(jump.to) {
+                    section.chain(jump.to);
+                }
+                section.insert(jump.from, 1, &jump.rule());
+            } else if !rules.contains(jump.saved().as_str()) {
+                in_doubt.push(jump);
+            }
+        }
+    }
+    (restore, in_doubt)
+}
+
+fn ensure_one(runner: &Runner, jump: &Jump) -> Result<(), Error> {
+    let table = jump.table.name();
+    let chain = runner.ensure_chain(table, jump.to)?;
+    let ensured = runner.ensure_rule(table, jump.from, &jump.arguments()).map(drop);
+    ensured.map_err(|error| with_doubt(error, chain))
+}
+
+/// That a chain could not be made is taken to mean that there is one; if that was wrong, it shows here.
+fn with_doubt(error: Error, chain: Before) -> Error {
+    match (error, chain) {
+        (Error::Failed { command, status, said, lines }, Before::Present(why)) => {
+            let said = format!("{} (its chain was not made: {})", said.trim(), why.trim());
+            Error::Failed { command, status, said, lines }
+        }
+        (error, _) => error,
+    }
+}
+
+/// Whether the chain has all jumps that begin there, by its rules as they are listed.
+pub fn are_in(table: &str, chain: &str, listed: &str) -> bool {
+    let begin_here = Jump::ALL.iter().filter(|jump| jump.table.name() == table && jump.from == chain);
+    begin_here.map(Jump::saved).all(|jump| listed.lines().any(|line| line == jump))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_an_empty_machine_one_restore_makes_all() {
+        let (restore, in_doubt) = missing("", "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
+        let text = restore.to_string();
+        assert_eq!(text.lines().filter(|line| line.starts_with("-I")).count(), 14, "{text}");
+        assert_eq!(text.matches(":KUBE-SERVICES - [0:0]\n").count(), 2, "once for each table");
+        assert!(in_doubt.is_empty());
+    }
+
+    #[test]
+    fn what_is_there_is_left_alone() {
+        let saved = |table: Table| {
+            let jumps = Jump::ALL.into_iter().filter(|jump| jump.table == table);
+            let chains = jumps.clone().map(|jump| format!(":{} - [0:0]\n", jump.to));
+            let rules = jumps.map(|jump| format!("{}\n", jump.saved()));
+            format!("*{}\n{}{}COMMIT\n", table.name(), chains.collect::<String>(), rules.collect::<String>())
+        };
+        let (filter, nat) = (saved(Table::Filter), saved(Table::Nat));
+        let (restore, in_doubt) = missing(&filter, &nat);
+        assert!(restore.is_empty() && in_doubt.is_empty(), "{restore} {in_doubt:?}");
+
+        let unseen = Jump::ALL[3];
+        let (restore, in_doubt) = missing(&filter.replace(&unseen.saved(), ""), &nat);
+        assert!(restore.is_empty());
+        assert_eq!(in_doubt, [unseen], "its chain is there: it may only look different");
+    }
+
+    #[test]
+    fn a_chain_is_complete_when_all_its_jumps_are_listed() {
+        let jumps: String = Jump::ALL.map(|jump| jump.saved() + "\n").concat();
+        assert!(are_in("nat", "OUTPUT", &jumps) && are_in("filter", "INPUT", &jumps));
+        assert!(!are_in("nat", "OUTPUT", "-P OUTPUT ACCEPT\n"));
+        assert!(are_in("nat", "INPUT", ""), "none begins there");
+    }
+}

@@ -1,0 +1,143 @@
+//! The worked examples, loaded by the real commands and read back.
+//!
+//! They use packet counters: the kernel that runs these tests has to have them.
+
+use model::address::Family;
+use netlink::accounting::Connection;
+use netlink::testing::in_fresh_netns;
+use plan::iptables::chains::Jump;
+use plan::iptables::program::{INVALID_DROPPED, LOCALHOST_NODE_PORTS};
+use plan::iptables::restore::Restore;
+
+use crate::commands::{Commands, VARIANTS, iptables};
+use crate::given::{events, names, options, read};
+use crate::machine::Machine;
+use crate::options::Options;
+use crate::saved::Saved;
+
+/// What is there before a full sync restores, made by other means than ours.
+fn prepare(commands: &Commands, family: Family) {
+    let mut counters = Connection::open().expect("these tests need a kernel with nfnetlink_acct");
+    counters.ensure(INVALID_DROPPED).unwrap();
+    counters.ensure(LOCALHOST_NODE_PORTS).unwrap();
+    let mut restore = Restore::default();
+    for jump in Jump::ALL {
+        let section = restore.section(jump.table);
+        section.chain(jump.to);
+        section.insert(jump.from, 1, &jump.rule());
+    }
+    commands.restore(family, &restore.to_string());
+}
+
+/// Examples that begin with a full sync of empty tables.
+fn first_syncs() -> impl Iterator<Item = (String, Options)> {
+    let all = names("yaml").into_iter().map(|example| (example.clone(), options(&example)));
+    all.filter(|(_, options)| options.after.is_none())
+}
+
+#[test]
+fn every_restore_text_is_saved_as_the_manual_says() {
+    for variant in VARIANTS {
+        for (example, options) in first_syncs().filter(|(_, options)| options.same_as.is_none()) {
+            in_fresh_netns(move || {
+                let commands = Commands::of(variant);
+                let family = options.family();
+                prepare(&commands, family);
+                let text = read(&format!("{example}.restore"));
+                commands.restore(family, &text);
+                let want = Saved::expected(&text, family);
+                Saved::read(&commands, family).assert_same(&want, &format!("{example} {variant:?}"));
+            });
+        }
+    }
+}
+
+#[test]
+fn every_example_is_brought_to_the_kernel() {
+    for variant in VARIANTS {
+        // Whether there are counters is up to the kernel.
+        for (example, options) in first_syncs().filter(|(_, options)| options.nfacct) {
+            in_fresh_netns(move || {
+                let commands = Commands::of(variant);
+                let mut machine = Machine::new(&commands, options.clone());
+                events(&example).iter().for_each(|event| machine.apply(event));
+                let outcome = machine.sync();
+                assert!(outcome.full && outcome.restores == 1, "{example}: {outcome:?}");
+                let golden = options.same_as.clone().unwrap_or(example.clone());
+                let want = Saved::expected(&read(&format!("{golden}.restore")), options.family());
+                machine.saved().assert_same(&want, &format!("{example} {variant:?}"));
+                let counted = outcome.counts.filter + outcome.counts.nat + Jump::ALL.len();
+                assert_eq!(counted, want.rules(), "{example}");
+            });
+        }
+    }
+}
+
+/// With everything there is to be seen: canaries, jumps, and what the kernel's own chains hold.
+#[test]
+fn e3_is_saved_to_the_byte() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let mut machine = Machine::new(&commands, options("E3"));
+            events("E3").iter().for_each(|event| machine.apply(event));
+            machine.sync();
+            for table in ["mangle", "nat", "filter"] {
+                commands.run(&format!("iptables -t {table} -N KUBE-PROXY-CANARY"));
+            }
+            let is_said = |line: &&str| !line.starts_with('#');
+            let save = ["mangle", "nat", "filter"].map(|table| commands.save(Family::V4, table)).concat();
+            let save: Vec<&str> = save.lines().filter(is_said).collect();
+            let want = read("E3.save");
+            for (got, want) in save.iter().zip(want.lines()) {
+                assert_eq!(*got, want, "{variant:?}");
+            }
+            assert_eq!(save.len(), want.lines().count());
+        });
+    }
+}
+
+/// The reference writes more than we do on the way, but both come to the same.
+#[test]
+fn a_sequence_of_partial_syncs_ends_where_the_reference_ends() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let reference = Commands::of(variant);
+            prepare(&reference, Family::V4);
+            let states = ["E10-1", "E10-2", "E10-3", "E10-4", "E10-5"].map(|example| {
+                reference.restore(Family::V4, &read(&format!("{example}.restore")));
+                (example, Saved::read(&reference, Family::V4))
+            });
+            in_fresh_netns(move || {
+                let commands = Commands::of(variant);
+                let mut machine = Machine::new(&commands, options("E10-1"));
+                for (example, want) in &states {
+                    events(example).iter().for_each(|event| machine.apply(event));
+                    assert_eq!(machine.sync().full, *example == "E10-1");
+                    machine.saved().assert_same(want, &format!("{example} {variant:?}"));
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn an_administrators_rule_stays_above_and_jumps_are_not_doubled() {
+    for variant in VARIANTS {
+        for family in Family::BOTH {
+            in_fresh_netns(move || {
+                let commands = Commands::of(variant);
+                let options = if family == Family::V4 { Options::default() } else { Options::v6() };
+                let mut machine = Machine::new(&commands, options);
+                machine.sync();
+                let iptables = iptables(family);
+                commands.run(&format!("{iptables} -I INPUT -i lo -j ACCEPT"));
+                let before = machine.saved();
+                machine.rules.distrust();
+                assert!(machine.sync().full);
+                machine.saved().assert_same(&before, "again");
+                assert_eq!(before.of("filter", "INPUT").unwrap()[0], "-i lo -j ACCEPT");
+            });
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What goes wrong is told in words, and the next pass heals it.
+
+use std::fs;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use kernel::iptables::{Access, Programs, Variant};
+use model::address::Family;
+use netlink::testing::in_fresh_netns;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::commands::{Commands, VARIANTS};
+use crate::machine::Machine;
+use crate::options::Options;
+
+const TWO_SERVICES: &str = "
+    service ns/a 10.96.1.1 p:80@30080 NodePort
+    service ns/b 10.96.1.2 p:80
+    slice ns/a p:80 10.244.1.1@node-1
+    slice ns/b p:80 10.244.1.2@node-1 10.244.2.2@node-2";
+
+fn two_services(commands: &Commands) -> Machine<'_> {
+    let mut machine = Machine::new(commands, Options::default());
+    machine.hear(TWO_SERVICES).sync();
+    machine
+}
+
+/// Whatever happened, the kernel holds what one full sync would have written.
+fn healed(machine: Machine<'_>, what: &str) {
+    let saved = machine.saved();
+    saved.assert_same(&machine.ideal(), what);
+}
+
+#[test]
+fn a_partial_restore_that_fails_once_is_healed_in_the_same_pass() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let mut machine = two_services(&commands);
+            commands.fail_once("iptables-restore");
+            let outcome = machine.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+            assert!(outcome.full);
+            let failures = machine.rules.failures();
+            assert_eq!((failures.restores, failures.partial_restores), (1, 1));
+            healed(machine, "restore failed once");
+        });
+    }
+}
+
+#[test]
+fn a_full_restore_that_fails_is_told_and_nothing_is_lost() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let mut machine = two_services(&commands);
+            commands.rewrite("iptables-restore", "echo 'iptables-restore: line 3 failed' >&2; exit 1");
+            machine.rules.distrust();
+            let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err().to_string();
+            let wanted = ["iptables-restore", "status 1", "line 3 failed", "| line 3: :KUBE-"];
+            assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
+            assert!(machine.rules.failures().restores >= 1);
+            commands.rewrite("iptables-restore", "");
+            assert!(machine.sync().full, "what the failed pass was told has not been forgotten");
+            healed(machine, "restore failed");
+        });
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_feed_counters_gets_rules_without() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Legacy);
+        let input = commands.path("text");
+        let refuse = format!(
+            "cat > {0}; if grep -q nfacct {0}; then echo 'nfacct match: unknown' >&2; exit 2; fi; exec < {0}",
+            input.display()
+        );
+        commands.rewrite("iptables-restore", &refuse);
+        let machine = two_services(&commands);
+        let saved = machine.saved();
+        assert!(saved.of("filter", "KUBE-FORWARD").unwrap()[0].ends_with("--ctstate INVALID -j DROP"));
+        saved.assert_same(&saved.clone().without_counters(), "no rule counts");
+    });
+}
+
+#[test]
+fn somebody_who_holds_the_lock_for_three_seconds_is_waited_for() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Legacy);
+        let mut machine = two_services(&commands);
+        let lock = fs::OpenOptions::new().write(true).open(commands.lock()).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let held = Instant::now();
+        let holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(3));
+            drop(lock);
+        });
+        let outcome = machine.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+        assert!(!outcome.full && held.elapsed() >= Duration::from_secs(3));
+        assert_eq!(machine.rules.failures().restores, 0);
+        holder.join().unwrap();
+        healed(machine, "lock held for a while");
+    });
+}
+
+#[test]
+fn somebody_who_does_not_let_go_of_the_lock_is_told_and_tried_again() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Legacy);
+        let mut machine = two_services(&commands);
+        let lock = fs::OpenOptions::new().write(true).open(commands.lock()).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let started = Instant::now();
+        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        assert!(error.is_contention() && error.to_string().contains("xtables lock"), "{error}");
+        assert!(
+            started.elapsed() < Duration::from_secs(9),
+            "one wait of five seconds, not one for each attempt"
+        );
+        drop(lock);
+        assert!(machine.sync().full);
+        healed(machine, "lock held for long");
+    });
+}
+
+#[test]
+fn a_lock_that_cannot_be_made_is_named() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Legacy);
+        let mut machine = two_services(&commands);
+        // As on a file system that is read-only, which root could write otherwise.
+        commands.rewrite("iptables-restore", "export XTABLES_LOCKFILE=/proc/xtables.lock");
+        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        assert!(error.to_string().contains("/proc/xtables.lock"), "{error}");
+        commands.rewrite("iptables-restore", "");
+        assert!(machine.sync().full);
+        healed(machine, "no place for the lock");
+    });
+}
+
+#[test]
+fn commands_that_are_missing_are_named() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let programs = std::sync::Arc::new(Programs::of(nowhere.path()));
+    let error = Access::through(programs, Family::V6).unwrap_err();
+    assert!(error.is_missing());
+    let text = error.to_string();
+    assert!(text.contains("ip6tables") && text.contains("is installed"), "{text}");
+
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Nft);
+        let mut machine = two_services(&commands);
+        fs::rename(commands.path("iptables-restore"), commands.path("away")).unwrap();
+        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        assert!(error.is_missing() && error.to_string().contains("iptables-restore"), "{error}");
+        fs::rename(commands.path("away"), commands.path("iptables-restore")).unwrap();
+        assert!(machine.sync().full);
+        healed(machine, "command was away");
+    });
+}
+
+#[test]
+fn a_table_that_cannot_be_read_is_written_all_the_same() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            commands.rewrite("iptables-save", "echo not today >&2; exit 1");
+            let mut machine = two_services(&commands);
+            assert!(machine.sync().full, "as long as nobody knows what is there, every pass is full");
+            commands.rewrite("iptables-save", "");
+            assert!(machine.sync().full);
+            assert!(!machine.sync().full);
+            healed(machine, "table could not be read");
+        });
+    }
+}
+
+#[test]
+fn all_rules_flushed_by_a_stranger_are_written_again() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let mut machine = two_services(&commands);
+            let before = machine.saved();
+            let (told, hear) = channel();
+            let watch = machine.rules.watch();
+            std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+            wait_for_canaries(&commands);
+            commands.flush(Family::V4);
+            if variant == Variant::Nft {
+                hear.recv_timeout(Duration::from_secs(10)).expect("the kernel tells of it");
+            }
+            machine.rules.distrust();
+            assert!(machine.sync().full);
+            machine.saved().without_canaries().assert_same(&before, &format!("{variant:?}"));
+        });
+    }
+}
+
+pub fn wait_for_canaries(commands: &Commands) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !commands.try_run("iptables -S KUBE-PROXY-CANARY -t filter").status.success() {
+        assert!(Instant::now() < deadline, "no canaries");
+        std::thread::yield_now();
+    }
+}

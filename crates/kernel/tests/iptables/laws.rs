@@ -1,0 +1,97 @@
+//! Whatever happens to the cluster, the kernel ends where one full sync would end.
+
+use kernel::iptables::Variant;
+use model::address::Family;
+use netlink::testing::in_fresh_netns;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::commands::{Commands, VARIANTS, iptables};
+use crate::histories::{Op, op};
+use crate::machine::Machine;
+use crate::options::{Options, interfaces};
+
+/// The same history with addresses of the other family.
+fn translated(line: &str, family: Family) -> String {
+    const WORDS: [(&str, &str); 7] = [
+        ("10.96.0.", "fd00:96::"),
+        ("10.244.1.", "fd00:10:244:1::"),
+        ("10.244.2.", "fd00:10:244:2::"),
+        ("198.51.100.", "2001:db8:51::"),
+        ("203.0.113.", "2001:db8:203::"),
+        ("10.0.0.0/8", "fd00::/16"),
+        ("192.168.0.0/24", "fd00:192:168::/64"),
+    ];
+    match family {
+        Family::V4 => line.to_owned(),
+        Family::V6 => WORDS.iter().fold(line.to_owned(), |line, (v4, v6)| line.replace(v4, v6)),
+    }
+}
+
+fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
+    let iptables = iptables(machine.options.family());
+    let (save, restore) = (format!("{iptables}-save"), format!("{iptables}-restore"));
+    let mut was_large = false;
+    for op in ops {
+        match op {
+            Op::Say(line) => _ = machine.hear(&translated(&line, machine.options.family())),
+            Op::Move(kept) => machine.move_to(kept.iter().map(|at| interfaces()[*at]).collect()),
+            Op::Grow(large) => {
+                was_large |= large;
+                machine.imagined = if large { 2_000 } else { 0 };
+            }
+            Op::Flush => {
+                machine.commands.flush(machine.options.family());
+                machine.rules.distrust();
+            }
+            Op::CannotSave => machine.commands.fail_once(&save),
+            Op::Fail(_) => {
+                machine.commands.fail_once(&restore);
+                // A partial sync is healed at once, a full one is not.
+                let _ = machine.try_sync();
+            }
+            Op::Sync => _ = machine.try_sync(),
+            Op::Wait(_) => {}
+        }
+    }
+    [&save, &restore].iter().for_each(|command| machine.commands.rewrite(command, ""));
+    machine.sync();
+    // Comments that large clusters lack come back when everything is written.
+    if was_large {
+        machine.imagined = 0;
+        machine.rules.distrust();
+        machine.sync();
+    }
+}
+
+proptest! {
+    // Most of the time goes into starting commands.
+    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn partial_syncs_end_where_a_full_one_would(
+        variant in select(VARIANTS.to_vec()),
+        family in select(Family::BOTH.to_vec()),
+        everywhere in any::<bool>(),
+        ops in vec(op(), 1..20),
+    ) {
+        in_fresh_netns(move || ends_where_a_full_one_would(variant, family, everywhere, ops));
+    }
+}
+
+fn ends_where_a_full_one_would(variant: Variant, family: Family, everywhere: bool, ops: Vec<Op>) {
+    let commands = Commands::of(variant);
+    let (options, addresses) = match family {
+        Family::V4 => (Options::default(), "192.168.0.0/16"),
+        Family::V6 => (Options::v6(), "fd00:192:168::/48"),
+    };
+    let node_port_addresses = if everywhere { Vec::new() } else { vec![addresses.to_owned()] };
+    let options = Options { node_port_addresses, ..options };
+    let mut machine = Machine::new(&commands, options);
+    live(&mut machine, ops);
+    let nothing = machine.sync();
+    assert!(!nothing.full && nothing.restores == 0, "nothing had changed: {nothing:?}");
+    let saved = machine.saved();
+    saved.assert_same(&machine.ideal(), &format!("{variant:?} {family}"));
+}

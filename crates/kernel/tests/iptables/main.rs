@@ -1,0 +1,29 @@
+//! The iptables mode against the real commands and the real kernel, each test alone in a network namespace.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests stop at what they did not expect"
+)]
+
+mod batches;
+mod cleanup;
+mod commands;
+mod examples;
+mod faults;
+mod laws;
+mod machine;
+mod saved;
+mod strangers;
+
+// What happens in the examples and what they expect is told once, beside the crate that decides it.
+#[path = "../../../plan/tests/iptables/given.rs"]
+mod given;
+#[path = "../../../plan/tests/iptables/histories.rs"]
+#[allow(dead_code, reason = "time does not pass as quickly here")]
+mod histories;
+#[path = "../../../plan/tests/iptables/objects.rs"]
+mod objects;
+#[path = "../../../plan/tests/iptables/options.rs"]
+mod options;

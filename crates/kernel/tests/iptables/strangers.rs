@@ -1,0 +1,126 @@
+//! What others do to our rules is heard of: at once with the nft variant, by and by with the legacy one.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use kernel::iptables::{Access, Rules, Variant};
+use model::address::Family;
+use netlink::testing::in_fresh_netns;
+
+use crate::commands::{Commands, VARIANTS};
+use crate::faults::wait_for_canaries;
+use crate::machine::Machine;
+use crate::options::Options;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than it takes to hear of something.
+const SILENCE: Duration = Duration::from_millis(700);
+/// Between two looks at the canary.
+const PERIOD: Duration = Duration::from_millis(50);
+
+fn machine(commands: &Commands) -> Machine<'_> {
+    let mut machine = Machine::new(commands, Options::default());
+    let access = Access::through(commands.programs(), machine.options.family()).unwrap();
+    machine.rules = Rules::new(access, machine.options.settings(), PERIOD);
+    machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a p:80 10.244.1.1@node-1").sync();
+    machine
+}
+
+fn watched(machine: &Machine<'_>) -> Receiver<()> {
+    let (told, hear) = channel();
+    let watch = machine.rules.watch();
+    std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+    wait_for_canaries(machine.commands);
+    hear
+}
+
+#[test]
+fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let mut machine = machine(&commands);
+            let before = machine.saved();
+            let hear = watched(&machine);
+            for round in ["first", "second"] {
+                commands.flush(Family::V4);
+                hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?} {round}"));
+                machine.rules.distrust();
+                assert!(machine.sync().full);
+                machine.saved().without_canaries().assert_same(&before, round);
+                wait_for_canaries(&commands);
+                assert!(
+                    hear.recv_timeout(SILENCE).is_err(),
+                    "{variant:?} {round}: what we do ourselves is no news"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn with_nft_every_change_to_our_rules_is_heard_of() {
+    for command in [
+        "iptables -t nat -F KUBE-SERVICES",
+        "iptables -t nat -D KUBE-SERVICES 1",
+        "iptables -t nat -I KUBE-SERVICES -j RETURN",
+        "iptables -t filter -F FORWARD",
+        "iptables -t nat -D OUTPUT 1",
+    ] {
+        in_fresh_netns(move || {
+            let commands = Commands::of(Variant::Nft);
+            let mut machine = machine(&commands);
+            let before = machine.saved();
+            let hear = watched(&machine);
+            commands.run(command);
+            hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{command}"));
+            machine.rules.distrust();
+            machine.sync();
+            machine.saved().without_canaries().assert_same(&before, command);
+        });
+    }
+}
+
+#[test]
+fn with_nft_what_does_not_concern_us_is_no_news() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Nft);
+        let mut machine = machine(&commands);
+        let hear = watched(&machine);
+        for command in [
+            "iptables -I INPUT -i lo -j ACCEPT",
+            "iptables -D INPUT -i lo -j ACCEPT",
+            "iptables -t nat -N CNI-X",
+            "iptables -t nat -A CNI-X -j RETURN",
+            "iptables -t nat -F CNI-X",
+            "iptables -N KUBE-KUBELET-CANARY",
+            "ip6tables -t nat -N KUBE-SERVICES",
+        ] {
+            commands.run(command);
+        }
+        machine.hear("slice ns/a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
+        machine.rules.distrust();
+        machine.sync();
+        assert!(hear.recv_timeout(SILENCE).is_err());
+    });
+}
+
+// Upstream's TestIPTablesMonitor: a flush of one table is none, and neither is a lock that somebody holds.
+#[test]
+fn with_legacy_only_a_flush_of_all_tables_counts() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Legacy);
+        let machine = machine(&commands);
+        let hear = watched(&machine);
+        commands.run("iptables -t nat -F KUBE-PROXY-CANARY");
+        commands.run("iptables -t nat -X KUBE-PROXY-CANARY");
+        assert!(hear.recv_timeout(SILENCE).is_err(), "mangle still has its canary");
+        commands.rewrite("iptables", "echo Another app is currently holding the xtables lock. >&2; exit 4");
+        assert!(hear.recv_timeout(SILENCE).is_err(), "nobody knows");
+        commands.rewrite("iptables", "");
+        for table in ["mangle", "filter"] {
+            commands.run(&format!("iptables -t {table} -X KUBE-PROXY-CANARY"));
+        }
+        hear.recv_timeout(PATIENCE).expect("now all are gone");
+    });
+}

@@ -1,0 +1,159 @@
+//! Named packet counters that rules can feed: what the tool `nfacct` manages.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::message::{Message, NLM_F_CREATE};
+use crate::socket::{Protocol, Request, Socket, is};
+
+// include/uapi/linux/netfilter/nfnetlink.h
+const NFNL_SUBSYS_ACCT: u8 = 7;
+// include/uapi/linux/netfilter/nfnetlink_acct.h
+const NFNL_MSG_ACCT_NEW: u8 = 0;
+const NFNL_MSG_ACCT_GET: u8 = 1;
+const NFACCT_NAME: u16 = 1;
+const NFACCT_PKTS: u16 = 2;
+const NFACCT_BYTES: u16 = 3;
+const NAME_MAX: usize = 31;
+/// `struct nfgenmsg`: the family is netlink itself, `AF_NETLINK`.
+const FIXED: [u8; 4] = [16, 0, 0, 0];
+
+const fn kind(message: u8) -> u16 {
+    u16::from_be_bytes([NFNL_SUBSYS_ACCT, message])
+}
+
+/// A counter as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    pub name: String,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+impl Counter {
+    /// `None` for anything that is not a whole counter.
+    fn from_wire(message: &Message<'_>) -> Option<Self> {
+        let attributes = message.attributes(FIXED.len());
+        Some(Self {
+            name: attributes.find(NFACCT_NAME)?.str()?.to_owned(),
+            packets: attributes.find(NFACCT_PKTS)?.be64()?,
+            bytes: attributes.find(NFACCT_BYTES)?.be64()?,
+        })
+    }
+}
+
+/// A socket for the counters of one network namespace.
+#[derive(Debug)]
+pub struct Connection {
+    socket: Socket,
+}
+
+impl Connection {
+    /// Belongs to the network namespace of the calling thread. An error if the kernel keeps no such counters.
+    pub fn open() -> io::Result<Self> {
+        let mut connection = Self { socket: Socket::open(Protocol::Netfilter)? };
+        connection.get("any")?;
+        Ok(connection)
+    }
+
+    /// `None` if there is no counter of that name.
+    pub fn get(&mut self, name: &str) -> io::Result<Option<Counter>> {
+        let request = Request { kind: kind(NFNL_MSG_ACCT_GET), flags: 0, fixed: &FIXED };
+        check_name(name)?;
+        match self.socket.ask(request, |m| m.string(NFACCT_NAME, name), Counter::from_wire) {
+            Ok(found) => Ok(found.into_iter().next()),
+            Err(error) if is(&error, Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the counter unless there is one.
+    pub fn ensure(&mut self, name: &str) -> io::Result<()> {
+        if self.get(name)?.is_some() {
+            return Ok(());
+        }
+        let request = Request { kind: kind(NFNL_MSG_ACCT_NEW), flags: NLM_F_CREATE, fixed: &FIXED };
+        let added = self.socket.ask(request, |m| m.string(NFACCT_NAME, name), |_| None::<()>);
+        match added {
+            // Somebody else was as quick.
+            Err(error) if is(&error, Errno::BUSY) || is(&error, Errno::EXIST) => Ok(()),
+            added => added.map(drop),
+        }
+    }
+}
+
+/// The kernel would cut a long name and keep the wrong counter.
+fn check_name(name: &str) -> io::Result<()> {
+    if (1..=NAME_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("counter name {name:?} is not 1 to {NAME_MAX} bytes"),
+    ))
+}
+
+pub(crate) fn decode_all(message: &Message<'_>) {
+    let _ = Counter::from_wire(message);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::message::{Header, Messages};
+    use crate::testing::in_fresh_netns;
+
+    // Upstream's TestRunner_Add, TestRunner_Get and TestRunner_Ensure, with the real kernel.
+    #[test]
+    fn a_counter_is_made_once_and_found_again() {
+        in_fresh_netns(|| {
+            let Ok(mut connection) = Connection::open() else { return };
+            assert_eq!(connection.get("hits").unwrap(), None);
+            connection.ensure("hits").unwrap();
+            let counter = connection.get("hits").unwrap().unwrap();
+            assert_eq!(counter, Counter { name: "hits".into(), packets: 0, bytes: 0 });
+            connection.ensure("hits").unwrap();
+        });
+    }
+
+    #[test]
+    fn names_that_the_kernel_would_cut_are_refused() {
+        in_fresh_netns(|| {
+            let Ok(mut connection) = Connection::open() else { return };
+            for name in ["", &"x".repeat(32)] {
+                assert_eq!(
+                    connection.ensure(name).unwrap_err().kind(),
+                    io::ErrorKind::InvalidInput,
+                    "{name:?}"
+                );
+            }
+            connection.ensure(&"x".repeat(31)).unwrap();
+        });
+    }
+
+    // Upstream's TestDecode.
+    #[test]
+    fn a_counter_needs_all_its_parts_and_no_others() {
+        let decode = |body: fn(&mut Buffer)| {
+            let mut buffer = Buffer::new();
+            buffer.message(Header { kind: kind(0), flags: 0, sequence: 0, port: 0 }, &FIXED, body);
+            Counter::from_wire(&Messages::new(buffer.as_bytes()).next().unwrap())
+        };
+        let whole = decode(|m| {
+            m.be32(7, 1);
+            m.be64(NFACCT_BYTES, 600);
+            m.string(NFACCT_NAME, "hits");
+            m.be64(NFACCT_PKTS, 6);
+        });
+        assert_eq!(whole, Some(Counter { name: "hits".into(), packets: 6, bytes: 600 }));
+        assert_eq!(decode(|m| m.string(NFACCT_NAME, "hits")), None);
+        let short = decode(|m| {
+            m.string(NFACCT_NAME, "hits");
+            m.be32(NFACCT_PKTS, 6);
+            m.be64(NFACCT_BYTES, 600);
+        });
+        assert_eq!(short, None);
+    }
+}

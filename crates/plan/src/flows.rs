@@ -1,0 +1,161 @@
+//! Which flows have become wrong: UDP has no connection that would end, so that a client which keeps its port keeps
+//! the endpoint it once got, be it gone or not.
+//!
+//! ```text
+//!   Routing ─▶ who may answer at each address, and which addresses to look at again ─▶ is this flow wrong?
+//! ```
+//!
+//! A flow is right as long as the endpoint that answers it serves; where policy would send a new flow does not matter.
+//! Nothing is done about TCP and SCTP, whose peers find out by themselves.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use model::names::{Port, Protocol, ServicePortName};
+use model::routing::{Endpoint, Frontend, Routing};
+
+/// Everything known about UDP service ports of one family.
+#[derive(Debug, Default)]
+pub struct Flows {
+    services: HashMap<ServicePortName, Arc<Routing>>,
+    /// Who claims a destination; several if they contest it.
+    claims: HashMap<Destination, BTreeSet<ServicePortName>>,
+    /// Destinations that flows may have that are wrong by now.
+    doubtful: HashSet<Destination>,
+}
+
+/// What a client sends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Destination {
+    Address(SocketAddr),
+    /// At any address of this node.
+    NodePort(Port),
+}
+
+impl From<Frontend> for Destination {
+    fn from(frontend: Frontend) -> Self {
+        match frontend {
+            Frontend::ClusterIp(at) | Frontend::ExternalIp(at) | Frontend::LoadBalancerIp(at) => {
+                Self::Address(at)
+            }
+            Frontend::NodePort(port) => Self::NodePort(port),
+        }
+    }
+}
+
+/// A flow as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Where the client sends to.
+    pub to: SocketAddr,
+    /// Who answers.
+    pub answered_by: SocketAddr,
+}
+
+impl Flows {
+    /// Takes in what a service port does from now on.
+    pub fn replace(&mut self, name: &ServicePortName, routing: Option<&Arc<Routing>>) {
+        let routing = routing.filter(|routing| routing.protocol == Protocol::Udp);
+        let before = match routing {
+            Some(routing) => self.services.insert(name.clone(), routing.clone()),
+            None => self.services.remove(name),
+        };
+        let (old, new) = (destinations(before.as_deref()), destinations(routing.map(|routing| &**routing)));
+        for gone in old.difference(&new) {
+            if let Some(claims) = self.claims.get_mut(gone) {
+                claims.remove(name);
+                if claims.is_empty() {
+                    self.claims.remove(gone);
+                }
+            }
+        }
+        for come in new.difference(&old) {
+            self.claims.entry(*come).or_default().insert(name.clone());
+        }
+        self.doubtful.extend(old.symmetric_difference(&new));
+        if let (Some(before), Some(now)) = (&before, routing)
+            && lost_an_endpoint(before, now)
+        {
+            self.doubtful.extend(new);
+        }
+    }
+
+    /// Whether some flow may be wrong.
+    pub fn is_in_doubt(&self) -> bool {
+        !self.doubtful.is_empty()
+    }
+
+    /// Hands out what to look at; from now on it is in order.
+    pub fn take_doubts(&mut self) -> Doubts {
+        Doubts(std::mem::take(&mut self.doubtful))
+    }
+
+    /// Whether a flow has to end, given the addresses of this node, at which node ports answer.
+    pub fn is_wrong(&self, flow: Flow, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> bool {
+        let mut to = Destination::Address(flow.to);
+        if !doubts.0.contains(&to) {
+            let Some(port) = Port::from_api(flow.to.port().into()) else { return false };
+            to = Destination::NodePort(port);
+            // Somebody else's port of the same number, out in the world, is none of our business.
+            if !doubts.0.contains(&to) || !node_ips.contains(&flow.to.ip()) {
+                return false;
+            }
+        }
+        match self.claims.get(&to) {
+            // A service that nobody serves keeps its flows, as with the reference: whoever answers them may serve
+            // again. Not so its node port, where they would hide from a client that there is nobody.
+            Some(claims) => {
+                let mut serving = claims.iter().flat_map(|name| self.serving(name)).peekable();
+                let keeps_for_want = serving.peek().is_none() && matches!(to, Destination::Address(_));
+                !keeps_for_want && !serving.any(|at| at == flow.answered_by)
+            }
+            // Nobody's any more. What was never translated is none of ours: the node's own servers, say.
+            None => flow.to != flow.answered_by,
+        }
+    }
+
+    fn serving(&self, name: &ServicePortName) -> impl Iterator<Item = SocketAddr> {
+        self.services.get(name).into_iter().flat_map(|routing| routing.serving.iter().map(address))
+    }
+}
+
+/// Destinations to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Doubts(HashSet<Destination>);
+
+impl Doubts {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it takes the addresses of this node to tell.
+    pub fn concern_node_ports(&self) -> bool {
+        self.0.iter().any(|destination| matches!(destination, Destination::NodePort(_)))
+    }
+
+    /// What either doubts.
+    pub fn join(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+}
+
+fn destinations(routing: Option<&Routing>) -> HashSet<Destination> {
+    routing.into_iter().flat_map(Routing::frontends).map(Destination::from).collect()
+}
+
+/// An endpoint more makes no flow wrong, except that where there was none flows may have gone astray.
+fn lost_an_endpoint(before: &Routing, now: &Routing) -> bool {
+    if before.serving.is_empty() {
+        return !now.serving.is_empty();
+    }
+    let stay: HashSet<_> = now.serving.iter().map(address).collect();
+    !before.serving.iter().all(|endpoint| stay.contains(&address(endpoint)))
+}
+
+fn address(endpoint: &Endpoint) -> SocketAddr {
+    SocketAddr::new(endpoint.ip, endpoint.port.get())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+use model::names::NamespacedName;
+use model::routing::Traffic;
+use model::service::Addresses;
+
+use super::*;
+
+fn name(service: &str) -> ServicePortName {
+    ServicePortName { service: NamespacedName::new("ns", service), port: "".into(), protocol: Protocol::Udp }
+}
+
+fn port(number: u16) -> Port {
+    Port::from_api(number.into()).unwrap()
+}
+
+/// 10.96.0.53:53 with a load balancer and a node port, and these endpoints, given by their last byte.
+fn dns(serving: &[u8]) -> Arc<Routing> {
+    let endpoint = |n: &u8| Endpoint { ip: [10, 244, 1, *n].into(), local: false, port: port(5353) };
+    let endpoints: Arc<[_]> = serving.iter().map(endpoint).collect();
+    Arc::new(Routing {
+        protocol: Protocol::Udp,
+        port: port(53),
+        node_port: Some(port(30053)),
+        addresses: Arc::new(Addresses {
+            cluster_ip: [10, 96, 0, 53].into(),
+            external_ips: Box::default(),
+            load_balancer_ips: [[203, 0, 113, 5].into()].into(),
+            source_ranges: Box::default(),
+        }),
+        affinity: None,
+        cluster: endpoints.clone(),
+        local: Arc::default(),
+        internal: Traffic::ToCluster,
+        external: Traffic::ToCluster,
+        preserves_client: false,
+        ranges_admit_node: false,
+        is_externally_accessible: true,
+        health_check_node_port: None,
+        serving: endpoints,
+    })
+}
+
+fn flow(to: &str, answered_by: &str) -> Flow {
+    Flow { to: to.parse().unwrap(), answered_by: answered_by.parse().unwrap() }
+}
+
+fn node_ips() -> HashSet<IpAddr> {
+    ["192.168.0.2".parse().unwrap()].into()
+}
+
+#[test]
+fn the_reference_table_of_flows() {
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    let doubts = flows.take_doubts();
+    let rows = [
+        ("10.96.0.53:53", "10.244.1.2:5353", false, "serves"),
+        ("10.96.0.53:53", "10.244.1.3:5353", true, "does not serve"),
+        ("10.96.0.53:53", "10.244.1.9:5353", true, "gone"),
+        ("10.96.0.53:53", "10.244.1.2:5300", true, "its port changed"),
+        ("10.96.0.53:53", "10.96.0.53:53", true, "went astray before there were rules"),
+        ("203.0.113.5:53", "10.244.1.9:5353", true, "through the load balancer"),
+        ("10.96.0.53:5000", "10.244.1.9:5353", false, "no port of the service"),
+        ("192.168.0.2:30053", "10.244.1.9:5353", true, "through the node port"),
+        ("192.168.0.2:30053", "10.244.1.2:5353", false, "through the node port, and right"),
+        ("198.51.100.7:30053", "198.51.100.7:30053", false, "a port of that number out in the world"),
+    ];
+    for (to, answered_by, is_wrong, why) in rows {
+        assert_eq!(
+            flows.is_wrong(flow(to, answered_by), &doubts, &node_ips()),
+            is_wrong,
+            "{to} {answered_by}: {why}"
+        );
+    }
+    let mut without = Flows::default();
+    without.replace(&name("dns"), Some(&dns(&[])));
+    let doubts = without.take_doubts();
+    for (to, answered_by, _, _) in rows.iter().filter(|row| !row.0.ends_with("30053")) {
+        assert!(
+            !without.is_wrong(flow(to, answered_by), &doubts, &node_ips()),
+            "{to} {answered_by} stays: nobody serves"
+        );
+    }
+    let through_node_port = flow("192.168.0.2:30053", "10.244.1.9:5353");
+    assert!(without.is_wrong(through_node_port, &doubts, &node_ips()), "but not through the node port");
+}
+
+#[test]
+fn only_what_can_make_a_flow_wrong_is_a_reason_to_look() {
+    for (before, now, looks) in [
+        (&[2][..], &[2][..], false),
+        (&[2], &[2, 3], false),
+        (&[2, 3], &[2], true),
+        (&[2], &[3], true),
+        (&[2], &[], true),
+        (&[], &[2], true),
+    ] {
+        let mut flows = Flows::default();
+        flows.replace(&name("dns"), Some(&dns(before)));
+        assert!(flows.is_in_doubt(), "a new address may have been sent to before");
+        flows.take_doubts();
+        flows.replace(&name("dns"), Some(&dns(now)));
+        assert_eq!(flows.is_in_doubt(), looks, "{before:?} {now:?}");
+    }
+}
+
+#[test]
+fn nothing_is_said_about_services_that_did_not_change() {
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    flows.take_doubts();
+    let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
+    let doubts = flows.take_doubts();
+    assert!(!flows.is_wrong(astray, &doubts, &node_ips()));
+}
+
+#[test]
+fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address() {
+    let served = flow("10.96.0.53:53", "10.244.1.2:5353");
+    let own = flow("192.168.0.2:30053", "192.168.0.2:30053");
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    flows.replace(&name("heir"), Some(&dns(&[2, 3])));
+    flows.take_doubts();
+    flows.replace(&name("dns"), None);
+    assert!(!flows.is_wrong(served, &flows.clone_doubts(), &node_ips()), "the heir serves it");
+    flows.replace(&name("heir"), None);
+    assert!(flows.is_wrong(served, &flows.clone_doubts(), &node_ips()));
+    assert!(!flows.is_wrong(own, &flows.clone_doubts(), &node_ips()), "a server of the node's own");
+}
+
+impl Flows {
+    fn clone_doubts(&self) -> Doubts {
+        Doubts(self.doubtful.clone())
+    }
+}
