@@ -1,7 +1,8 @@
 //! The whole line for one IP family: hears events, and makes passes that bring the kernel to what they ask for.
 //!
 //! ```text
-//!   Event ─▶ Cluster ─▶ changes ─▶ Table ─▶ kernel
+//!   Event ─▶ Cluster ─▶ changes ─▶ Backend ─▶ rules
+//!                               └▶ Conntrack ─▶ flows
 //! ```
 //!
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
@@ -13,14 +14,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use kernel::nftables::{Change, CommitError, Outcome, Table};
+use jiff::Timestamp;
+use kernel::conntrack::Conntrack;
+use kernel::nftables::Connections;
 use model::address::Family;
-use model::cluster::{Changes, Cluster, Here};
+use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
 
+use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
-use crate::pace::Pace;
+use crate::health::node::NodeHealth;
+use crate::health::service::ServiceHealth;
+use crate::metrics::{Metrics, count, ip_family};
+use crate::pace::{Pace, Pause};
 
 /// Events heard in one go before looking whether a pass is due: a storm must not put it off for ever.
 const AT_ONCE: usize = 10_000;
@@ -28,31 +35,34 @@ const AT_ONCE: usize = 10_000;
 /// How far a source may be ahead of the model before it has to wait: enough to be read in one go.
 const QUEUE: usize = AT_ONCE;
 
+/// A quiet proxy looks once in a while whether all is well.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+
 /// What a family is told.
 #[derive(Debug)]
 pub enum Message {
     Event(Arc<Event>),
     /// Everything about the node is known: passes may begin.
     Start(Box<Start>),
-    /// Somebody else changed our table.
+    /// Somebody else changed what we wrote.
     Drifted,
     /// The node has other addresses than before.
     Moved,
+    /// Somebody wants to know how many connections there were.
+    Count(SyncSender<std::io::Result<Vec<Connections>>>),
 }
 
 /// What passes need to know about the node. None of it changes afterwards.
 #[derive(Debug)]
 pub struct Start {
     pub node_ip: IpAddr,
-    pub table: Table,
+    pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
-    pub periods: Periods,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Periods {
-    pub min_sync: Duration,
-    pub sync: Duration,
+    pub pause: Pause,
+    /// After a failure.
+    pub sync_period: Duration,
+    pub health: Arc<NodeHealth>,
+    pub service_health: ServiceHealth,
 }
 
 /// One family's line.
@@ -61,27 +71,38 @@ pub struct Line {
     family: Family,
     cluster: Cluster,
     running: Option<Running>,
+    metrics: Arc<Metrics>,
+    /// Events that the metrics know of.
+    counted: Counts,
 }
 
 #[derive(Debug)]
 struct Running {
-    table: Table,
+    family: Family,
+    backend: Box<dyn Backend>,
+    conntrack: Conntrack,
     node_port_addresses: NodePortAddresses,
     /// Not yet looked at since the node's addresses changed.
     moved: bool,
-    /// How to hear of strangers that change the table, until somebody listens for them.
+    /// How to hear of strangers, until somebody listens for them.
     listen: Option<SyncSender<Message>>,
     pace: Pace,
-    periods: Periods,
+    sync_period: Duration,
+    health: Arc<NodeHealth>,
+    service_health: ServiceHealth,
+    metrics: Arc<Metrics>,
+    /// When changes were triggered that no pass has made good yet.
+    unmeasured: Vec<Timestamp>,
 }
 
 impl Line {
     /// Starts the family's thread, and returns how to talk to it.
-    pub fn spawn(here: Here) -> std::io::Result<SyncSender<Message>> {
+    pub fn spawn(here: Here, metrics: Arc<Metrics>) -> std::io::Result<SyncSender<Message>> {
         let (sender, inbox) = sync_channel(QUEUE);
         let family = here.family;
         let kick = sender.clone();
-        let line = Self { family, cluster: Cluster::new(here), running: None };
+        let cluster = Cluster::new(here);
+        let line = Self { family, cluster, running: None, metrics, counted: Counts::default() };
         let run = move || {
             // A half-alive proxy is worse than a dead one: whoever started us will start us again.
             if catch_unwind(AssertUnwindSafe(|| line.run(&inbox, &kick))).is_err() {
@@ -94,8 +115,7 @@ impl Line {
 
     fn run(mut self, inbox: &Receiver<Message>, kick: &SyncSender<Message>) {
         loop {
-            let wait =
-                self.running.as_ref().map_or(Duration::MAX, |running| running.pace.wait(Instant::now()));
+            let wait = self.running.as_ref().map_or(Duration::MAX, |running| running.wait(Instant::now()));
             let first = match inbox.recv_timeout(wait.min(Duration::from_secs(3_600))) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -104,7 +124,11 @@ impl Line {
             for message in first.into_iter().chain(inbox.try_iter().take(AT_ONCE)) {
                 self.hear(message, kick);
             }
+            self.count_events();
             self.pass_if_due();
+            if let Some(running) = &mut self.running {
+                running.look_at_flows_again();
+            }
         }
     }
 
@@ -122,7 +146,7 @@ impl Line {
             Message::Start(start) => self.start(*start, kick),
             Message::Drifted => {
                 if let Some(running) = &mut self.running {
-                    running.table.distrust();
+                    running.backend.distrust();
                     running.pace.ask();
                 }
             }
@@ -132,33 +156,84 @@ impl Line {
                     running.pace.ask();
                 }
             }
+            Message::Count(answer) => {
+                let counted = self.running.as_mut().map(|running| running.backend.connections());
+                // Whoever asked may have stopped waiting.
+                let _ = answer.try_send(counted.unwrap_or_else(|| Ok(Vec::new())));
+            }
         }
     }
-}
 
-impl Line {
+    /// Because of an event: health counts from here.
     fn ask(&mut self) {
         if let Some(running) = &mut self.running {
             running.pace.ask();
+            running.health.queued(self.family);
+            let family = [ip_family(self.family)];
+            self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         }
     }
 
+    /// Tells the metrics what was heard. Families share these, so that only what is new may be added.
+    fn count_events(&mut self) {
+        let (now, before) = (self.cluster.counts(), self.counted);
+        let metrics = &self.metrics;
+        let services = now.service_changes - before.service_changes;
+        let endpoints = now.endpoint_changes - before.endpoint_changes;
+        if services > 0 {
+            metrics.sync_proxy_rules_service_changes.add([], count(services));
+        }
+        if endpoints > 0 {
+            metrics.sync_proxy_rules_endpoint_changes.add([], count(endpoints));
+        }
+        if services > 0 || endpoints > 0 {
+            self.show_pending();
+        }
+        self.counted = now;
+    }
+
+    fn show_pending(&self) {
+        let (services, slices) = self.cluster.pending();
+        self.metrics.sync_proxy_rules_service_changes_pending.set([], count(services));
+        self.metrics.sync_proxy_rules_endpoint_changes_pending.set([], count(slices));
+    }
+
     fn start(&mut self, start: Start, kick: &SyncSender<Message>) {
-        let Start { node_ip, table, node_port_addresses, periods } = start;
+        let Start { node_ip, backend, node_port_addresses, pause, sync_period, health, service_health } =
+            start;
         self.cluster.move_to(node_ip);
-        let Periods { min_sync, sync } = periods;
+        let (Pause::Always(min_sync) | Pause::InProportion(min_sync)) = pause;
         tracing::debug!(
             v = 2,
             ipFamily = %self.family,
             minSyncPeriod = %GoDuration::from(min_sync),
-            syncPeriod = %GoDuration::from(sync),
+            syncPeriod = %GoDuration::from(sync_period),
             maxSyncPeriod = %GoDuration::from(LONGEST_PAUSE),
-            "NFTables sync params"
+            "{} sync params", backend.title()
         );
-        let mut pace = Pace::new(min_sync, sync, LONGEST_PAUSE, Instant::now());
+        let mut pace = Pace::new(pause, sync_period, LONGEST_PAUSE, Instant::now());
         pace.ask();
+        health.updated(self.family);
+        let family = [ip_family(self.family)];
+        self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let listen = Some(kick.clone());
-        self.running = Some(Running { table, node_port_addresses, moved: true, listen, pace, periods });
+        let conntrack = Conntrack::new(self.family);
+        let moved = true;
+        let metrics = self.metrics.clone();
+        self.running = Some(Running {
+            family: self.family,
+            unmeasured: Vec::new(),
+            backend,
+            conntrack,
+            node_port_addresses,
+            moved,
+            listen,
+            pace,
+            sync_period,
+            health,
+            service_health,
+            metrics,
+        });
     }
 
     fn pass_if_due(&mut self) {
@@ -166,52 +241,84 @@ impl Line {
         if !running.pace.wait(Instant::now()).is_zero() {
             return;
         }
-        running.pace.started();
+        let (family, mode) = (self.family, running.backend.mode());
+        running.pace.started(Instant::now());
         if !self.cluster.is_complete() {
-            let family = self.family;
-            tracing::debug!(v = 2, ipFamily = %family, "Not syncing nftables until Services and Endpoints have been received from master");
+            tracing::debug!(v = 2, ipFamily = %family, "Not syncing {mode} until Services and Endpoints have been received from master");
             return;
         }
+        tracing::debug!(v = 2, ipFamily = %family, "Syncing {mode} rules");
+        let changes = self.cluster.take_changes();
         let started = Instant::now();
-        tracing::debug!(v = 2, ipFamily = %self.family, "Syncing nftables rules");
-        let outcome = running.pass(self.cluster.take_changes());
+        let counts = self.cluster.counts();
+        let outcome = running.pass(changes, counts);
         running.pace.ended(Instant::now(), outcome.is_ok());
-        self.tell(&outcome, started.elapsed());
-    }
-
-    fn tell(&self, outcome: &Result<Outcome, CommitError>, elapsed: Duration) {
-        let family = self.family;
-        match outcome {
-            Ok(Outcome { added, deleted, full, contested }) => {
-                for (frontend, claims) in contested {
-                    let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
-                    let claims = claims.join(" ");
-                    tracing::warn!(ipFamily = %family, %frontend, services = claims, "Several services ask for the same address and port, the first one gets it");
-                }
-                tracing::debug!(v = 2, ipFamily = %family, elapsed = %GoDuration::from(elapsed), fullSync = full, added, deleted, "SyncProxyRules complete");
-            }
-            Err(error) => {
-                tracing::error!(ipFamily = %family, err = %chain(error), "nftables sync failed");
-                let retry = self.running.as_ref().map(|running| running.periods.sync);
-                tracing::info!(ipFamily = %family, retryingTime = %GoDuration::from(retry.unwrap_or_default()), "Sync failed");
-            }
+        running.measure(started.elapsed(), outcome.as_ref().ok().copied());
+        if let Err(error) = outcome {
+            tracing::error!(ipFamily = %family, err = format!("{error:#}"), "{mode} sync failed");
+            let retry = GoDuration::from(running.sync_period);
+            tracing::info!(ipFamily = %family, retryingTime = %retry, "Sync failed");
         }
+        self.show_pending();
     }
 }
 
 impl Running {
-    fn pass(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips());
-        let Changes { routings, service_cidrs, .. } = changes;
-        let outcome = self.table.sync(Change { routings, service_cidrs, node_port_ips })?;
-        // Only now is it known whether the table could be made our own, and strangers kept out.
-        if let Some(kick) = self.listen.take_if(|_| !self.table.is_owned()) {
-            listen_for_strangers(self.table.family(), self.table.port(), kick);
-        }
-        Ok(outcome)
+    /// How long nothing has to be done, if nobody asks for anything.
+    fn wait(&self, now: Instant) -> Duration {
+        let flows = self.conntrack.due().map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+        self.pace.wait(now).min(flows)
     }
 
-    /// The node's addresses that serve node ports, but for loopback, which can't in this mode.
+    /// Rules first; what follows from them only if they are right.
+    fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
+        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips());
+        let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
+        if touches_udp {
+            self.conntrack.hear(&routings);
+        }
+        self.service_health.hear(health_checks);
+        self.unmeasured.extend(trigger_times.into_iter().flat_map(|(_, times)| times));
+        let endpoints = counts.endpoints;
+        let pass = self.backend.sync(Change { routings, service_cidrs, endpoints, node_port_ips })?;
+        let family = self.family;
+        self.tell_latencies();
+        self.tell_lack_of_local_endpoints(counts);
+        self.health.updated(family);
+        self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
+        self.service_health.settle();
+        self.end_wrong_flows();
+        self.listen_for_strangers();
+        Ok(pass)
+    }
+
+    /// How long it took from each change in the cluster until now.
+    fn tell_latencies(&mut self) {
+        let now = Timestamp::now();
+        for triggered in self.unmeasured.drain(..) {
+            let latency = now.duration_since(triggered).as_secs_f64();
+            self.metrics.network_programming_duration.observe([ip_family(self.family)], latency);
+        }
+    }
+
+    fn tell_lack_of_local_endpoints(&self, counts: Counts) {
+        let gauge = &self.metrics.sync_proxy_rules_no_local_endpoints;
+        let family = ip_family(self.family);
+        gauge.set([family, "internal"], count(counts.internal_without_local));
+        gauge.set([family, "external"], count(counts.external_without_local));
+    }
+
+    /// How long a pass took; one that failed before it knew its kind counts as full, which the next one will be.
+    fn measure(&self, elapsed: Duration, pass: Option<Pass>) {
+        let (family, seconds) = ([ip_family(self.family)], elapsed.as_secs_f64());
+        self.metrics.sync_proxy_rules_duration.observe(family, seconds);
+        match pass {
+            Some(Pass::Partial) => self.metrics.sync_partial_proxy_rules_duration.observe(family, seconds),
+            Some(Pass::Full) | None => self.metrics.sync_full_proxy_rules_duration.observe(family, seconds),
+        }
+    }
+
+    /// The node's addresses that serve node ports; none where all do.
     fn node_port_ips(&self) -> Vec<IpAddr> {
         if self.node_port_addresses.match_all() {
             return Vec::new();
@@ -220,36 +327,49 @@ impl Running {
             tracing::error!(err = %error, "Failed to list the node's addresses, node ports will not answer");
             Vec::new()
         });
-        self.node_port_addresses.among(&all).into_iter().filter(|ip| !ip.is_loopback()).collect()
+        self.node_port_addresses.among(&all)
     }
-}
 
-/// A quiet proxy looks once in a while whether all is well.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+    /// Rules are right by now.
+    fn end_wrong_flows(&mut self) {
+        let started = Instant::now();
+        let ended = self.conntrack.follow_rules(started);
+        self.tell_of_flows(started, ended);
+    }
 
-/// Where the kernel lets anyone change our table, we want to hear of it.
-fn listen_for_strangers(family: Family, our_port: u32, kick: SyncSender<Message>) {
-    let name = format!("drift-{family}");
-    let listen = move || {
-        let listened =
-            kernel::nftables::on_foreign_change(family, our_port, || kick.send(Message::Drifted).is_ok());
-        if let Err(error) = listened {
-            tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
+    fn look_at_flows_again(&mut self) {
+        let started = Instant::now();
+        let ended = self.conntrack.look_again(started);
+        self.tell_of_flows(started, ended);
+    }
+
+    /// What fails is tried again, and holds up nothing else.
+    fn tell_of_flows(&self, started: Instant, ended: std::io::Result<Option<usize>>) {
+        let family = self.family;
+        match ended {
+            Ok(None) => {}
+            Ok(Some(deleted)) => {
+                let elapsed = started.elapsed();
+                let label = [ip_family(family)];
+                self.metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
+                self.metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
+                let elapsed = GoDuration::from(elapsed);
+                tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
+            }
+            Err(error) => {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
+            }
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name(name).spawn(listen) {
-        tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
     }
-}
 
-/// The error and what led to it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
+    /// Once what we wrote is in the kernel, others may spoil it.
+    fn listen_for_strangers(&mut self) {
+        let family = self.family;
+        let Some(kick) = self.listen.take() else { return };
+        let Some(watch) = self.backend.watch() else { return };
+        let listen = move || watch(&mut || kick.send(Message::Drifted).is_ok());
+        if let Err(error) = std::thread::Builder::new().name(format!("drift-{family}")).spawn(listen) {
+            tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our rules");
+        }
     }
-    text
 }

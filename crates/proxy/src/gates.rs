@@ -52,6 +52,16 @@ pub struct Known {
 }
 
 impl Known {
+    /// As the metric of enabled features calls it.
+    pub fn stage_label(&self) -> &'static str {
+        match self.stage {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Ga => "",
+            Stage::Deprecated => "DEPRECATED",
+        }
+    }
+
     /// What setting the gate at all deserves to be told.
     pub fn warning(&self) -> Option<&'static str> {
         match self.stage {
@@ -105,6 +115,11 @@ impl Gates {
 
     pub fn enabled(&self, gate: Gate) -> bool {
         self.on.contains(gate.name())
+    }
+
+    /// Every gate, and whether it is on.
+    pub fn states(&self) -> impl Iterator<Item = (Known, bool)> {
+        all().map(|gate| (gate, self.on.contains(gate.name)))
     }
 
     /// What the configuration changed, `AllAlpha` and `AllBeta` spelled out.

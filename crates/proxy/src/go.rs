@@ -182,6 +182,15 @@ pub fn float_text(value: f32) -> String {
     }
 }
 
+/// A number as the sample of a metric.
+pub fn double_text(value: f64) -> String {
+    match value {
+        _ if value.is_nan() => "NaN".to_owned(),
+        _ if value.is_infinite() => if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned(),
+        _ => general(&format!("{value:e}")),
+    }
+}
+
 /// A finite number that is no integer, as Go's YAML prints it.
 pub fn yaml_float(value: f64) -> String {
     general(&format!("{value:e}"))
@@ -211,6 +220,26 @@ mod tests {
             ("\u{e0001}", r#""\U000e0001""#),
         ] {
             assert_eq!(quote(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn samples_have_an_exponent_from_a_million_on() {
+        for (value, want) in [
+            (0.0, "0"),
+            (1.0, "1"),
+            (-101.59389494, "-101.59389494"),
+            (262_144.0, "262144"),
+            (1_048_576.0, "1.048576e+06"),
+            (1_794_789_169.930_002, "1.794789169930002e+09"),
+            (2.344e-6, "2.344e-06"),
+            (0.0001, "0.0001"),
+            (18_446_744_073_709_551_615.0, "1.8446744073709552e+19"),
+            (f64::INFINITY, "+Inf"),
+            (f64::NEG_INFINITY, "-Inf"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(double_text(value), want);
         }
     }
 

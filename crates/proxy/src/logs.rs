@@ -207,4 +207,16 @@ fn least_verbosity(level: Level) -> u64 {
 }
 
 #[cfg(test)]
+impl Logs {
+    /// A handle on a logger that nobody logs to.
+    pub(crate) fn unused() -> Self {
+        Self::to(Streams::standard(None))
+    }
+
+    pub(crate) fn verbosity(&self) -> u32 {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).verbosity
+    }
+}
+
+#[cfg(test)]
 mod tests;

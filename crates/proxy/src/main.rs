@@ -106,6 +106,7 @@ fn write_or_run(config: Config, flags: Flags, logs: &Logs) -> anyhow::Result<()>
         config_file: some(&flags.config_file),
         master: some(&flags.master),
         manifests: some(&flags.manifests),
+        connection_metrics: flags.connection_metrics,
         cleanup: flags.cleanup,
         init_only: flags.init_only,
         version: flags.version.reported().to_owned(),

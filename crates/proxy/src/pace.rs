@@ -8,21 +8,38 @@ use std::time::{Duration, Instant};
 /// The rhythm of one family's passes.
 #[derive(Debug)]
 pub struct Pace {
-    /// From the end of one pass to the start of the next.
-    min: Duration,
+    pause: Pause,
     /// After a pass that failed.
     retry: Duration,
     /// After a pass that did not.
     max: Duration,
     asked: bool,
-    /// When the last pass ended and whether it did its work.
-    last: Option<(Instant, bool)>,
+    /// When the running pass began.
+    started: Option<Instant>,
+    last: Option<Last>,
     began: Instant,
 }
 
+/// How long to rest from the end of one pass to the start of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    Always(Duration),
+    /// So long that passes take a twentieth of the time, and no longer than this: a lone change is served at once, a
+    /// storm becomes few passes.
+    InProportion(Duration),
+}
+
+/// The pass before.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    ended: Instant,
+    took: Duration,
+    succeeded: bool,
+}
+
 impl Pace {
-    pub fn new(min: Duration, retry: Duration, max: Duration, now: Instant) -> Self {
-        Self { min, retry, max, asked: false, last: None, began: now }
+    pub fn new(pause: Pause, retry: Duration, max: Duration, now: Instant) -> Self {
+        Self { pause, retry, max, asked: false, started: None, last: None, began: now }
     }
 
     /// Something changed.
@@ -31,12 +48,15 @@ impl Pace {
     }
 
     /// A pass begins: what is asked for from now on is for the next one.
-    pub fn started(&mut self) {
+    pub fn started(&mut self, now: Instant) {
         self.asked = false;
+        self.started = Some(now);
     }
 
     pub fn ended(&mut self, now: Instant, succeeded: bool) {
-        self.last = Some((now, succeeded));
+        let took =
+            self.started.take().map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        self.last = Some(Last { ended: now, took, succeeded });
     }
 
     /// How long to wait until the next pass, if nobody asks for one in the meantime.
@@ -45,15 +65,19 @@ impl Pace {
     }
 
     fn due(&self) -> Instant {
-        let Some((ended, succeeded)) = self.last else {
+        let Some(last) = self.last else {
             return if self.asked { self.began } else { self.began + self.max };
         };
-        let pause = match (self.asked, succeeded) {
-            (true, _) => self.min,
+        let rest = match self.pause {
+            Pause::Always(rest) => rest,
+            Pause::InProportion(longest) => last.took.saturating_mul(19).min(longest),
+        };
+        let pause = match (self.asked, last.succeeded) {
+            (true, _) => rest,
             (false, false) => self.retry.min(self.max),
             (false, true) => self.max,
         };
-        ended + pause.max(self.min)
+        last.ended + pause.max(rest)
     }
 }
 
@@ -66,12 +90,12 @@ mod tests {
     /// A pace of one second at least, thirty after a failure, an hour at most, and the time it began.
     fn pace() -> (Pace, Instant) {
         let now = Instant::now();
-        (Pace::new(SECOND, 30 * SECOND, 3_600 * SECOND, now), now)
+        (Pace::new(Pause::Always(SECOND), 30 * SECOND, 3_600 * SECOND, now), now)
     }
 
     fn pass(pace: &mut Pace, at: Instant, succeeded: bool) {
         assert_eq!(pace.wait(at), Duration::ZERO, "due");
-        pace.started();
+        pace.started(at);
         pace.ended(at, succeeded);
     }
 
@@ -101,7 +125,7 @@ mod tests {
     fn a_request_during_a_pass_is_for_the_next_one_and_the_pause_counts_from_the_end() {
         let (mut pace, t) = pace();
         pace.ask();
-        pace.started();
+        pace.started(t);
         pace.ask();
         pace.ended(t + 5 * SECOND, true);
         assert_eq!(pace.wait(t + 5 * SECOND), SECOND);
@@ -124,9 +148,25 @@ mod tests {
     #[test]
     fn no_retry_comes_before_the_pause_is_over() {
         let now = Instant::now();
-        let mut pace = Pace::new(40 * SECOND, 30 * SECOND, 3_600 * SECOND, now);
+        let mut pace = Pace::new(Pause::Always(40 * SECOND), 30 * SECOND, 3_600 * SECOND, now);
         pace.ask();
         pass(&mut pace, now, false);
         assert_eq!(pace.wait(now), 40 * SECOND);
+    }
+
+    #[test]
+    fn in_proportion_a_cheap_pass_is_followed_soon_and_a_dear_one_after_the_longest_pause() {
+        let now = Instant::now();
+        let mut pace = Pace::new(Pause::InProportion(SECOND), 30 * SECOND, 3_600 * SECOND, now);
+        for (took, rest) in [
+            (Duration::from_micros(50), Duration::from_micros(950)),
+            (Duration::from_millis(10), Duration::from_millis(190)),
+            (Duration::from_secs(2), SECOND),
+        ] {
+            pace.started(now);
+            pace.ended(now + took, true);
+            pace.ask();
+            assert_eq!(pace.wait(now + took), rest, "{took:?}");
+        }
     }
 }

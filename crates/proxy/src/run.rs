@@ -1,30 +1,44 @@
-//! The life of the proxy server once its configuration is settled: cleaning up, building it, running it.
+//! The life of the proxy server once its configuration is settled.
+//!
+//! ```text
+//!   clean up ─▶ families ─▶ source ─▶ this node ─▶ checks, sysctls, backends ─▶ go ─▶ until there is a reason to end
+//! ```
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
-use kernel::nftables::{Access, Table};
-use kernel::version;
 use model::address::Family;
+use model::api;
 use model::cluster::Here;
 use model::event::Event;
-use model::local::{FromPod, NodePortAddresses};
-use model::node::{NodeIps, host_ips};
-use model::{address, api};
-use plan::nftables::program::Settings;
-use plan::nftables::words::Mark;
-use watch::manifests::Manifests;
+use watch::api_server::ApiServer;
+use watch::client::{self, Api};
+use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 
-use crate::config::{self, Config, DetectLocal, ProxyMode};
-use crate::family::{Line, Message, Periods, Start};
+use crate::checks::{self, Against};
+use crate::config::file_watch::FileWatch;
+use crate::config::{Config, ProxyMode};
+use crate::family::{Line, Message, Start};
 use crate::gates::Gate;
+use crate::health::node::NodeHealth;
+use crate::health::service::ServiceHealth;
+use crate::http::Http;
 use crate::logs::Logs;
-use crate::tuning;
+use crate::metrics::Metrics;
+use crate::metrics::connections::NewConnections;
+use crate::metrics::packets::{PacketCounts, Packets};
+use crate::modes::{Access, Parts};
+use crate::node::{self, Node};
+use crate::pace::Pause;
+use crate::source::{Lines, Source, Word};
+use crate::status::{self, Facts};
+use crate::version::Build;
+use crate::{cleanup, health, signals, tuning};
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -35,6 +49,8 @@ pub struct Options {
     pub master: Option<String>,
     /// Serve from these files; excludes every way to name an API server.
     pub manifests: Option<String>,
+    /// Whether `/metrics` tells of connections, in the mode that counts them.
+    pub connection_metrics: bool,
     pub cleanup: bool,
     pub init_only: bool,
     /// The version to report.
@@ -47,228 +63,248 @@ pub struct Options {
 /// Returns only when there is nothing left to do, or with the reason to stop.
 pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     if options.cleanup {
-        return clean_up();
+        return cleanup::everything();
     }
-    match config.mode {
-        ProxyMode::Nftables => {}
-        ProxyMode::Iptables => bail!("the iptables mode is not available yet, use --proxy-mode nftables"),
-        ProxyMode::Ipvs => bail!("the ipvs mode is not available yet, use --proxy-mode nftables"),
-    }
+    signals::end_process_one()?;
+    // From now on, so that nothing written to the file while we start is missed.
+    let config_file = options.config_file.as_deref().map(FileWatch::open).transpose()?;
+    let metrics = Arc::new(Metrics::new(config.mode));
+    metrics.describe(&Build::reported_as(&options.version), &config.gates);
+    cleanup::other_modes(config.mode);
+    let name = node::name(&config)?;
+    let access = Access::open(config.mode)?;
+    let (source, recorder) = source(&config, &options, &name, &metrics)?;
+    let lines = lines(&config, &name, access.families(), &metrics)?;
+    let (words, inbox) = channel();
+    source.spawn(lines.clone(), words.clone())?;
+
+    let node = match options.manifests {
+        Some(_) => Node::from_folder(&config, name, &inbox)?,
+        None => Node::from_api_server(&config, name, &inbox)?,
+    };
     tuning::set_up_conntrack(&config.conntrack)?;
-    require_kernel()?;
-    let mut kernels = BTreeMap::new();
-    for family in supported_families() {
-        let what = match family {
-            Family::V4 => "unable to create proxier: unable to create ipv4 proxier",
-            Family::V6 => "unable to create proxier: unable to create ipv6 proxier",
-        };
-        kernels.insert(family, Access::open(family).context(what)?);
-    }
-    tracing::info!("Using nftables Proxier");
+    check(&config, &node, &access.families())?;
+    let backends = access.into_backends(&config, &node, &metrics)?;
     if options.init_only {
         tracing::info!("System initialized and --init-only specified");
         return Ok(());
     }
-    let Some(manifests) = &options.manifests else {
-        bail!("following an API server is not available yet, use --manifests to serve from a folder");
-    };
+
     tracing::info!(version = options.version, "Version info");
     tuning::set_oom_score(config.oom_score_adj);
-    serve(&config, Path::new(manifests), kernels)
-}
-
-/// Removes what any mode may have left. Goes on past a failure, so that as much as possible is gone.
-fn clean_up() -> anyhow::Result<()> {
-    let mut failed = false;
-    for family in Family::BOTH {
-        if let Err(error) = Table::remove(family) {
-            tracing::error!(ipFamily = %family, err = format!("{:#}", anyhow::Error::from(error)), "Error cleaning up nftables rules");
-            failed = true;
+    let http = Http::start().context("starting a thread")?;
+    let health = Arc::new(NodeHealth::new(config.sync_period, metrics.clone()));
+    match &node.object {
+        Some(object) => health.node_applied(object),
+        // Nobody takes a node away that no folder speaks of.
+        None if options.manifests.is_some() => health.node_applied(&api::Node::default()),
+        None => {}
+    }
+    let voice = Voice { node_name: node.name.clone(), recorder };
+    serve_health(&config, &http, &health, &voice)?;
+    serve_status(&config, &options, &http, &metrics, &voice)?;
+    if options.connection_metrics {
+        count_connections(&lines, &metrics);
+    }
+    voice.say(Severity::Normal, "Starting", String::new());
+    for (family, parts) in backends {
+        let Parts { backend, node_port_addresses } = parts;
+        let service_health = ServiceHealth::new(
+            family,
+            &node_port_addresses,
+            node.name.clone(),
+            http.clone(),
+            health.clone(),
+            voice.recorder.clone(),
+        );
+        let start = Start {
+            node_ip: node.ips.of(family),
+            backend,
+            node_port_addresses,
+            pause: pause(&config),
+            sync_period: config.sync_period,
+            health: health.clone(),
+            service_health,
+        };
+        let line = lines.get(&family).context("every family has a line")?;
+        if line.send(Message::Start(Box::new(start))).is_err() {
+            bail!("the thread of {family} has ended");
         }
     }
-    if failed { bail!("encountered an error while tearing down rules") } else { Ok(()) }
+    follow_addresses(lines)?;
+    if let Some(file) = config_file {
+        let follow = move || drop(words.send(Word::Over(file.wait())));
+        std::thread::Builder::new().name("config-file".into()).spawn(follow).context("starting a thread")?;
+    }
+    Err(until_it_ends(node, &health, &inbox))
 }
 
-/// Follows the folder for ever. Families hear of everything from the start, and begin to act once this node is known.
-fn serve(config: &Config, folder: &Path, kernels: BTreeMap<Family, Access>) -> anyhow::Result<()> {
-    let node_name = node_name(config)?;
-    let mut lines = BTreeMap::new();
-    for family in kernels.keys() {
+/// Tells the cluster what happens to us.
+struct Voice {
+    node_name: String,
+    recorder: Recorder,
+}
+
+impl Voice {
+    fn say(&self, severity: Severity, reason: &'static str, note: String) {
+        let regarding = Regarding::Node(self.node_name.clone());
+        self.recorder.record(Notice { regarding, severity, reason, action: "StartKubeProxy", note });
+    }
+
+    /// The last words before the process ends get a moment to be heard.
+    fn say_at_last(&self, reason: &'static str, note: String) {
+        self.say(Severity::Warning, reason, note);
+        self.recorder.flush(Duration::from_secs(1));
+    }
+}
+
+fn serve_health(config: &Config, http: &Http, health: &Arc<NodeHealth>, voice: &Voice) -> anyhow::Result<()> {
+    let Some(address) = config.healthz_bind_address else { return Ok(()) };
+    let serving = health::node::serve(http, address, config.bind_address_hard_fail, health.clone());
+    serving.map_err(|error| {
+        voice.say_at_last("FailedToStartProxierHealthcheck", error.to_string());
+        anyhow!("healthz server failed: {error}")
+    })
+}
+
+fn serve_status(
+    config: &Config,
+    options: &Options,
+    http: &Http,
+    metrics: &Arc<Metrics>,
+    voice: &Voice,
+) -> anyhow::Result<()> {
+    let facts = Facts {
+        mode: config.mode,
+        config: config.versioned.clone(),
+        flags: options.flags.clone(),
+        version: options.version.clone(),
+        gates: config.gates.clone(),
+        profiling: config.enable_profiling,
+        logs: options.logs.clone(),
+        metrics: metrics.clone(),
+    };
+    if config.mode == ProxyMode::Iptables {
+        metrics.collect(Box::new(PacketCounts::new(|| {
+            let found = kernel::iptables::counted_packets().unwrap_or_default();
+            Packets {
+                ct_state_invalid_dropped: found.invalid_dropped,
+                localhost_nodeports_accepted: found.localhost_node_ports,
+            }
+        })));
+    }
+    let serving = status::serve(http, config.metrics_bind_address, config.bind_address_hard_fail, facts);
+    serving.map_err(|error| {
+        voice.say_at_last("FailedToStartMetricServer", error.to_string());
+        anyhow!("starting metrics server failed: {error}")
+    })
+}
+
+/// Only the family's own thread may talk to its table, so it is asked.
+fn count_connections(lines: &Lines, metrics: &Metrics) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    for (family, line) in lines {
+        let line = line.clone();
+        let count = move || {
+            let (answer, counted) = sync_channel(1);
+            line.send(Message::Count(answer)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+            counted.recv_timeout(PATIENCE).map_err(io::Error::other)?
+        };
+        metrics.collect(Box::new(NewConnections::new(*family, count)));
+    }
+}
+
+/// The API server unless there is a folder, and where to send events about ourselves.
+fn source(
+    config: &Config,
+    options: &Options,
+    node_name: &str,
+    metrics: &Arc<Metrics>,
+) -> anyhow::Result<(Source, Recorder)> {
+    if let Some(folder) = &options.manifests {
+        return Ok((Source::folder(Path::new(folder), node_name)?, Recorder::to_log()));
+    }
+    let client = &config.client;
+    let settings = client::Settings {
+        kubeconfig: Some(&client.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
+        master: options.master.clone(),
+        content_type: client.content_type.clone(),
+        accept_content_types: client.accept_content_types.clone(),
+        qps: client.qps,
+        burst: i32::try_from(client.burst).unwrap_or(i32::MAX),
+        user_agent: client::user_agent(&options.version, Build::reported_as(&options.version).git_commit),
+    };
+    let api = Api::open(&settings, metrics.clone())?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (recorder, poster) = recorder(&host);
+    Ok((Source::ApiServer(Box::new(ApiServer::new(api, node_name, poster))), recorder))
+}
+
+/// Families hear of everything from the start, and begin to act once this node is known.
+fn lines(
+    config: &Config,
+    node_name: &str,
+    families: Vec<Family>,
+    metrics: &Arc<Metrics>,
+) -> anyhow::Result<Lines> {
+    let mut lines = Lines::new();
+    for family in families {
         let here = Here {
-            family: *family,
-            node_name: node_name.clone(),
+            family,
+            node_name: node_name.to_owned(),
             node_ip: family.loopback(),
             serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
             started: Timestamp::now(),
         };
-        lines.insert(*family, Line::spawn(here).context("starting a thread")?);
+        lines.insert(family, Line::spawn(here, metrics.clone()).context("starting a thread")?);
     }
-    let shown = folder.display();
-    let mut source =
-        Manifests::open(folder, &node_name).with_context(|| format!("reading manifests in {shown}"))?;
-    let mut node = None;
-    let mut hear = |event: Event| {
-        if let Event::NodeApplied(applied) = &event {
-            node.get_or_insert_with(|| applied.clone());
-        }
-        tell(&lines, event);
-    };
-    source.list(&mut hear).with_context(|| format!("reading manifests in {shown}"))?;
-    start(config, node.as_deref(), kernels, &lines)?;
-    follow_addresses(lines.values().cloned().collect())?;
-    loop {
-        source
-            .follow(None, &mut |event| tell(&lines, event))
-            .with_context(|| format!("following manifests in {shown}"))?;
-    }
+    Ok(lines)
 }
 
-/// Tells every family what it needs to know about this node.
-fn start(
-    config: &Config,
-    node: Option<&api::Node>,
-    kernels: BTreeMap<Family, Access>,
-    lines: &BTreeMap<Family, SyncSender<Message>>,
-) -> anyhow::Result<()> {
-    let host_ips = match node {
-        Some(node) => host_ips(node),
-        None => default_route_ips(),
+/// Holds the configuration against what this node is.
+fn check(config: &Config, node: &Node, families: &[Family]) -> anyhow::Result<()> {
+    const DOUBTFUL: &str = "Kube-proxy configuration may be incomplete or incorrect";
+    let primary = node.ips.primary;
+    let dual_stack = families.len() > 1;
+    let node_port_addresses = node.node_port_cidrs(config);
+    let against = Against {
+        primary,
+        dual_stack,
+        node_port_addresses: &node_port_addresses,
+        pod_cidrs: &node.pod_cidrs,
     };
-    let ips = NodeIps::new(&host_ips, Some(config.bind_address));
-    if host_ips.is_empty() && ips.of(ips.primary).is_loopback() {
-        tracing::info!(
-            "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag"
-        );
+    if let Some(err) = checks::node_ports(config, against) {
+        tracing::error!(err, "{DOUBTFUL}");
+    }
+    if !families.contains(&primary) {
+        bail!("no support for primary IP family {:?}", primary.to_string());
+    }
+    if dual_stack {
+        tracing::info!("primary ipFamily" = %primary, "kube-proxy running in dual-stack mode");
     } else {
-        tracing::info!(NodeIPs = ?[ips.v4, ips.v6], "Successfully retrieved NodeIPs");
+        tracing::info!(ipFamily = %primary, "kube-proxy running in single-stack mode");
     }
-    if !lines.contains_key(&ips.primary) {
-        bail!("no support for primary IP family {:?}", ips.primary.to_string());
+    let wrong = checks::families(config, against);
+    if wrong.is_fatal {
+        bail!("kube-proxy configuration is incorrect: {}", wrong.joined());
     }
-    if lines.len() > 1 {
-        tracing::info!("primary ipFamily" = %ips.primary, "kube-proxy running in dual-stack mode");
-    } else {
-        tracing::info!(ipFamily = %ips.primary, "kube-proxy running in single-stack mode");
-    }
-    for (family, kernel) in kernels {
-        let node_port_addresses = node_port_addresses(config, family, &ips);
-        let settings = settings(config, family, node, &node_port_addresses)?;
-        let start = Start {
-            node_ip: ips.of(family),
-            table: Table::new(kernel, settings),
-            node_port_addresses,
-            periods: Periods { min_sync: config.min_sync_period, sync: config.sync_period },
-        };
-        let line = lines.get(&family).context("every family has a line")?;
-        line.send(Message::Start(Box::new(start))).context("a family's thread has ended")?;
+    if !wrong.messages.is_empty() {
+        tracing::error!(err = wrong.joined(), "{DOUBTFUL}");
     }
     Ok(())
 }
 
-fn tell(lines: &BTreeMap<Family, SyncSender<Message>>, event: Event) {
-    let event = Arc::new(event);
-    for line in lines.values() {
-        // A family's thread ends only with the process.
-        let _ = line.send(Message::Event(event.clone()));
+/// In nftables mode a pass costs what changed, so that only a storm needs to be held up; unless somebody insists.
+fn pause(config: &Config) -> Pause {
+    match config.mode {
+        ProxyMode::Nftables if config.min_sync_is_default => Pause::InProportion(config.min_sync_period),
+        ProxyMode::Nftables | ProxyMode::Iptables | ProxyMode::Ipvs => Pause::Always(config.min_sync_period),
     }
-}
-
-/// `--hostname-override`, or the host's name.
-fn node_name(config: &Config) -> anyhow::Result<String> {
-    let host;
-    let name = if config.hostname_override.is_empty() {
-        host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        &host
-    } else {
-        &config.hostname_override
-    };
-    let name = name.trim().to_lowercase();
-    if name.is_empty() {
-        bail!("empty hostname is invalid");
-    }
-    Ok(name)
-}
-
-/// Older kernels lack things we rely on, and some crash. Who knows better may say so in the environment.
-fn require_kernel() -> anyhow::Result<()> {
-    let skip = std::env::var_os("KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK");
-    if skip.is_some_and(|value| !value.is_empty()) {
-        return Ok(());
-    }
-    let release = version::release().context("could not check kernel version")?;
-    match version::parse_release(&release) {
-        Some(found) if found >= (5, 13) => Ok(()),
-        Some(_) => bail!("kube-proxy in nftables mode requires kernel 5.13 or later"),
-        None => bail!("could not check kernel version: {release:?} is none"),
-    }
-}
-
-/// IPv6 counts only where the kernel has it and it is not switched off.
-fn supported_families() -> Vec<Family> {
-    let mut families = vec![Family::V4];
-    let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
-    if !Path::new("/proc/net/if_inet6").exists() {
-        tracing::info!(ipFamily = %Family::V6, "No kernel support for family");
-    } else if disabled.is_ok_and(|value| value.trim() == "1") {
-        tracing::info!(ipFamily = %Family::V6, "Kernel support disabled for family");
-    } else {
-        families.push(Family::V6);
-    }
-    families
-}
-
-/// Without a Node object: the addresses this host speaks from by default.
-fn default_route_ips() -> Vec<IpAddr> {
-    let found =
-        Family::BOTH.into_iter().filter_map(|family| match kernel::interfaces::default_address(family) {
-            Ok(address) => address,
-            Err(error) => {
-                tracing::error!(ipFamily = %family, err = %error, "Failed to look up the default route");
-                None
-            }
-        });
-    found.collect()
-}
-
-/// `primary` stands for the node's own address; where that is not known, for all.
-fn node_port_addresses(config: &Config, family: Family, ips: &NodeIps) -> NodePortAddresses {
-    match &config.node_port_addresses {
-        config::NodePortAddresses::Cidrs(cidrs) => NodePortAddresses::new(family, cidrs),
-        config::NodePortAddresses::Primary => {
-            let known = [ips.v4, ips.v6].into_iter().filter(|ip| !ip.is_loopback());
-            NodePortAddresses::new(family, &known.map(Into::into).collect::<Vec<_>>())
-        }
-    }
-}
-
-fn settings(
-    config: &Config,
-    family: Family,
-    node: Option<&api::Node>,
-    node_port_addresses: &NodePortAddresses,
-) -> anyhow::Result<Settings> {
-    let mark = Mark::from_bit(config.masquerade_bit.into()).context("masquerade bit outside 0-31")?;
-    let from_pod = match &config.detect_local {
-        DetectLocal::ClusterCidr(cidrs) => FromPod::by_source(cidrs, family),
-        DetectLocal::NodeCidr => {
-            let texts = node.into_iter().flat_map(|node| &node.spec.pod_cidrs).map(String::as_str);
-            FromPod::by_source(&address::cidrs_of_family(family, texts).0, family)
-        }
-        DetectLocal::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
-        DetectLocal::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
-    };
-    Ok(Settings {
-        family,
-        mark,
-        masquerade_all: config.masquerade_all,
-        from_pod,
-        node_ports_everywhere: node_port_addresses.match_all(),
-    })
 }
 
 /// Lets every family know when the node's addresses change.
-fn follow_addresses(lines: Vec<SyncSender<Message>>) -> anyhow::Result<()> {
-    let tell = move || lines.iter().all(|line| line.send(Message::Moved).is_ok());
+fn follow_addresses(lines: Lines) -> anyhow::Result<()> {
+    let tell = move || lines.values().all(|line| line.send(Message::Moved).is_ok());
     let follow = move || {
         if let Err(error) = kernel::interfaces::on_change(tell) {
             tracing::error!(err = %error, "Failed to follow the node's addresses");
@@ -276,4 +312,22 @@ fn follow_addresses(lines: Vec<SyncSender<Message>>) -> anyhow::Result<()> {
     };
     std::thread::Builder::new().name("addresses".into()).spawn(follow).context("starting a thread")?;
     Ok(())
+}
+
+fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<Word>) -> anyhow::Error {
+    loop {
+        match inbox.recv() {
+            Ok(Word::Node(event)) => {
+                if let Event::NodeApplied(object) = &event {
+                    health.node_applied(object);
+                }
+                if let Err(error) = node.hear(event) {
+                    return error;
+                }
+            }
+            Ok(Word::FolderRead) => {}
+            Ok(Word::Over(error)) => return error,
+            Err(_) => return anyhow::anyhow!("the source has ended"),
+        }
+    }
 }

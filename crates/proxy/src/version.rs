@@ -67,27 +67,57 @@ impl fmt::Display for VersionFlag {
     }
 }
 
-/// The struct as Go prints it, with the Rust compiler where Go's would be.
+/// What is known about this build. Names are those of the metric `kubernetes_build_info`.
+#[derive(Clone, Debug)]
+pub struct Build {
+    pub git_version: String,
+    pub git_commit: &'static str,
+    pub git_tree_state: &'static str,
+    pub build_date: &'static str,
+    /// The Rust compiler where Go's would be.
+    pub go_version: &'static str,
+    pub platform: String,
+}
+
+pub const MAJOR: &str = "1";
+pub const MINOR: &str = "36";
+pub const COMPILER: &str = "rustc";
+
+impl Build {
+    pub fn reported_as(git_version: &str) -> Self {
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        Self {
+            git_version: git_version.to_owned(),
+            git_commit: env!("SLUICE_COMMIT"),
+            git_tree_state: env!("SLUICE_TREE_STATE"),
+            build_date: env!("SLUICE_BUILD_DATE"),
+            go_version: env!("SLUICE_RUSTC"),
+            platform: format!("linux/{arch}"),
+        }
+    }
+}
+
+/// The struct as Go prints it.
 fn raw(git_version: &str) -> String {
-    let platform = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
+    let build = Build::reported_as(git_version);
     let fields = [
-        ("Major", "1"),
-        ("Minor", "36"),
+        ("Major", MAJOR),
+        ("Minor", MINOR),
         ("EmulationMajor", ""),
         ("EmulationMinor", ""),
         ("MinCompatibilityMajor", ""),
         ("MinCompatibilityMinor", ""),
-        ("GitVersion", git_version),
-        ("GitCommit", env!("SLUICE_COMMIT")),
-        ("GitTreeState", env!("SLUICE_TREE_STATE")),
-        ("BuildDate", env!("SLUICE_BUILD_DATE")),
-        ("GoVersion", env!("SLUICE_RUSTC")),
-        ("Compiler", "rustc"),
-        ("Platform", &format!("linux/{platform}")),
+        ("GitVersion", &build.git_version),
+        ("GitCommit", build.git_commit),
+        ("GitTreeState", build.git_tree_state),
+        ("BuildDate", build.build_date),
+        ("GoVersion", build.go_version),
+        ("Compiler", COMPILER),
+        ("Platform", &build.platform),
     ];
     let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name}:{}", quote(value))).collect();
     format!("version.Info{{{}}}", fields.join(", "))

@@ -273,7 +273,7 @@ fn every_flag_is_logged_with_its_value_at_verbosity_one() {
     ] {
         assert!(flags.contains(&want), "{want} is not in {flags:#?}");
     }
-    assert_eq!(flags.len(), 60, "59 of the reference and --manifests");
+    assert_eq!(flags.len(), 61, "59 of the reference, --manifests and --connection-metrics");
     assert!(run(&[]).log().iter().all(|line| !line.contains("FLAG")));
 }
 

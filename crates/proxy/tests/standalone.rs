@@ -294,17 +294,19 @@ fn connection_tracking_is_set_up_and_what_cannot_be_is_fatal() {
 }
 
 #[test]
-fn what_is_not_built_yet_says_so() {
+fn what_cannot_be_served_says_so() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
     for (flags, want) in [
-        (&["--proxy-mode=ipvs", "--manifests", folder][..], "the ipvs mode is not available yet"),
-        (&["--proxy-mode=iptables", "--manifests", folder], "the iptables mode is not available yet"),
+        (&["--proxy-mode=ipvs", "--manifests", folder][..], "can't use the IPVS proxier: not available yet"),
         (
             &["--proxy-mode=nftables", "--manifests", "/nowhere/at/all"],
             "reading manifests in /nowhere/at/all",
         ),
-        (&["--proxy-mode=nftables"], "following an API server is not available yet"),
+        (
+            &["--proxy-mode=nftables"],
+            "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined",
+        ),
         (
             &["--manifests", folder, "--master=http://127.0.0.1:1"],
             "--manifests cannot be combined with --kubeconfig or --master",

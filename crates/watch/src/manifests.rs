@@ -55,6 +55,10 @@ impl Manifests {
         })
     }
 
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Everything there is, as the first list from an API server would tell it.
     pub fn list(&mut self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         const KINDS: [Kind; 3] = [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice];

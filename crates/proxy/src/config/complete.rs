@@ -20,6 +20,8 @@ pub struct Completed {
     /// Apart from `config.cluster_cidr` because an empty flag is one empty range, and an empty field none.
     pub cluster_cidrs: Vec<String>,
     pub gates: Gates,
+    /// Nobody asked for a pause between syncs: a mode that knows a better one may use it.
+    pub min_sync_is_default: bool,
 }
 
 /// With `--config` the file is everything, except for logging and the host name. Without it, the flags are.
@@ -29,13 +31,20 @@ pub fn complete(flags: &mut Flags) -> anyhow::Result<Completed> {
     if flags.config_file.is_empty() && flags.write_config_to.is_empty() {
         apply_port_flags(flags);
     }
-    let (mut config, cluster_cidrs) =
+    let Source { mut config, cluster_cidrs, min_sync_is_default } =
         if flags.config_file.is_empty() { from_flags(flags) } else { from_file(flags)? };
     if let Some(hostname) = hostname_override(&flags.hostname_override)? {
         config.hostname_override = hostname;
     }
     let gates = resolve_gates(&config.feature_gates)?;
-    Ok(Completed { config, cluster_cidrs, gates })
+    Ok(Completed { config, cluster_cidrs, gates, min_sync_is_default })
+}
+
+/// What the flags say, or what the file says.
+struct Source {
+    config: KubeProxyConfiguration,
+    cluster_cidrs: Vec<String>,
+    min_sync_is_default: bool,
 }
 
 /// The deprecated way to move or switch off the two servers.
@@ -51,22 +60,22 @@ fn apply_port_flags(flags: &mut Flags) {
     }
 }
 
-fn from_flags(flags: &mut Flags) -> (KubeProxyConfiguration, Vec<String>) {
+fn from_flags(flags: &mut Flags) -> Source {
     apply_platform_defaults(&mut flags.config);
     let mut config = flags.config.clone();
     // In nftables mode too it is the iptables flags that count: there are no others.
-    let (sync, min_sync) = if config.mode == "ipvs" {
-        (flags.ipvs_sync_period, flags.ipvs_min_sync_period)
+    let (sync, min_sync, min_sync_flag) = if config.mode == "ipvs" {
+        (flags.ipvs_sync_period, flags.ipvs_min_sync_period, "ipvs-min-sync-period")
     } else {
-        (flags.iptables_sync_period, flags.iptables_min_sync_period)
+        (flags.iptables_sync_period, flags.iptables_min_sync_period, "iptables-min-sync-period")
     };
     config.keep_section_of_mode(Shared { sync, min_sync, masquerade_all: flags.masquerade_all });
     let cluster_cidrs = if flags.given("cluster-cidr") { split(&flags.cluster_cidr) } else { Vec::new() };
     config.cluster_cidr = cluster_cidrs.join(",");
-    (config, cluster_cidrs)
+    Source { config, cluster_cidrs, min_sync_is_default: !flags.given(min_sync_flag) }
 }
 
-fn from_file(flags: &Flags) -> anyhow::Result<(KubeProxyConfiguration, Vec<String>)> {
+fn from_file(flags: &Flags) -> anyhow::Result<Source> {
     let path = &flags.config_file;
     let text = read(path)?;
     let Decoded { mut config, strict_error } =
@@ -74,6 +83,7 @@ fn from_file(flags: &Flags) -> anyhow::Result<(KubeProxyConfiguration, Vec<Strin
     if let Some(err) = strict_error {
         tracing::info!(err, "Using lenient decoding as strict decoding failed");
     }
+    let min_sync_is_default = config.section_of_mode().min_sync == Duration::ZERO;
     config.apply_defaults();
     copy_logging_flags(flags, &mut config.logging);
     apply_platform_defaults(&mut config);
@@ -81,7 +91,7 @@ fn from_file(flags: &Flags) -> anyhow::Result<(KubeProxyConfiguration, Vec<Strin
     config.keep_section_of_mode(shared);
     config.port_range.clear();
     let cluster_cidrs = if config.cluster_cidr.is_empty() { Vec::new() } else { split(&config.cluster_cidr) };
-    Ok((config, cluster_cidrs))
+    Ok(Source { config, cluster_cidrs, min_sync_is_default })
 }
 
 fn read(path: &str) -> anyhow::Result<String> {

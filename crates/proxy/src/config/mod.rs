@@ -8,13 +8,14 @@
 
 mod complete;
 pub mod defaults;
-mod document;
+pub(crate) mod document;
 mod fields;
+pub mod file_watch;
 mod logging;
 mod scalars;
 pub mod v1alpha1;
 mod validation;
-mod yaml;
+pub(crate) mod yaml;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -50,6 +51,8 @@ pub struct Config {
     pub localhost_node_ports: bool,
     pub sync_period: Duration,
     pub min_sync_period: Duration,
+    /// Nobody asked for it: a mode that knows a better pause may use that.
+    pub min_sync_is_default: bool,
     pub config_sync_period: Duration,
     pub detect_local: DetectLocal,
     /// As written, since only the ClusterCIDR mode insists that they are ranges.

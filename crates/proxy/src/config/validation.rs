@@ -24,7 +24,7 @@ pub struct Invalid(String);
 
 /// The configuration as the program uses it, or all that speaks against it.
 pub fn validate(completed: Completed) -> Result<Config, Invalid> {
-    let Completed { config: versioned, cluster_cidrs, gates } = completed;
+    let Completed { config: versioned, cluster_cidrs, gates, min_sync_is_default } = completed;
     let from = &versioned;
     let mut faults = Faults::under("KubeProxyConfiguration");
     let faulty = &mut faults;
@@ -99,6 +99,7 @@ pub fn validate(completed: Completed) -> Result<Config, Invalid> {
         localhost_node_ports: from.iptables.localhost_node_ports.unwrap_or_default(),
         sync_period,
         min_sync_period,
+        min_sync_is_default,
         config_sync_period,
         detect_local,
         cluster_cidrs,

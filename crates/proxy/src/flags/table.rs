@@ -50,6 +50,11 @@ pub(super) static TABLE: &[Flag] = &[
         "How often objects from the API server are gone through again; above 0. Ignored with --config.",
     ),
     flag(
+        "connection-metrics",
+        |f| Slot::Bool(&mut f.connection_metrics),
+        "Whether /metrics tells new connections per service and per endpoint, at most 5000 of each. nftables mode only.",
+    ),
+    flag(
         "conntrack-max-per-core",
         |f| Slot::Int(f.config.conntrack.max_per_core.get_or_insert_default()),
         "Connections to track per CPU core; 0 leaves the kernel's limit alone and ignores --conntrack-min. Ignored with --config.",

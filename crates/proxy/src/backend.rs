@@ -1,0 +1,61 @@
+//! The modes: what brings one family's kernel to what the model asks for. All that a mode has to say, in logs and in
+//! metrics, is said here; the line that calls it does not know which one it is.
+
+mod iptables;
+mod nftables;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::{fmt, io};
+
+use ipnet::IpNet;
+use kernel::nftables::Connections;
+use model::names::ServicePortName;
+use model::routing::Routing;
+
+pub use iptables::Iptables;
+pub use nftables::Nftables;
+
+/// One mode in one family.
+pub trait Backend: fmt::Debug + Send {
+    /// One pass. What it was told of it remembers, also if it fails. Returns whether it looked at everything.
+    fn sync(&mut self, change: Change) -> anyhow::Result<Pass>;
+
+    /// The kernel may hold something else than we think: the next pass looks at everything.
+    fn distrust(&mut self);
+
+    /// How to hear of strangers that change what we wrote. Asked for after the first pass that went well.
+    fn watch(&self) -> Option<Watch>;
+
+    /// New connections, as far as the kernel counts them in this mode.
+    fn connections(&mut self) -> io::Result<Vec<Connections>> {
+        Ok(Vec::new())
+    }
+
+    /// As logs call it.
+    fn mode(&self) -> &'static str;
+
+    /// As logs call it where a sentence begins with it.
+    fn title(&self) -> &'static str;
+}
+
+/// What differs since the last pass.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// `None` for a service port that is gone.
+    pub routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
+    pub service_cidrs: Option<Vec<IpNet>>,
+    /// Endpoints over all service ports, usable or not.
+    pub endpoints: usize,
+    /// The node's addresses that serve node ports, if they may be others.
+    pub node_port_ips: Option<Vec<IpAddr>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    Full,
+    Partial,
+}
+
+/// Calls back whenever a stranger interferes, for as long as it is answered true. Runs on a thread of its own.
+pub type Watch = Box<dyn FnOnce(&mut dyn FnMut() -> bool) + Send>;

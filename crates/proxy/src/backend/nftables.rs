@@ -1,0 +1,77 @@
+//! The nftables mode: elements of our own table.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kernel::nftables::{self, Connections, Outcome, Table};
+
+use super::{Backend, Change, Pass, Watch};
+use crate::duration::Duration;
+use crate::metrics::{Metrics, ip_family};
+
+#[derive(Debug)]
+pub struct Nftables {
+    table: Table,
+    metrics: Arc<Metrics>,
+}
+
+impl Nftables {
+    pub fn new(table: Table, metrics: Arc<Metrics>) -> Self {
+        // Nothing to clean up after a sync can fail in this design, but dashboards ask for it.
+        metrics.sync_proxy_rules_nftables_cleanup_failures.add([ip_family(table.family())], 0.0);
+        Self { table, metrics }
+    }
+}
+
+impl Backend for Nftables {
+    fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
+        let started = Instant::now();
+        let Change { routings, service_cidrs, node_port_ips, .. } = change;
+        // Loopback can't serve them in this mode.
+        let node_port_ips = node_port_ips.map(|ips| ips.into_iter().filter(|ip| !ip.is_loopback()).collect());
+        let family = self.table.family();
+        let synced = self.table.sync(nftables::Change { routings, service_cidrs, node_port_ips });
+        if synced.is_err() {
+            self.metrics.sync_proxy_rules_nftables_sync_failures.increment([ip_family(family)]);
+        }
+        let Outcome { added, deleted, full, contested } = synced?;
+        for (frontend, claims) in contested {
+            let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
+            let claims = claims.join(" ");
+            tracing::warn!(ipFamily = %family, %frontend, services = claims, "Several services ask for the same address and port, the first one gets it");
+        }
+        let elapsed = Duration::from(started.elapsed());
+        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
+        Ok(if full { Pass::Full } else { Pass::Partial })
+    }
+
+    fn distrust(&mut self) {
+        self.table.distrust();
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        // A table of our own nobody else can change.
+        if self.table.is_owned() {
+            return None;
+        }
+        let (family, port) = (self.table.family(), self.table.port());
+        Some(Box::new(move |tell| {
+            if let Err(error) = nftables::on_foreign_change(family, port, tell) {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
+            }
+        }))
+    }
+
+    fn connections(&mut self) -> io::Result<Vec<Connections>> {
+        self.table.connections().map_err(io::Error::other)
+    }
+
+    fn mode(&self) -> &'static str {
+        "nftables"
+    }
+
+    fn title(&self) -> &'static str {
+        "NFTables"
+    }
+}

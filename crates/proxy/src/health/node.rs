@@ -1,0 +1,339 @@
+//! `/healthz` and `/livez`: whether rules keep up with the cluster, and whether this node is here to stay.
+//!
+//! ```text
+//!   families ── queued, updated ──┐
+//!                                 ├─▶ State ── now ──▶ Report ─▶ JSON
+//!   this Node ── eligible ────────┘
+//! ```
+//!
+//! A family is unwell when a sync was asked for and none has succeeded for twice the sync period. One that has nothing
+//! to do is well.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use jiff::Timestamp;
+use model::address::Family;
+use model::api;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::http::answer::{JSON, answer, nosniff, not_found};
+use crate::http::listen::ListenError;
+use crate::http::{Answer, Http, Reply, Request, Site, Trouble};
+use crate::metrics::Metrics;
+
+/// The cluster autoscaler is about to take the node away.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// Serves `/healthz` and `/livez`. An error only where a port that is taken is the end.
+pub fn serve(
+    http: &Http,
+    address: SocketAddr,
+    hard_fail: bool,
+    health: Arc<NodeHealth>,
+) -> Result<(), ListenError> {
+    let tell = |error: &ListenError| {
+        let address = error.address;
+        let error = format!("failed to start proxy healthz on {address}: {error}");
+        tracing::error!(err = error, "Healthz server failed");
+    };
+    tracing::debug!(v = 5, %address, "Starting healthz HTTP server");
+    http.serve_for_ever(address, health, Trouble { is_fatal: hard_fail, tell })
+}
+
+/// The health of this node's proxy, to be told about and to be asked from any thread.
+#[derive(Debug)]
+pub struct NodeHealth {
+    state: Mutex<State>,
+    metrics: Arc<Metrics>,
+}
+
+impl NodeHealth {
+    pub fn new(sync_period: Duration, metrics: Arc<Metrics>) -> Self {
+        let state = State { patience: sync_period * 2, families: BTreeMap::new(), node_is_eligible: false };
+        Self { state: Mutex::new(state), metrics }
+    }
+
+    /// An event asks for a sync.
+    pub fn queued(&self, family: Family) {
+        self.state().queued(family, Moment::now());
+    }
+
+    /// Rules are as they should be; also when a family is about to begin.
+    pub fn updated(&self, family: Family) {
+        self.state().updated(family, Moment::now());
+    }
+
+    /// This node's object. When it is deleted, what was last known stays.
+    pub fn node_applied(&self, node: &api::Node) {
+        self.state().node_is_eligible = is_eligible(node);
+    }
+
+    /// Whether rules keep up, whatever becomes of the node.
+    pub fn is_healthy(&self) -> bool {
+        self.state().is_healthy(Moment::now())
+    }
+
+    // Every change is a single assignment.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Site for NodeHealth {
+    fn reply(&self, request: &Request) -> Reply {
+        let (probe, counter) = match request.uri().path() {
+            "/healthz" => (Probe::Healthz, &self.metrics.proxy_healthz),
+            "/livez" => (Probe::Livez, &self.metrics.proxy_livez),
+            _ => return Reply::Now(not_found()),
+        };
+        let answer = self.state().report(probe, Moment::now()).answer();
+        counter.increment([answer.status().as_str()]);
+        Reply::Now(answer)
+    }
+}
+
+/// A point in time, by the clock that intervals are measured with and by the one that people read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moment {
+    instant: Instant,
+    time: Timestamp,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { instant: Instant::now(), time: Timestamp::now() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    Healthz,
+    Livez,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How long a sync may be due.
+    patience: Duration,
+    families: BTreeMap<Family, FamilyState>,
+    node_is_eligible: bool,
+}
+
+#[derive(Debug, Default)]
+struct FamilyState {
+    updated: Option<Timestamp>,
+    /// Since when a sync is due.
+    pending: Option<Instant>,
+}
+
+impl State {
+    fn queued(&mut self, family: Family, now: Moment) {
+        self.families.entry(family).or_default().pending.get_or_insert(now.instant);
+    }
+
+    fn updated(&mut self, family: Family, now: Moment) {
+        self.families.insert(family, FamilyState { updated: Some(now.time), pending: None });
+    }
+
+    fn is_healthy(&self, now: Moment) -> bool {
+        self.families.values().all(|family| family.is_healthy(self.patience, now))
+    }
+
+    fn report(&self, probe: Probe, now: Moment) -> Report {
+        let status: BTreeMap<_, _> = self
+            .families
+            .iter()
+            .filter_map(|(family, state)| {
+                let healthy = state.is_healthy(self.patience, now);
+                Some((*family, FamilyReport { last_updated: state.updated?, healthy }))
+            })
+            .collect();
+        let healthy = self.is_healthy(now);
+        let node_eligible = match probe {
+            Probe::Healthz => Some(self.node_is_eligible),
+            Probe::Livez => None,
+        };
+        let newest = status.values().map(|family| family.last_updated).max();
+        let serving = healthy && node_eligible != Some(false);
+        let last_updated = if serving { Some(now.time) } else { newest };
+        Report { last_updated, current_time: now.time, node_eligible, healthy, status }
+    }
+}
+
+impl FamilyState {
+    fn is_healthy(&self, patience: Duration, now: Moment) -> bool {
+        let overdue = |since: Instant| now.instant.saturating_duration_since(since) >= patience;
+        self.updated.is_none() || !self.pending.is_some_and(overdue)
+    }
+}
+
+fn is_eligible(node: &api::Node) -> bool {
+    node.metadata.deletion_timestamp.is_none()
+        && node.spec.taints.iter().all(|taint| taint.key != TO_BE_DELETED)
+}
+
+/// What a probe is told.
+#[derive(Debug, PartialEq, Eq)]
+struct Report {
+    last_updated: Option<Timestamp>,
+    current_time: Timestamp,
+    /// Not asked for by `/livez`.
+    node_eligible: Option<bool>,
+    healthy: bool,
+    status: BTreeMap<Family, FamilyReport>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FamilyReport {
+    last_updated: Timestamp,
+    healthy: bool,
+}
+
+impl Report {
+    fn answer(&self) -> Answer {
+        let is_good = self.healthy && self.node_eligible != Some(false);
+        let status = if is_good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        nosniff(answer(status, JSON, serde_json::to_vec(self).unwrap_or_default()))
+    }
+}
+
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match &self.last_updated {
+            Some(time) => map.serialize_entry("lastUpdated", &Text(time))?,
+            // The zero of Go's times.
+            None => map.serialize_entry("lastUpdated", "0001-01-01T00:00:00Z")?,
+        }
+        map.serialize_entry("currentTime", &Text(self.current_time))?;
+        if let Some(eligible) = self.node_eligible {
+            map.serialize_entry("nodeEligible", &eligible)?;
+        }
+        map.serialize_entry("healthy", &self.healthy)?;
+        if !self.status.is_empty() {
+            let status: BTreeMap<_, _> =
+                self.status.iter().map(|(family, report)| (family.to_string(), report)).collect();
+            map.serialize_entry("status", &status)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for FamilyReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("lastUpdated", &Text(self.last_updated))?;
+        map.serialize_entry("healthy", &self.healthy)?;
+        map.end()
+    }
+}
+
+/// As it prints.
+struct Text<T>(T);
+
+impl<T: fmt::Display> Serialize for Text<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A state as at the start, with a patience of a minute, and what the time is then.
+    fn start() -> (State, Moment) {
+        let time = "2026-11-15T18:27:49.76569412Z".parse().unwrap();
+        let state = State { patience: 60 * SECOND, families: BTreeMap::new(), node_is_eligible: true };
+        (state, Moment { instant: Instant::now(), time })
+    }
+
+    impl Moment {
+        fn after(self, seconds: u32) -> Self {
+            Self { instant: self.instant + SECOND * seconds, time: self.time + SECOND * seconds }
+        }
+    }
+
+    fn told(state: &State, probe: Probe, now: Moment) -> (u16, String) {
+        let answer = state.report(probe, now).answer();
+        (answer.status().as_u16(), String::from_utf8(answer.into_body().to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_family_is_unwell_once_a_sync_has_been_due_for_too_long() {
+        use Family::{V4, V6};
+        let (mut state, t) = start();
+        assert!(state.is_healthy(t), "nothing has begun");
+        state.queued(V6, t);
+        assert!(state.is_healthy(t.after(600)), "an event before the family begins is not its fault");
+        state.updated(V4, t);
+        state.updated(V6, t);
+        assert!(state.is_healthy(t.after(600)), "nothing to do");
+        state.queued(V4, t.after(600));
+        state.queued(V4, t.after(630));
+        assert!(state.is_healthy(t.after(659)));
+        assert!(!state.is_healthy(t.after(660)), "the first request counts");
+        state.updated(V6, t.after(660));
+        assert!(!state.is_healthy(t.after(660)), "the other family's success is its own");
+        state.updated(V4, t.after(661));
+        assert!(state.is_healthy(t.after(800)));
+    }
+
+    #[test]
+    fn probes_are_told_in_the_words_of_the_reference() {
+        let (mut state, t) = start();
+        state.node_is_eligible = false;
+        let now = r#""currentTime":"2026-11-15T18:27:49.76569412Z""#;
+        let zero =
+            format!(r#"{{"lastUpdated":"0001-01-01T00:00:00Z",{now},"nodeEligible":false,"healthy":true}}"#);
+        assert_eq!(told(&state, Probe::Healthz, t), (503, zero), "the node is not known yet");
+        let live = format!(r#"{{"lastUpdated":"2026-11-15T18:27:49.76569412Z",{now},"healthy":true}}"#);
+        assert_eq!(told(&state, Probe::Livez, t), (200, live));
+
+        state.node_is_eligible = true;
+        state.updated(Family::V6, t.after(1));
+        state.updated(Family::V4, t);
+        let later = concat!(
+            r#"{"lastUpdated":"2026-11-15T18:27:51.76569412Z","currentTime":"2026-11-15T18:27:51.76569412Z","#,
+            r#""nodeEligible":true,"healthy":true,"status":{"#,
+            r#""IPv4":{"lastUpdated":"2026-11-15T18:27:49.76569412Z","healthy":true},"#,
+            r#""IPv6":{"lastUpdated":"2026-11-15T18:27:50.76569412Z","healthy":true}}}"#,
+        );
+        assert_eq!(told(&state, Probe::Healthz, t.after(2)), (200, later.to_owned()));
+
+        state.queued(Family::V4, t.after(2));
+        let overdue = concat!(
+            r#"{"lastUpdated":"2026-11-15T18:27:50.76569412Z","currentTime":"2026-11-15T18:28:51.76569412Z","#,
+            r#""healthy":false,"status":{"#,
+            r#""IPv4":{"lastUpdated":"2026-11-15T18:27:49.76569412Z","healthy":false},"#,
+            r#""IPv6":{"lastUpdated":"2026-11-15T18:27:50.76569412Z","healthy":true}}}"#,
+        );
+        assert_eq!(told(&state, Probe::Livez, t.after(62)), (503, overdue.to_owned()));
+        assert_eq!(told(&state, Probe::Healthz, t.after(62)).0, 503);
+    }
+
+    #[test]
+    fn a_node_on_its_way_out_is_not_eligible() {
+        let node = |deleted: Option<&str>, taints: &[&str]| {
+            let mut node = api::Node::default();
+            node.metadata.deletion_timestamp = deleted.map(str::to_owned);
+            node.spec.taints = taints.iter().map(|key| api::Taint { key: (*key).to_owned() }).collect();
+            node
+        };
+        for (node, want) in [
+            (node(None, &[]), true),
+            (node(None, &["node.kubernetes.io/unschedulable"]), true),
+            (node(None, &["other", "ToBeDeletedByClusterAutoscaler"]), false),
+            (node(Some("2026-11-15T18:27:49Z"), &[]), false),
+        ] {
+            assert_eq!(is_eligible(&node), want, "{node:?}");
+        }
+    }
+}

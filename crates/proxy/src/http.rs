@@ -1,0 +1,244 @@
+//! A small HTTP server: one thread answers at every port of the process.
+//!
+//! ```text
+//!   listener ─▶ connections, the oldest makes room ─▶ Request ─▶ Site ─▶ Answer
+//! ```
+//!
+//! Clients are not trusted. One that sends nothing, sends slowly or does not read is given up after a while, and however
+//! many there are, they take no more than a fixed number of connections from each listener.
+
+pub mod answer;
+pub mod listen;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::pending;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use std::{fmt, io, thread};
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
+use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use listen::{ListenError, listen};
+
+pub type Request = http::Request<Bytes>;
+pub type Answer = http::Response<Bytes>;
+
+/// What is to be found at a port.
+pub trait Site: Send + Sync {
+    /// Waits for nothing: every port depends on the thread that asks.
+    fn reply(&self, request: &Request) -> Reply;
+}
+
+/// An answer, or how to come by it.
+pub enum Reply {
+    Now(Answer),
+    /// Takes its time, so it is worked out elsewhere; one after the other.
+    Later(Box<dyn FnOnce() -> Answer + Send>),
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Now(answer) => f.debug_tuple("Now").field(answer).finish(),
+            Self::Later(_) => f.debug_tuple("Later").finish_non_exhaustive(),
+        }
+    }
+}
+
+/// What to do about a port that somebody else has.
+#[derive(Clone, Copy, Debug)]
+pub struct Trouble {
+    /// Give up at once instead of trying again.
+    pub is_fatal: bool,
+    /// Says so in the log.
+    pub tell: fn(&ListenError),
+}
+
+/// Between two attempts to listen.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// For a request to arrive, or for the next one on the same connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// After which a connection ends with the answer it is at.
+const LONGEST_CONNECTION: Duration = Duration::from_secs(300);
+const MOST_CONNECTIONS: usize = 128;
+const LARGEST_HEAD: usize = 16 << 10;
+/// Only a verbosity is ever sent to us.
+const LARGEST_BODY: usize = 1 << 10;
+/// When the process has no file descriptor left, until some connection has ended.
+const OUT_OF_FILES: Duration = Duration::from_millis(100);
+/// A listener closes at once, unless something is very wrong.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// The thread that serves. Cloning gives another handle on the same one.
+#[derive(Clone, Debug)]
+pub struct Http {
+    runtime: Handle,
+}
+
+impl Http {
+    pub fn start() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(1)
+            .thread_keep_alive(Duration::from_secs(1))
+            .thread_name("http-later")
+            .build()?;
+        let handle = runtime.handle().clone();
+        let run = move || runtime.block_on(pending::<()>());
+        thread::Builder::new().name("http".to_owned()).spawn(run)?;
+        Ok(Self { runtime: handle })
+    }
+
+    /// Serves until what is returned is dropped.
+    pub fn serve(&self, listeners: Vec<TcpListener>, site: &Arc<dyn Site>) -> Serving {
+        let (open, closed) = channel();
+        let serve = |listener| {
+            let (open, site) = (open.clone(), site.clone());
+            self.runtime.spawn(async move {
+                // Declared first, so that it is dropped after the listener.
+                let _open = open;
+                accept(listener, site).await;
+            })
+        };
+        Serving {
+            tasks: listeners.into_iter().map(|listener| serve(listener).abort_handle()).collect(),
+            closed,
+        }
+    }
+
+    /// Serves for as long as the process lives, beginning as soon as the address is free.
+    pub fn serve_for_ever(
+        &self,
+        address: SocketAddr,
+        site: Arc<dyn Site>,
+        trouble: Trouble,
+    ) -> Result<(), ListenError> {
+        match listen(address) {
+            Ok(listener) => drop(self.runtime.spawn(accept(listener, site))),
+            Err(error) if trouble.is_fatal => return Err(error),
+            Err(error) => {
+                (trouble.tell)(&error);
+                self.runtime.spawn(async move {
+                    let listener = listen_at_last(address, trouble.tell, error).await;
+                    accept(listener, site).await;
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ports being served. When dropped, they and all connections to them are closed at once.
+#[derive(Debug)]
+#[must_use]
+pub struct Serving {
+    tasks: Vec<AbortHandle>,
+    closed: Receiver<Infallible>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        // Somebody else may want the ports right away. Nothing is ever sent; what ends the wait is the last sender.
+        let _ = self.closed.recv_timeout(CLOSING);
+    }
+}
+
+async fn listen_at_last(address: SocketAddr, tell: fn(&ListenError), first: ListenError) -> TcpListener {
+    let mut told = first.to_string();
+    loop {
+        sleep(RETRY).await;
+        match listen(address) {
+            Ok(listener) => return listener,
+            Err(error) if error.to_string() == told => {}
+            Err(error) => {
+                tell(&error);
+                told = error.to_string();
+            }
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, site: Arc<dyn Site>) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(err = %error, "Failed to serve a port"),
+    };
+    let mut connections: VecDeque<Connection> = VecDeque::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(OUT_OF_FILES).await;
+            continue;
+        };
+        connections.retain(|connection| !connection.0.is_finished());
+        if connections.len() >= MOST_CONNECTIONS {
+            // The oldest has had the most time to be answered.
+            connections.pop_front();
+        }
+        connections.push_back(Connection(tokio::spawn(converse(stream, site.clone()))));
+    }
+}
+
+/// Ends when dropped.
+struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn converse(stream: TcpStream, site: Arc<dyn Site>) {
+    let service = service_fn(|request| async { Ok::<_, Infallible>(respond(request, &*site).await) });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(LARGEST_HEAD)
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    // How a client leaves us is of no interest.
+    if timeout(LONGEST_CONNECTION, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = timeout(PATIENCE, connection).await;
+    }
+}
+
+async fn respond(request: http::Request<Incoming>, site: &dyn Site) -> http::Response<Full<Bytes>> {
+    let (head, body) = request.into_parts();
+    let body = match head.method {
+        Method::PUT => match timeout(PATIENCE, Limited::new(body, LARGEST_BODY).collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(_)) => return answer::plain(StatusCode::PAYLOAD_TOO_LARGE, "").map(Full::new),
+            Err(_) => return answer::plain(StatusCode::REQUEST_TIMEOUT, "").map(Full::new),
+        },
+        // Nothing else means anything to any site.
+        _ => Bytes::new(),
+    };
+    let answer = match site.reply(&Request::from_parts(head, body)) {
+        Reply::Now(answer) => answer,
+        Reply::Later(work_out) => spawn_blocking(work_out)
+            .await
+            .unwrap_or_else(|_| answer::plain(StatusCode::INTERNAL_SERVER_ERROR, "")),
+    };
+    answer.map(Full::new)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,156 @@
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Mutex;
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Sends a request to a site on a port of its own, and returns the answer's head and body.
+pub(crate) fn ask(site: Arc<dyn Site>, request: &str) -> (String, String) {
+    let (address, _serving) = serve(site);
+    exchange(address, request)
+}
+
+pub(crate) fn exchange(address: SocketAddr, request: &str) -> (String, String) {
+    let mut stream = connect(address);
+    let (head, body) = request.split_once("\n\n").unwrap_or((request, ""));
+    let (line, headers) = head.split_once('\n').unwrap_or((head, ""));
+    let headers = headers.lines().map(|header| format!("{header}\r\n")).collect::<String>();
+    let length = body.len();
+    let text = format!(
+        "{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    (head.to_owned(), body.to_owned())
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+fn serve(site: Arc<dyn Site>) -> (SocketAddr, Serving) {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    (address, Http::start().unwrap().serve(vec![listener], &site))
+}
+
+/// Tells what it was asked; works `/later` out elsewhere.
+struct Echo;
+
+impl Site for Echo {
+    fn reply(&self, request: &Request) -> Reply {
+        let told = format!("{} {} {:?}", request.method(), request.uri().path(), request.body());
+        match request.uri().path() {
+            "/later" => Reply::Later(Box::new(|| {
+                let name = thread::current().name().unwrap_or_default().to_owned();
+                answer::plain(StatusCode::OK, name)
+            })),
+            "/panic" => Reply::Later(Box::new(|| panic!("on purpose"))),
+            _ => Reply::Now(answer::plain(StatusCode::OK, told)),
+        }
+    }
+}
+
+#[test]
+fn a_request_is_answered() {
+    let (head, body) = ask(Arc::new(Echo), "GET /path?query");
+    assert_eq!(body, "GET /path b\"\"");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    for header in
+        ["Content-Type: text/plain; charset=utf-8", "X-Content-Type-Options: nosniff", "Content-Length: 13"]
+    {
+        assert!(head.contains(header), "{header} in {head}");
+    }
+}
+
+#[test]
+fn only_what_is_put_is_read_and_not_too_much_of_it() {
+    for (request, status, want) in [
+        ("PUT /v\n\n4", 200, "PUT /v b\"4\"".to_owned()),
+        ("POST /v\n\n4", 200, "POST /v b\"\"".to_owned()),
+        (&format!("PUT /v\n\n{}", "4".repeat(LARGEST_BODY + 1)), 413, String::new()),
+    ] {
+        let (head, body) = ask(Arc::new(Echo), request);
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
+        assert_eq!(body, want);
+    }
+}
+
+#[test]
+fn a_head_has_the_length_of_the_body_it_comes_without() {
+    let (head, body) = ask(Arc::new(Echo), "HEAD /path");
+    assert!(head.contains("Content-Length: 14"), "{head}");
+    assert_eq!(body, "");
+}
+
+#[test]
+fn a_head_that_is_too_large_is_refused() {
+    let header = format!("GET /\nX: {}", "x".repeat(LARGEST_HEAD));
+    let (head, _) = ask(Arc::new(Echo), &header);
+    assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
+}
+
+#[test]
+fn what_takes_its_time_does_so_elsewhere() {
+    let (address, _serving) = serve(Arc::new(Echo));
+    assert_eq!(exchange(address, "GET /later").1, "http-later");
+    assert!(exchange(address, "GET /panic").0.starts_with("HTTP/1.1 500 "));
+    assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "), "and nothing else suffers");
+}
+
+#[test]
+fn clients_that_only_hold_on_make_room_for_others() {
+    let (address, _serving) = serve(Arc::new(Echo));
+    let idle: Vec<_> = (0..MOST_CONNECTIONS + 10).map(|_| connect(address)).collect();
+    assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "));
+    let mut oldest = idle.first().unwrap();
+    assert_eq!(oldest.read(&mut [0]).unwrap(), 0, "the one that has waited longest had to go");
+}
+
+#[test]
+fn a_port_no_longer_served_is_free_at_once_and_its_connections_are_gone() {
+    let (address, serving) = serve(Arc::new(Echo));
+    let mut open = connect(address);
+    open.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+    let answered = open.read(&mut [0; 1024]).unwrap();
+    assert!(answered > 0);
+    drop(serving);
+    assert!(listen(address).is_ok());
+    assert_eq!(open.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_taken_port_is_the_end_only_where_it_should_be() {
+    let holder = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = holder.local_addr().unwrap();
+    let http = Http::start().unwrap();
+    let serve = |is_fatal| http.serve_for_ever(address, Arc::new(Echo), Trouble { is_fatal, tell: |_| () });
+    assert!(serve(true).is_err());
+    assert!(serve(false).is_ok());
+}
+
+static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+#[tokio::test(start_paused = true)]
+async fn a_port_is_served_once_it_is_free_and_the_log_stays_short() {
+    let holder = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = holder.local_addr().unwrap();
+    let first = listen(address).unwrap_err();
+    let tell = |error: &ListenError| TOLD.lock().unwrap().push(error.to_string());
+    let waiting = tokio::spawn(listen_at_last(address, tell, first));
+    let began = tokio::time::Instant::now();
+    sleep(RETRY * 3 + RETRY / 2).await;
+    assert!(!waiting.is_finished());
+    drop(holder);
+    let listener = waiting.await.unwrap();
+    assert_eq!(listener.local_addr().unwrap(), address);
+    assert_eq!(began.elapsed().as_secs(), (RETRY * 4).as_secs());
+    assert_eq!(*TOLD.lock().unwrap(), Vec::<String>::new(), "the same trouble is told once");
+}

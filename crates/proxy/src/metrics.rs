@@ -1,0 +1,231 @@
+//! Every metric of the process, under the reference's names. Declared here and nowhere else.
+//!
+//! ```text
+//!   sync, health, client ── set ──▶ Metrics ─┐
+//!   kernel, /proc ── asked at a scrape ──────┴─▶ page ─▶ /metrics
+//! ```
+//!
+//! Written by hand, since what dashboards and alerts match on is the exact text: Go's numbers, its order, its help with
+//! the stability in front. No library gives that.
+
+mod buckets;
+pub mod connections;
+pub mod kinds;
+pub mod packets;
+pub mod process;
+mod rest_client;
+pub mod text;
+
+use std::sync::{Mutex, PoisonError};
+
+use model::address::Family;
+
+use crate::config::ProxyMode::{self, Iptables, Ipvs, Nftables};
+use crate::gates::Gates;
+use crate::version::{Build, COMPILER, MAJOR, MINOR};
+use buckets::{NETWORK_PROGRAMMING, REQUEST, REQUEST_SIZE, SYNC};
+use kinds::{Counter, Gauge, Histogram, Metric};
+use process::Process;
+use text::Entry;
+use text::Stability::{Alpha, Beta};
+
+/// Metrics that are asked for at each scrape. May take a while, but must come to an end.
+pub trait Collector: Send {
+    fn entries(&mut self) -> Vec<Entry>;
+}
+
+const EVERYWHERE: &[ProxyMode] = &[Iptables, Ipvs, Nftables];
+
+/// A field per metric, the modes that have it, and what it is.
+macro_rules! catalogue {
+    ($($field:ident: $kind:ty, $modes:expr, $new:expr;)*) => {
+        /// All metrics, to be set where the thing happens.
+        pub struct Metrics {
+            $(pub $field: $kind,)*
+            mode: ProxyMode,
+            collectors: Mutex<Vec<Box<dyn Collector>>>,
+        }
+
+        impl Metrics {
+            fn unregistered(mode: ProxyMode) -> Self {
+                Self { $($field: $new,)* mode, collectors: Mutex::default() }
+            }
+
+            /// Those that mean something in the mode.
+            fn registered(&self) -> Vec<&dyn Metric> {
+                let all: Vec<(&[ProxyMode], &dyn Metric)> = vec![$(($modes, &self.$field),)*];
+                all.into_iter().filter(|(modes, _)| modes.contains(&self.mode)).map(|(_, metric)| metric).collect()
+            }
+        }
+    };
+}
+
+catalogue! {
+    sync_proxy_rules_duration: Histogram<1>, EVERYWHERE, Histogram::new(Alpha,
+        "kubeproxy_sync_proxy_rules_duration_seconds", ["ip_family"], &SYNC,
+        "SyncProxyRules latency in seconds");
+    sync_full_proxy_rules_duration: Histogram<1>, &[Iptables, Nftables], Histogram::new(Alpha,
+        "kubeproxy_sync_full_proxy_rules_duration_seconds", ["ip_family"], &SYNC,
+        "SyncProxyRules latency in seconds for full resyncs");
+    sync_partial_proxy_rules_duration: Histogram<1>, &[Iptables, Nftables], Histogram::new(Alpha,
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds", ["ip_family"], &SYNC,
+        "SyncProxyRules latency in seconds for partial resyncs");
+    sync_proxy_rules_last_timestamp: Gauge<1>, EVERYWHERE, Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds", ["ip_family"],
+        "The last time proxy rules were successfully synced");
+    sync_proxy_rules_last_queued_timestamp: Gauge<1>, EVERYWHERE, Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", ["ip_family"],
+        "The last time a sync of proxy rules was queued");
+    network_programming_duration: Histogram<1>, EVERYWHERE, Histogram::new(Alpha,
+        "kubeproxy_network_programming_duration_seconds", ["ip_family"], &NETWORK_PROGRAMMING,
+        "In Cluster Network Programming Latency in seconds");
+    sync_proxy_rules_endpoint_changes_pending: Gauge<0>, EVERYWHERE, Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending", [],
+        "Pending proxy rules Endpoint changes");
+    sync_proxy_rules_endpoint_changes: Counter<0>, EVERYWHERE, Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total", [],
+        "Cumulative proxy rules Endpoint changes");
+    sync_proxy_rules_service_changes_pending: Gauge<0>, EVERYWHERE, Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_service_changes_pending", [],
+        "Pending proxy rules Service changes");
+    sync_proxy_rules_service_changes: Counter<0>, EVERYWHERE, Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_service_changes_total", [],
+        "Cumulative proxy rules Service changes");
+    sync_proxy_rules_no_local_endpoints: Gauge<2>, EVERYWHERE, Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total", ["ip_family", "traffic_policy"],
+        "Number of services with a Local traffic policy and no endpoints");
+    proxy_healthz: Counter<1>, EVERYWHERE, Counter::new(Alpha,
+        "kubeproxy_proxy_healthz_total", ["code"],
+        "Cumulative proxy healthz HTTP status");
+    proxy_livez: Counter<1>, EVERYWHERE, Counter::new(Alpha,
+        "kubeproxy_proxy_livez_total", ["code"],
+        "Cumulative proxy livez HTTP status");
+    sync_proxy_rules_iptables_restore_failures: Counter<1>, &[Iptables, Ipvs], Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", ["ip_family"],
+        "Cumulative proxy iptables restore failures");
+    sync_proxy_rules_iptables_partial_restore_failures: Counter<1>, &[Iptables], Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", ["ip_family"],
+        "Cumulative proxy iptables partial restore failures");
+    sync_proxy_rules_iptables_total: Gauge<2>, &[Iptables], Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_iptables_total", ["ip_family", "table"],
+        "Total number of iptables rules owned by kube-proxy");
+    sync_proxy_rules_iptables_last: Gauge<2>, &[Iptables], Gauge::new(Alpha,
+        "kubeproxy_sync_proxy_rules_iptables_last", ["ip_family", "table"],
+        "Number of iptables rules written by kube-proxy in last sync");
+    sync_proxy_rules_nftables_sync_failures: Counter<1>, &[Nftables], Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", ["ip_family"],
+        "Cumulative proxy nftables sync failures");
+    sync_proxy_rules_nftables_cleanup_failures: Counter<1>, &[Nftables], Counter::new(Alpha,
+        "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", ["ip_family"],
+        "Cumulative proxy nftables cleanup failures");
+    conntrack_reconciler_sync_duration: Histogram<1>, EVERYWHERE, Histogram::new(Alpha,
+        "kubeproxy_conntrack_reconciler_sync_duration_seconds", ["ip_family"], &SYNC,
+        "ReconcileConntrackFlowsLatency latency in seconds");
+    conntrack_reconciler_deleted_entries: Counter<1>, EVERYWHERE, Counter::new(Alpha,
+        "kubeproxy_conntrack_reconciler_deleted_entries_total", ["ip_family"],
+        "Cumulative conntrack flows deleted by conntrack reconciler");
+
+    rest_client_requests: Counter<3>, EVERYWHERE, Counter::new(Alpha,
+        "rest_client_requests_total", ["code", "host", "method"],
+        "Number of HTTP requests, partitioned by status code, method, and host.");
+    rest_client_request_duration: Histogram<2>, EVERYWHERE, Histogram::new(Alpha,
+        "rest_client_request_duration_seconds", ["host", "verb"], &REQUEST,
+        "Request latency in seconds. Broken down by verb, and host.");
+    rest_client_rate_limiter_duration: Histogram<2>, EVERYWHERE, Histogram::new(Alpha,
+        "rest_client_rate_limiter_duration_seconds", ["host", "verb"], &REQUEST,
+        "Client side rate limiter latency in seconds. Broken down by verb, and host.");
+    rest_client_request_size: Histogram<2>, EVERYWHERE, Histogram::new(Alpha,
+        "rest_client_request_size_bytes", ["host", "verb"], &REQUEST_SIZE,
+        "Request size in bytes. Broken down by verb and host.");
+    rest_client_response_size: Histogram<2>, EVERYWHERE, Histogram::new(Alpha,
+        "rest_client_response_size_bytes", ["host", "verb"], &REQUEST_SIZE,
+        "Response size in bytes. Broken down by verb and host.");
+
+    build_info: Gauge<9>, EVERYWHERE, Gauge::new(Beta,
+        "kubernetes_build_info",
+        ["build_date", "compiler", "git_commit", "git_tree_state", "git_version", "go_version", "major", "minor", "platform"],
+        "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
+         build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.");
+    feature_enabled: Gauge<2>, EVERYWHERE, Gauge::new(Beta,
+        "kubernetes_feature_enabled", ["name", "stage"],
+        "This metric records the data about the stage and enablement of a k8s feature.");
+    registered_metrics: Counter<2>, EVERYWHERE, Counter::new(Beta,
+        "registered_metrics_total", ["deprecated_version", "stability_level"],
+        "The count of registered metrics broken by stability level and deprecation version.");
+    hidden_metrics: Counter<0>, EVERYWHERE, Counter::new(Beta,
+        "hidden_metrics_total", [],
+        "The count of hidden metrics.");
+    disabled_metrics: Counter<0>, EVERYWHERE, Counter::new(Beta,
+        "disabled_metrics_total", [],
+        "The count of disabled metrics.");
+}
+
+impl Metrics {
+    pub fn new(mode: ProxyMode) -> Self {
+        let metrics = Self::unregistered(mode);
+        for metric in metrics.registered() {
+            if let Some(stability) = metric.about().stability {
+                metrics.registered_metrics.increment(["", stability.name()]);
+            }
+        }
+        metrics
+    }
+
+    /// Tells which build this is and what it was asked to do differently.
+    pub fn describe(&self, build: &Build, gates: &Gates) {
+        self.build_info.set(
+            [
+                build.build_date,
+                COMPILER,
+                build.git_commit,
+                build.git_tree_state,
+                &build.git_version,
+                build.go_version,
+                MAJOR,
+                MINOR,
+                &build.platform,
+            ],
+            1.0,
+        );
+        for (gate, is_on) in gates.states() {
+            self.feature_enabled.set([gate.name, gate.stage_label()], f64::from(u8::from(is_on)));
+        }
+    }
+
+    /// Has more metrics asked for at each scrape.
+    pub fn collect(&self, collector: Box<dyn Collector>) {
+        self.collectors.lock().unwrap_or_else(PoisonError::into_inner).push(collector);
+    }
+
+    /// Everything, as `/metrics` shows it. Asks the kernel, so it may take a while.
+    pub fn page(&self) -> String {
+        let mut entries: Vec<_> = self.registered().into_iter().map(Metric::entry).collect();
+        entries.extend(Process::here().entries());
+        let mut collectors = self.collectors.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.extend(collectors.iter_mut().flat_map(|collector| collector.entries()));
+        text::page(entries)
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+/// A count is a float to Prometheus.
+#[allow(clippy::cast_precision_loss, reason = "nothing is counted that often")]
+pub fn count(number: impl TryInto<u64>) -> f64 {
+    number.try_into().unwrap_or(u64::MAX) as f64
+}
+
+/// The value of the label `ip_family`.
+pub fn ip_family(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! Counters, gauges and histograms, each with a fixed number of labels.
+//!
+//! A combination of labels appears with its first value; a metric without labels is there from the start.
+
+use std::array;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+
+use super::text::{About, Entry, Kind, Stability};
+use crate::go::double_text;
+
+/// What can be put on the page.
+pub trait Metric {
+    fn about(&self) -> About;
+    fn entry(&self) -> Entry;
+}
+
+/// Grows.
+#[derive(Debug)]
+pub struct Counter<const N: usize>(Series<N, f64>);
+
+/// Goes up and down.
+#[derive(Debug)]
+pub struct Gauge<const N: usize>(Series<N, f64>);
+
+/// Counts values by size.
+#[derive(Debug)]
+pub struct Histogram<const N: usize> {
+    series: Series<N, Distribution>,
+    bounds: &'static [f64],
+}
+
+/// How many values fell between the bounds; the last one counts those beyond.
+#[derive(Clone, Debug, Default)]
+struct Distribution {
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+impl<const N: usize> Counter<N> {
+    /// Labels are in the order of their names, as the page shows them.
+    pub fn new(
+        stability: Stability,
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        let about = About { name, help, kind: Kind::Counter, stability: Some(stability) };
+        Self(Series::new(about, labels, 0.0))
+    }
+
+    pub fn increment(&self, labels: [&str; N]) {
+        self.add(labels, 1.0);
+    }
+
+    pub fn add(&self, labels: [&str; N], more: f64) {
+        self.0.change(labels, |value| *value += more);
+    }
+
+    pub fn clear(&self) {
+        self.0.clear();
+    }
+}
+
+impl<const N: usize> Gauge<N> {
+    /// Labels are in the order of their names, as the page shows them.
+    pub fn new(
+        stability: Stability,
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        let about = About { name, help, kind: Kind::Gauge, stability: Some(stability) };
+        Self(Series::new(about, labels, 0.0))
+    }
+
+    pub fn set(&self, labels: [&str; N], value: f64) {
+        self.0.change(labels, |held| *held = value);
+    }
+
+    /// To the seconds since the epoch, as timestamps are told.
+    pub fn set_to_time(&self, labels: [&str; N], time: Timestamp) {
+        self.set(labels, time.as_duration().as_secs_f64());
+    }
+
+    pub fn clear(&self) {
+        self.0.clear();
+    }
+}
+
+impl<const N: usize> Histogram<N> {
+    /// Labels are in the order of their names, bounds ascend; one for everything beyond is added.
+    pub fn new(
+        stability: Stability,
+        name: &'static str,
+        labels: [&'static str; N],
+        bounds: &'static [f64],
+        help: &'static str,
+    ) -> Self {
+        let about = About { name, help, kind: Kind::Histogram, stability: Some(stability) };
+        Self { series: Series::new(about, labels, Distribution::default()), bounds }
+    }
+
+    pub fn observe(&self, labels: [&str; N], value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.series.change(labels, |distribution| {
+            distribution.counts.resize(self.bounds.len() + 1, 0);
+            if let Some(count) = distribution.counts.get_mut(bucket) {
+                *count += 1;
+            }
+            distribution.sum += value;
+        });
+    }
+}
+
+impl<const N: usize> Metric for Counter<N> {
+    fn about(&self) -> About {
+        self.0.about
+    }
+
+    fn entry(&self) -> Entry {
+        self.0.entry()
+    }
+}
+
+impl<const N: usize> Metric for Gauge<N> {
+    fn about(&self) -> About {
+        self.0.about
+    }
+
+    fn entry(&self) -> Entry {
+        self.0.entry()
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts are floats to Prometheus")]
+impl<const N: usize> Metric for Histogram<N> {
+    fn about(&self) -> About {
+        self.series.about
+    }
+
+    fn entry(&self) -> Entry {
+        let mut entry = Entry::new(self.series.about);
+        let bounds: Vec<_> = self.bounds.iter().chain([&f64::INFINITY]).map(|b| double_text(*b)).collect();
+        for (labels, distribution) in self.series.values().iter() {
+            let named = || self.series.labels.iter().copied().zip(labels.iter().map(|value| &**value));
+            let mut below = 0;
+            for (bound, count) in bounds.iter().zip(&distribution.counts) {
+                below += count;
+                entry.part("_bucket", named().chain([("le", bound.as_str())]), below as f64);
+            }
+            entry.part("_sum", named(), distribution.sum);
+            entry.part("_count", named(), below as f64);
+        }
+        entry
+    }
+}
+
+/// A value for each combination of labels that was ever used, in order. There are few of them.
+#[derive(Debug)]
+struct Series<const N: usize, V> {
+    about: About,
+    labels: [&'static str; N],
+    initial: V,
+    values: Mutex<Values<N, V>>,
+}
+
+type Values<const N: usize, V> = Vec<([Box<str>; N], V)>;
+
+impl<const N: usize, V: Clone> Series<N, V> {
+    fn new(about: About, labels: [&'static str; N], initial: V) -> Self {
+        let series = Self { about, labels, initial, values: Mutex::default() };
+        if N == 0 {
+            series.change([""; N], |_| ());
+        }
+        series
+    }
+
+    fn change(&self, labels: [&str; N], change: impl FnOnce(&mut V)) {
+        let mut values = self.values();
+        let place = values.binary_search_by(|(held, _)| held.iter().map(|value| &**value).cmp(labels));
+        let place = place.unwrap_or_else(|place| {
+            values.insert(
+                place,
+                (array::from_fn(|n| labels.get(n).copied().unwrap_or("").into()), self.initial.clone()),
+            );
+            place
+        });
+        if let Some((_, value)) = values.get_mut(place) {
+            change(value);
+        }
+    }
+
+    fn clear(&self) {
+        self.values().clear();
+    }
+
+    // No change is ever left half done.
+    fn values(&self) -> MutexGuard<'_, Values<N, V>> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<const N: usize> Series<N, f64> {
+    fn entry(&self) -> Entry {
+        let mut entry = Entry::new(self.about);
+        for (labels, value) in self.values().iter() {
+            entry.sample(self.labels.iter().copied().zip(labels.iter().map(|value| &**value)), *value);
+        }
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::page;
+    use super::*;
+
+    #[test]
+    fn what_has_no_labels_is_there_from_the_start() {
+        let counter = Counter::new(Stability::Alpha, "c", [], "Counts.");
+        assert_eq!(page(vec![counter.entry()]), "# HELP c [ALPHA] Counts.\n# TYPE c counter\nc 0\n");
+        let labelled = Counter::new(Stability::Alpha, "c", ["code"], "Counts.");
+        assert_eq!(page(vec![labelled.entry()]), "");
+    }
+
+    #[test]
+    fn series_are_ordered_by_their_labels() {
+        let gauge = Gauge::new(Stability::Stable, "g", ["a", "b"], "Goes.");
+        gauge.set(["2", "1"], 4.0);
+        gauge.set(["1", "2"], 3.0);
+        gauge.set(["1", "1"], 1.0);
+        gauge.set(["1", "1"], 2.0);
+        let want = "# HELP g [STABLE] Goes.\n# TYPE g gauge\n\
+                    g{a=\"1\",b=\"1\"} 2\ng{a=\"1\",b=\"2\"} 3\ng{a=\"2\",b=\"1\"} 4\n";
+        assert_eq!(page(vec![gauge.entry()]), want);
+        gauge.clear();
+        assert_eq!(page(vec![gauge.entry()]), "");
+    }
+
+    #[test]
+    fn a_value_on_a_bound_is_below_it() {
+        let histogram = Histogram::new(Stability::Beta, "h", ["x"], &[0.5, 2_000_000.0], "Sizes.");
+        for value in [-1.0, 0.5, 0.75, 3e6] {
+            histogram.observe(["y"], value);
+        }
+        let want = "# HELP h [BETA] Sizes.\n# TYPE h histogram\n\
+                    h_bucket{x=\"y\",le=\"0.5\"} 2\nh_bucket{x=\"y\",le=\"2e+06\"} 3\n\
+                    h_bucket{x=\"y\",le=\"+Inf\"} 4\nh_sum{x=\"y\"} 3.00000025e+06\nh_count{x=\"y\"} 4\n";
+        assert_eq!(page(vec![histogram.entry()]), want);
+    }
+}

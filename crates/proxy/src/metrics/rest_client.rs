@@ -1,0 +1,31 @@
+//! Requests to the API server, counted as the reference's client does.
+
+use std::time::Duration;
+
+use http::Method;
+use watch::client::{Exchange, Observer};
+
+use super::Metrics;
+
+#[allow(clippy::cast_precision_loss, reason = "sizes are floats to Prometheus")]
+impl Observer for Metrics {
+    fn answered(&self, exchange: &Exchange<'_>) {
+        let Exchange { verb, host, code, took, request_bytes, is_watch } = *exchange;
+        let verb = verb.as_str();
+        let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        self.rest_client_requests.increment([&code, host, verb]);
+        // How long a watch lasts says nothing about the API server.
+        if !is_watch {
+            self.rest_client_request_duration.observe([host, verb], took.as_secs_f64());
+            self.rest_client_request_size.observe([host, verb], request_bytes as f64);
+        }
+    }
+
+    fn throttled(&self, verb: &Method, host: &str, waited: Duration) {
+        self.rest_client_rate_limiter_duration.observe([host, verb.as_str()], waited.as_secs_f64());
+    }
+
+    fn received(&self, verb: &Method, host: &str, bytes: u64) {
+        self.rest_client_response_size.observe([host, verb.as_str()], bytes as f64);
+    }
+}

@@ -1,0 +1,193 @@
+//! From configuration to backends: which families the mode can serve here, and with what settings.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use kernel::sysctl::Sysctls;
+use kernel::{iptables, nftables, version};
+use model::address::{Family, cidrs_of_family};
+use model::local::{FromPod, NodePortAddresses};
+use plan::mark::Mark;
+
+use crate::backend::{Backend, Iptables, Nftables};
+use crate::config::{Config, DetectLocal, ProxyMode};
+use crate::metrics::Metrics;
+use crate::node::Node;
+
+/// What the mode needs of the kernel, per family it can serve.
+#[derive(Debug)]
+pub enum Access {
+    Nftables(BTreeMap<Family, nftables::Access>),
+    Iptables(BTreeMap<Family, iptables::Access>),
+}
+
+impl Access {
+    /// Looks and changes nothing. A mode that can't be had is an error: there is no falling back to another.
+    pub fn open(mode: ProxyMode) -> anyhow::Result<Self> {
+        match mode {
+            ProxyMode::Nftables => open_nftables(),
+            ProxyMode::Iptables => open_iptables(),
+            ProxyMode::Ipvs => {
+                bail!("can't use the IPVS proxier: not available yet, use --proxy-mode nftables or iptables")
+            }
+        }
+    }
+
+    pub fn families(&self) -> Vec<Family> {
+        match self {
+            Self::Nftables(of) => of.keys().copied().collect(),
+            Self::Iptables(of) => of.keys().copied().collect(),
+        }
+    }
+
+    /// What each family runs on, the machine set up for it.
+    pub fn into_backends(
+        self,
+        config: &Config,
+        node: &Node,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<BTreeMap<Family, Parts>> {
+        let mut backends = BTreeMap::new();
+        match self {
+            Self::Nftables(accesses) => {
+                tracing::info!("Using nftables Proxier");
+                for (family, access) in accesses {
+                    let addresses = node_port_addresses(config, family, node);
+                    let settings = plan::nftables::program::Settings {
+                        family,
+                        mark: mark(config)?,
+                        masquerade_all: config.masquerade_all,
+                        from_pod: from_pod(config, family, node),
+                        node_ports_everywhere: addresses.match_all(),
+                    };
+                    let backend =
+                        Box::new(Nftables::new(nftables::Table::new(access, settings), metrics.clone()));
+                    backends.insert(family, Parts { backend, node_port_addresses: addresses });
+                }
+            }
+            Self::Iptables(accesses) => {
+                tracing::info!("Using iptables Proxier");
+                for (family, access) in accesses {
+                    let addresses = node_port_addresses(config, family, node);
+                    let settings = plan::iptables::program::Settings {
+                        family,
+                        mark: mark(config)?,
+                        masquerade_all: config.masquerade_all,
+                        from_pod: from_pod(config, family, node),
+                        localhost_node_ports: config.localhost_node_ports,
+                        node_port_addresses: addresses.clone(),
+                        abilities: access.abilities(),
+                    };
+                    iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
+                    let rules = iptables::Rules::new(access, settings, config.sync_period);
+                    let backend = Box::new(Iptables::new(rules, metrics.clone()));
+                    backends.insert(family, Parts { backend, node_port_addresses: addresses });
+                }
+            }
+        }
+        Ok(backends)
+    }
+}
+
+/// What one family runs on.
+#[derive(Debug)]
+pub struct Parts {
+    pub backend: Box<dyn Backend>,
+    pub node_port_addresses: NodePortAddresses,
+}
+
+fn creating(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "unable to create proxier: unable to create ipv4 proxier",
+        Family::V6 => "unable to create proxier: unable to create ipv6 proxier",
+    }
+}
+
+fn open_nftables() -> anyhow::Result<Access> {
+    require_kernel()?;
+    let mut accesses = BTreeMap::new();
+    for family in families_of_kernel() {
+        accesses.insert(family, nftables::Access::open(family).context(creating(family))?);
+    }
+    Ok(Access::Nftables(accesses))
+}
+
+fn open_iptables() -> anyhow::Result<Access> {
+    let mut accesses = BTreeMap::new();
+    let mut first_error = None;
+    for family in families_of_kernel() {
+        match iptables::Access::open(family) {
+            Ok(access) => drop(accesses.insert(family, access)),
+            Err(error) => {
+                tracing::info!(ipFamily = %family, err = %error, "No iptables support for family");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    match first_error {
+        Some(error) if accesses.is_empty() => bail!("iptables is not available on this host : {error}"),
+        _ => Ok(Access::Iptables(accesses)),
+    }
+}
+
+/// Older kernels lack things we rely on, and some crash. Who knows better may say so in the environment.
+fn require_kernel() -> anyhow::Result<()> {
+    let skip = std::env::var_os("KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK");
+    if skip.is_some_and(|value| !value.is_empty()) {
+        return Ok(());
+    }
+    let release = version::release().context("could not check kernel version")?;
+    match version::parse_release(&release) {
+        Some(found) if found >= (5, 13) => Ok(()),
+        Some(_) => bail!("kube-proxy in nftables mode requires kernel 5.13 or later"),
+        None => bail!("could not check kernel version: {release:?} is none"),
+    }
+}
+
+/// IPv6 counts only where the kernel has it and it is not switched off.
+fn families_of_kernel() -> Vec<Family> {
+    let mut families = vec![Family::V4];
+    let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    if !Path::new("/proc/net/if_inet6").exists() {
+        tracing::info!(ipFamily = %Family::V6, "No kernel support for family");
+    } else if disabled.is_ok_and(|value| value.trim() == "1") {
+        tracing::info!(ipFamily = %Family::V6, "Kernel support disabled for family");
+    } else {
+        families.push(Family::V6);
+    }
+    families
+}
+
+fn node_port_addresses(config: &Config, family: Family, node: &Node) -> NodePortAddresses {
+    NodePortAddresses::new(family, &node.node_port_cidrs(config))
+}
+
+fn mark(config: &Config) -> anyhow::Result<Mark> {
+    Mark::from_bit(config.masquerade_bit.into()).context("masquerade bit outside 0-31")
+}
+
+/// How traffic of this node's pods is told from other traffic; nothing where that is not known.
+fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
+    let is_primary = family == node.ips.primary;
+    match &config.detect_local {
+        DetectLocal::ClusterCidr(cidrs) => {
+            let found = FromPod::by_source(cidrs, family);
+            if found.is_none() && is_primary {
+                tracing::info!(ipFamily = %family, clusterCIDRs = ?config.cluster_cidrs, "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family");
+            }
+            found
+        }
+        DetectLocal::NodeCidr => {
+            let texts = node.pod_cidrs.iter().map(String::as_str);
+            let found = FromPod::by_source(&cidrs_of_family(family, texts).0, family);
+            if found.is_none() && is_primary {
+                tracing::info!(ipFamily = %family, podCIDRs = ?node.pod_cidrs, "Detect-local-mode set to NodeCIDR, but no PodCIDR defined at node for primary IP family");
+            }
+            found
+        }
+        DetectLocal::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
+        DetectLocal::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+    }
+}

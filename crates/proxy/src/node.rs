@@ -1,0 +1,173 @@
+//! This node: waited for at start, watched afterwards.
+//!
+//! Its addresses and pod CIDRs are those it had when we started. Rules are built on them, and nothing but another
+//! start changes that.
+
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
+
+use anyhow::bail;
+use ipnet::IpNet;
+use model::address::Family;
+use model::api;
+use model::event::Event;
+use model::node::{NodeIps, host_ips};
+use watch::node_wait::{NodeWait, Progress};
+
+use crate::config::{self, Config, DetectLocal};
+use crate::source::Word;
+
+/// What was known of the node when we started.
+#[derive(Debug)]
+pub struct Node {
+    pub name: String,
+    pub ips: NodeIps,
+    pub pod_cidrs: Vec<String>,
+    host_ips: Vec<IpAddr>,
+    /// The object as last heard of.
+    pub object: Option<Box<api::Node>>,
+    /// Without them no traffic is local: another list calls for another start.
+    lives_by_pod_cidrs: bool,
+}
+
+/// `--hostname-override`, or the host's name.
+pub fn name(config: &Config) -> anyhow::Result<String> {
+    let host;
+    let name = if config.hostname_override.is_empty() {
+        host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        &host
+    } else {
+        &config.hostname_override
+    };
+    let name = name.trim().to_lowercase();
+    if name.is_empty() {
+        bail!("empty hostname is invalid");
+    }
+    Ok(name)
+}
+
+impl Node {
+    /// Waits for as long as the reference does until an API server tells what we need to know.
+    pub fn from_api_server(config: &Config, name: String, words: &Receiver<Word>) -> anyhow::Result<Self> {
+        let lives_by_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        let mut wait = NodeWait::new(&name, lives_by_pod_cidrs);
+        loop {
+            let until = match wait.look(Instant::now()) {
+                Progress::Start(object, missing) => {
+                    if let Some(message) = missing.message() {
+                        tracing::error!(node = name, "{message}");
+                    }
+                    let found = object.as_deref().map(host_ips).unwrap_or_default();
+                    return Ok(Self::new(config, name, object, found));
+                }
+                Progress::GiveUp(why) => bail!(why),
+                Progress::Wait(until) => until,
+            };
+            match next(words, until) {
+                Some(Word::Node(event)) => wait.hear(&event),
+                Some(Word::Over(why)) => return Err(why),
+                Some(Word::FolderRead) | None => {}
+            }
+        }
+    }
+
+    /// Waits until a folder has been read. It need not hold a node: the addresses this host speaks from will do.
+    pub fn from_folder(config: &Config, name: String, words: &Receiver<Word>) -> anyhow::Result<Self> {
+        let mut object = None;
+        loop {
+            match next(words, None) {
+                Some(Word::Node(Event::NodeApplied(node))) => object = Some(node),
+                Some(Word::FolderRead) => break,
+                Some(Word::Over(why)) => return Err(why),
+                Some(Word::Node(_)) | None => {}
+            }
+        }
+        let found = object.as_deref().map_or_else(default_route_ips, host_ips);
+        Ok(Self::new(config, name, object, found))
+    }
+
+    fn new(config: &Config, name: String, object: Option<Box<api::Node>>, host_ips: Vec<IpAddr>) -> Self {
+        let ips = NodeIps::new(&host_ips, Some(config.bind_address));
+        if !host_ips.is_empty() {
+            tracing::info!(NodeIPs = ?host_ips, "Successfully retrieved NodeIPs");
+        }
+        if ips.of(ips.primary).is_loopback() {
+            tracing::info!(
+                "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag"
+            );
+        }
+        let pod_cidrs = object.as_ref().map(|node| node.spec.pod_cidrs.clone()).unwrap_or_default();
+        let lives_by_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        Self { name, ips, pod_cidrs, host_ips, object, lives_by_pod_cidrs }
+    }
+
+    /// The ranges whose addresses serve node ports. `primary` stands for the node's own addresses, if they are known.
+    pub fn node_port_cidrs(&self, config: &Config) -> Vec<IpNet> {
+        match &config.node_port_addresses {
+            config::NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
+            config::NodePortAddresses::Primary => {
+                let known = [self.ips.v4, self.ips.v6].into_iter().filter(|ip| !ip.is_loopback());
+                known.map(Into::into).collect()
+            }
+        }
+    }
+
+    /// What happened to the node since. An error is a reason to end: rules for other pod CIDRs need another start.
+    pub fn hear(&mut self, event: Event) -> anyhow::Result<()> {
+        match event {
+            Event::NodeApplied(node) => {
+                if self.lives_by_pod_cidrs && node.spec.pod_cidrs != self.pod_cidrs {
+                    let (new, old) = (&node.spec.pod_cidrs, &self.pod_cidrs);
+                    tracing::error!(node = self.name, newPodCIDRs = ?new, oldPodCIDRs = ?old, "PodCIDRs changed for the node");
+                    bail!("PodCIDRs of node {:?} changed from {old:?} to {new:?}", self.name);
+                }
+                let found = host_ips(&node);
+                let before = self.object.as_deref().map_or_else(|| self.host_ips.clone(), host_ips);
+                if found != self.host_ips && found != before {
+                    tracing::error!(node = self.name, newNodeIPs = ?found, oldNodeIPs = ?self.host_ips, "NodeIPs changed for the node");
+                }
+                self.object = Some(node);
+            }
+            Event::NodeDeleted if self.object.is_some() => {
+                tracing::error!(node = self.name, "Node is being deleted");
+            }
+            Event::NodeDeleted
+            | Event::Listing(_)
+            | Event::Listed(_)
+            | Event::ServiceApplied(_)
+            | Event::ServiceDeleted(_)
+            | Event::SliceApplied(_)
+            | Event::SliceDeleted(_)
+            | Event::ServiceCidrApplied(_)
+            | Event::ServiceCidrDeleted(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Nothing if time runs out.
+fn next(words: &Receiver<Word>, until: Option<Instant>) -> Option<Word> {
+    let ended = || Word::Over(anyhow::anyhow!("the source has ended"));
+    match until {
+        None => Some(words.recv().unwrap_or_else(|_| ended())),
+        Some(until) => match words.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(word) => Some(word),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(ended()),
+        },
+    }
+}
+
+/// Without a Node object: the addresses this host speaks from by default.
+fn default_route_ips() -> Vec<IpAddr> {
+    let found =
+        Family::BOTH.into_iter().filter_map(|family| match kernel::interfaces::default_address(family) {
+            Ok(address) => address,
+            Err(error) => {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to look up the default route");
+                None
+            }
+        });
+    found.collect()
+}

@@ -1,0 +1,49 @@
+//! Signals that end us, for the one process that the kernel does not end by itself: the first of a container.
+//!
+//! Nothing is drained and no rule is removed: what is in the kernel goes on serving.
+
+use std::fs;
+use std::os::raw::c_int;
+
+use anyhow::Context as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// The status a Go program ends with in the same place.
+const STATUS: i32 = 2;
+
+/// Signals have their ordinary effect for everyone but process 1.
+pub fn end_process_one() -> anyhow::Result<()> {
+    if std::process::id() != 1 {
+        return Ok(());
+    }
+    let ignored = ignored_signals(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !ignored.contains(signal));
+    let mut signals = Signals::new(wanted).context("listening for signals")?;
+    let end = move || {
+        if signals.forever().next().is_some() {
+            std::process::exit(STATUS);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(end).context("starting a thread")?;
+    Ok(())
+}
+
+/// What whoever started us decided to ignore stays ignored.
+fn ignored_signals(status: &str) -> Vec<c_int> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_mask() {
+        assert_eq!(ignored_signals("Name:\tx\nSigIgn:\t0000000000000003\n"), [SIGHUP, SIGINT]);
+        assert!(ignored_signals("SigIgn:\tnonsense").is_empty());
+        assert!(ignored_signals("").is_empty());
+    }
+}

@@ -1,0 +1,280 @@
+//! `/statusz` and `/flagz`: for people as text, for programs that insist as an object.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+use http::StatusCode;
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
+use jiff::Timestamp;
+
+use super::accept::{Encoding, Form, GROUP, Version, negotiate};
+use crate::config::document::Node;
+use crate::config::yaml;
+use crate::http::answer::{JSON, TEXT, answer, with_header};
+use crate::http::{Answer, Request};
+use crate::version::{Build, KUBERNETES, MAJOR, MINOR};
+
+/// One of them is chosen by chance: whoever parses the text learns early that it isn't meant for that.
+const DELIMITERS: [&str; 4] = [":", ": ", "=", " "];
+
+/// What is running, and since when.
+#[derive(Debug)]
+pub struct Statusz {
+    started: Timestamp,
+    go_version: &'static str,
+    paths: Vec<&'static str>,
+}
+
+impl Statusz {
+    pub fn new(started: Timestamp, build: &Build, has_flagz: bool) -> Self {
+        let paths = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
+        let paths = paths.into_iter().filter(|path| has_flagz || *path != "/flagz").collect();
+        Self { started, go_version: build.go_version, paths }
+    }
+
+    pub fn answer(&self, request: &Request, now: Timestamp) -> Answer {
+        let text = || self.text(now, random_delimiter());
+        present(request, "Statusz", text, || self.fields(now))
+    }
+
+    fn up(&self, now: Timestamp) -> i64 {
+        now.duration_since(self.started).as_secs().max(0)
+    }
+
+    fn text(&self, now: Timestamp, delimiter: &str) -> String {
+        let up = self.up(now);
+        let (hours, minutes, seconds) = (up / 3_600, up / 60 % 60, up % 60);
+        let lines = [
+            ("Started", self.started.strftime("%a %b %e %H:%M:%S UTC %Y").to_string()),
+            ("Up", format!("{hours} hr {minutes:02} min {seconds:02} sec")),
+            ("Go version", self.go_version.to_owned()),
+            ("Binary version", binary_version().to_owned()),
+            ("Emulation version", emulation_version()),
+            ("Paths", self.paths.join(" ")),
+        ];
+        let lines: String =
+            lines.iter().map(|(name, value)| format!("{name}{delimiter} {value}\n")).collect();
+        format!("{}\n{lines}", heading("statusz"))
+    }
+
+    fn fields(&self, now: Timestamp) -> Vec<(&'static str, Node)> {
+        vec![
+            ("startTime", Node::text(self.started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
+            ("uptimeSeconds", Node::Integer(self.up(now).into())),
+            ("goVersion", Node::text(self.go_version)),
+            ("binaryVersion", Node::text(binary_version())),
+            ("emulationVersion", Node::text(emulation_version())),
+            ("paths", Node::List(self.paths.iter().map(|path| Node::text(*path)).collect())),
+        ]
+    }
+}
+
+/// Every flag and its value.
+#[derive(Debug)]
+pub struct Flagz {
+    flags: Vec<(&'static str, String)>,
+    delimiter: &'static str,
+}
+
+impl Flagz {
+    pub fn new(flags: &[(&'static str, String)]) -> Self {
+        let mut flags = flags.to_vec();
+        flags.sort();
+        Self { flags, delimiter: random_delimiter() }
+    }
+
+    pub fn answer(&self, request: &Request) -> Answer {
+        present(request, "Flagz", || self.text(), || self.fields())
+    }
+
+    fn text(&self) -> String {
+        let delimiter = self.delimiter;
+        let lines: String =
+            self.flags.iter().map(|(name, value)| format!("{name}{delimiter}{value}\n")).collect();
+        heading("flagz") + &lines
+    }
+
+    fn fields(&self) -> Vec<(&'static str, Node)> {
+        let flags = self.flags.iter().map(|(name, value)| ((*name).to_owned(), Node::text(value)));
+        vec![("flags", Node::Map(flags.collect()))]
+    }
+}
+
+fn heading(page: &str) -> String {
+    format!(
+        "\nkube-proxy {page}\nWarning: This endpoint is not meant to be machine parseable, \
+         has no formatting compatibility guarantees and is for debugging purposes only.\n"
+    )
+}
+
+fn binary_version() -> &'static str {
+    KUBERNETES.trim_start_matches('v')
+}
+
+fn emulation_version() -> String {
+    format!("{MAJOR}.{MINOR}")
+}
+
+fn random_delimiter() -> &'static str {
+    let chance = RandomState::new().build_hasher().finish();
+    let count = DELIMITERS.len() as u64;
+    DELIMITERS.iter().zip(0..).find(|(_, n)| *n == chance % count).map_or(":", |(delimiter, _)| delimiter)
+}
+
+/// Answers in the form the client accepts.
+fn present(
+    request: &Request,
+    kind: &str,
+    text: impl FnOnce() -> String,
+    fields: impl FnOnce() -> Vec<(&'static str, Node)>,
+) -> Answer {
+    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match negotiate(accept, kind) {
+        Some(Form::Text) => answer(StatusCode::OK, TEXT, text()),
+        Some(Form::Structured { encoding, version }) => structured(encoding, version, kind, fields()),
+        None => not_acceptable(),
+    }
+}
+
+fn structured(encoding: Encoding, version: Version, kind: &str, fields: Vec<(&'static str, Node)>) -> Answer {
+    let name = Node::Map(vec![("name".to_owned(), Node::text("kube-proxy"))]);
+    let head = [
+        ("kind", Node::text(kind)),
+        ("apiVersion", Node::text(format!("{GROUP}/{}", version.name()))),
+        ("metadata", name),
+    ];
+    let object = map(head.into_iter().chain(fields));
+    let body = match encoding {
+        Encoding::Json => serde_json::to_string_pretty(&object).unwrap_or_default(),
+        Encoding::Yaml => yaml::write(&object).unwrap_or_default(),
+    };
+    let mut answer = answer(StatusCode::OK, encoding.media_type(), body);
+    let (media_type, version_name) = (encoding.media_type(), version.name());
+    let full_type = format!("{media_type};g={GROUP};v={version_name};as={kind}");
+    if let Ok(full_type) = HeaderValue::from_str(&full_type) {
+        answer.headers_mut().insert(CONTENT_TYPE, full_type);
+    }
+    match version {
+        Version::V1beta1 => answer,
+        Version::V1alpha1 => {
+            let page = kind.to_ascii_lowercase();
+            let warning = format!(
+                "299 - \"This version of the {page} endpoint is deprecated. Please use a newer version.\""
+            );
+            with_header(answer, WARNING, &warning)
+        }
+    }
+}
+
+fn not_acceptable() -> Answer {
+    let message =
+        "only the following media types are accepted: application/json, application/yaml, text/plain";
+    let status = map([
+        ("kind", Node::text("Status")),
+        ("apiVersion", Node::text("v1")),
+        ("metadata", Node::Map(Vec::new())),
+        ("status", Node::text("Failure")),
+        ("message", Node::text(message)),
+        ("reason", Node::text("NotAcceptable")),
+        ("code", Node::Integer(406)),
+    ]);
+    answer(StatusCode::NOT_ACCEPTABLE, JSON, serde_json::to_string_pretty(&status).unwrap_or_default())
+}
+
+fn map(entries: impl IntoIterator<Item = (&'static str, Node)>) -> Node {
+    Node::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statusz() -> (Statusz, Timestamp) {
+        let started: Timestamp = "2026-11-06T18:27:23.9Z".parse().unwrap();
+        let page = Statusz { started, go_version: "rustc 1.95.0", paths: vec!["/configz", "/metrics"] };
+        (page, "2026-11-07T20:28:50Z".parse().unwrap())
+    }
+
+    fn ask(accept: &str) -> Request {
+        http::Request::builder().header(ACCEPT, accept).body(bytes::Bytes::new()).unwrap()
+    }
+
+    fn body(answer: Answer) -> String {
+        String::from_utf8(answer.into_body().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn status_reads_like_that_of_the_reference() {
+        let (page, now) = statusz();
+        let want = "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n
+Started= Fri Nov  6 18:27:23 UTC 2026
+Up= 26 hr 01 min 26 sec
+Go version= rustc 1.95.0
+Binary version= 1.36.3
+Emulation version= 1.36
+Paths= /configz /metrics
+";
+        assert_eq!(page.text(now, "="), want);
+    }
+
+    #[test]
+    fn status_is_an_object_for_whoever_asks_for_one() {
+        let (page, now) = statusz();
+        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Statusz"), now);
+        let media_type = "application/json;g=config.k8s.io;v=v1beta1;as=Statusz";
+        assert_eq!(json.headers()[CONTENT_TYPE], media_type);
+        assert!(!json.headers().contains_key(WARNING));
+        let want = r#"{
+  "kind": "Statusz",
+  "apiVersion": "config.k8s.io/v1beta1",
+  "metadata": {
+    "name": "kube-proxy"
+  },
+  "startTime": "2026-11-06T18:27:23Z",
+  "uptimeSeconds": 93686,
+  "goVersion": "rustc 1.95.0",
+  "binaryVersion": "1.36.3",
+  "emulationVersion": "1.36",
+  "paths": [
+    "/configz",
+    "/metrics"
+  ]
+}"#;
+        assert_eq!(body(json), want);
+
+        let yaml = page.answer(&ask("application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz"), now);
+        let warning =
+            "299 - \"This version of the statusz endpoint is deprecated. Please use a newer version.\"";
+        assert_eq!(yaml.headers()[WARNING], warning);
+        let want = r#"apiVersion: config.k8s.io/v1alpha1
+binaryVersion: 1.36.3
+emulationVersion: "1.36"
+goVersion: rustc 1.95.0
+kind: Statusz
+metadata:
+  name: kube-proxy
+paths:
+- /configz
+- /metrics
+startTime: "2026-11-06T18:27:23Z"
+uptimeSeconds: 93686
+"#;
+        assert_eq!(body(yaml), want);
+    }
+
+    #[test]
+    fn flags_are_listed_by_name() {
+        let flags = [("v", "2".to_owned()), ("config", String::new())];
+        let page = Flagz { delimiter: ": ", ..Flagz::new(&flags) };
+        assert!(page.text().ends_with("debugging purposes only.\nconfig: \nv: 2\n"), "{}", page.text());
+        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Flagz"));
+        assert!(body(json).ends_with("\n  \"flags\": {\n    \"config\": \"\",\n    \"v\": \"2\"\n  }\n}"));
+    }
+
+    #[test]
+    fn what_nobody_can_give_is_refused_with_a_status() {
+        let answer = statusz().0.answer(&ask("application/json"), Timestamp::now());
+        assert_eq!(answer.status(), StatusCode::NOT_ACCEPTABLE);
+        assert_eq!(answer.headers()[CONTENT_TYPE], "application/json");
+        assert_eq!(answer.body().len(), 237, "as long as that of the reference");
+    }
+}
