@@ -13,11 +13,16 @@
 //! Everything lives in file descriptors of this process: when it ends, however it ends, nothing is left.
 
 pub mod cases;
+pub mod chains;
+pub mod cluster;
+pub mod feed;
 pub mod lab;
 pub mod manifests;
 pub mod matrix;
 pub mod namespace;
 pub mod network;
 pub mod node;
+pub mod options;
+pub mod process;
 pub mod sctp;
 pub mod talk;

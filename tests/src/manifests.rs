@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::names::Protocol;
 
+use crate::feed::NODE_NAME;
 use crate::lab::{Address, NODE_PORT, Place, TARGET};
-use crate::node::NODE_NAME;
 
 /// What a case puts into the cluster.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use model::names::Protocol;
 use crate::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
 use crate::manifests::{ALL, Endpoint, Object, write};
 use crate::namespace::Namespace;
-use crate::node::Options;
+use crate::options::Options;
 use crate::talk::{Answer, ask_here};
 
 /// A proxy in a node's namespace.
@@ -25,11 +25,19 @@ pub trait Backend {
 /// How a backend is started: where, for which family, with which configuration.
 pub type Start<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Backend> + Sync);
 
+/// What is put to the proof.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    pub mode: Mode,
+    pub start: Start<'a>,
+}
+
 /// Something that must be true of packets.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: String,
     pub options: Options,
+    families: &'static [Family],
     steps: Vec<Step>,
     /// The protocols of the probes that come next.
     over: &'static [Protocol],
@@ -99,6 +107,15 @@ pub enum Fate {
     Strays,
     /// The node's own server answers: to the proxy it is nothing special.
     Untouched,
+    /// One thing in nftables mode, another in iptables mode, as with the reference.
+    Differs(Box<Self>, Box<Self>),
+}
+
+/// What decides where the reference's modes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Nftables,
+    Iptables,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,11 +135,24 @@ pub fn masqueraded(endpoints: &[Endpoint]) -> Fate {
     Fate::Reaches(reached(endpoints, true))
 }
 
+/// The modes of the reference do not agree.
+pub fn differs(nftables: Fate, iptables: Fate) -> Fate {
+    Fate::Differs(nftables.into(), iptables.into())
+}
+
 fn reached(endpoints: &[Endpoint], masqueraded: bool) -> Vec<Reached> {
     endpoints.iter().map(|endpoint| Reached { place: endpoint.place, port: TARGET, masqueraded }).collect()
 }
 
 impl Fate {
+    fn in_mode(&self, mode: Mode) -> &Self {
+        match (self, mode) {
+            (Self::Differs(nftables, _), Mode::Nftables) => nftables,
+            (Self::Differs(_, iptables), Mode::Iptables) => iptables,
+            (same, _) => same,
+        }
+    }
+
     /// Either of both.
     pub fn or(self, other: Self) -> Self {
         match (self, other) {
@@ -152,12 +182,27 @@ impl Fate {
 
 /// Begins a case.
 pub fn case(name: impl Into<String>) -> Case {
-    Case { name: name.into(), options: Options::default(), steps: Vec::new(), over: ALL }
+    Case {
+        name: name.into(),
+        options: Options::default(),
+        families: &Family::BOTH,
+        steps: Vec::new(),
+        over: ALL,
+    }
 }
 
 impl Case {
     pub fn with(self, options: Options) -> Self {
         Self { options, ..self }
+    }
+
+    /// In this family only.
+    pub fn in_family(self, family: Family) -> Self {
+        let families: &[Family] = match family {
+            Family::V4 => &[Family::V4],
+            Family::V6 => &[Family::V6],
+        };
+        Self { families, ..self }
     }
 
     pub fn hold<const N: usize>(self, objects: [Object; N]) -> Self {
@@ -201,12 +246,13 @@ impl Case {
 
     /// How many questions with a fate of their own it has.
     pub fn probes(&self) -> usize {
-        self.steps.iter().filter(|step| matches!(step, Step::Probe(_))).count()
+        let per_family = self.steps.iter().filter(|step| matches!(step, Step::Probe(_))).count();
+        per_family * self.families.len()
     }
 }
 
 /// Proves the cases, several at a time, and returns what turned out otherwise.
-pub fn prove(cases: &[Case], start: Start<'_>) -> Vec<String> {
+pub fn prove(cases: &[Case], subject: Subject<'_>) -> Vec<String> {
     // Much of the time is spent waiting for silence, so there may be more than there are processors.
     const AT_A_TIME: usize = 6;
     let (queue, surprises) = (Mutex::new(cases.iter()), Mutex::new(Vec::new()));
@@ -214,7 +260,7 @@ pub fn prove(cases: &[Case], start: Start<'_>) -> Vec<String> {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(case) = next(&queue) {
-                    let found = run(case, start);
+                    let found = run(case, subject);
                     surprises.lock().unwrap().extend(found);
                 }
             });
@@ -228,13 +274,14 @@ fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
 }
 
 /// Runs a case in both families, in a network of its own.
-fn run(case: &Case, start: Start<'_>) -> Vec<String> {
+fn run(case: &Case, subject: Subject<'_>) -> Vec<String> {
     let lab = Lab::new();
     std::thread::scope(|scope| {
-        let runs = Family::BOTH.map(|family| {
-            let lab = &lab;
-            scope.spawn(move || run_in(lab, family, case, start))
-        });
+        let run = |family: &Family| {
+            let (lab, family) = (&lab, *family);
+            scope.spawn(move || run_in(lab, family, case, subject))
+        };
+        let runs: Vec<_> = case.families.iter().map(run).collect();
         runs.into_iter()
             .flat_map(|run| {
                 run.join().unwrap_or_else(|failure| vec![format!("{}: {}", case.name, said(&*failure))])
@@ -248,8 +295,8 @@ fn said(failure: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| failure.downcast_ref::<&str>().copied()).unwrap_or("panicked")
 }
 
-fn run_in(lab: &Lab, family: Family, case: &Case, start: Start<'_>) -> Vec<String> {
-    let mut backend = start(&lab.network.node, family, &case.options);
+fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<String> {
+    let mut backend = (subject.start)(&lab.network.node, family, &case.options);
     let mut surprises = Vec::new();
     let is_probe = |step: &Step| matches!(step, Step::Probe(_));
     for (number, steps) in case.steps.chunk_by(|a, b| is_probe(a) && is_probe(b)).enumerate() {
@@ -266,7 +313,7 @@ fn run_in(lab: &Lab, family: Family, case: &Case, start: Start<'_>) -> Vec<Strin
                 }
             }
         }
-        let found = send(lab, family, &probes);
+        let found = send(lab, family, subject.mode, &probes);
         surprises.extend(found.into_iter().map(|what| format!("{}, step {}: {what}", case.name, number + 1)));
     }
     surprises
@@ -279,7 +326,7 @@ fn own(namespace: &Namespace, ip: IpAddr) {
 }
 
 /// Sends probes at the same time. Only what could hear each other's errors goes one after the other.
-fn send(lab: &Lab, family: Family, probes: &[&Probe]) -> Vec<String> {
+fn send(lab: &Lab, family: Family, mode: Mode, probes: &[&Probe]) -> Vec<String> {
     let mut lines: BTreeMap<_, Vec<&Probe>> = BTreeMap::new();
     for probe in probes {
         lines.entry((probe.from, probe.protocol, probe.to.address)).or_default().push(probe);
@@ -289,7 +336,7 @@ fn send(lab: &Lab, family: Family, probes: &[&Probe]) -> Vec<String> {
             .into_values()
             .map(|line| {
                 scope.spawn(move || {
-                    line.into_iter().filter_map(|probe| probe.send(lab, family).err()).collect()
+                    line.into_iter().filter_map(|probe| probe.send(lab, family, mode).err()).collect()
                 })
             })
             .collect();
@@ -308,14 +355,15 @@ impl Who {
 }
 
 impl Probe {
-    fn send(&self, lab: &Lab, family: Family) -> Result<(), String> {
+    fn send(&self, lab: &Lab, family: Family, mode: Mode) -> Result<(), String> {
+        let fate = self.fate.in_mode(mode);
         let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
         let ask = |attempt: usize, patience| {
             ask_here(self.from.source(family, attempt), self.protocol, to, patience)
         };
         let namespace = lab.namespace(self.from);
         let patient = Duration::from_secs(5);
-        let seen = namespace.enter(|| match &self.fate {
+        let seen = namespace.enter(|| match fate {
             Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
             Fate::Refused | Fate::Strays | Fate::Untouched => {
                 (0..4).map(|attempt| ask(attempt, patient)).collect()
@@ -337,17 +385,24 @@ impl Probe {
                 }
                 answers
             }
+            Fate::Differs(..) => unreachable!("a mode makes up its mind"),
         });
-        self.judge(family, to, &seen).map_err(|why| {
+        self.judge(family, fate, to, &seen).map_err(|why| {
             let counts = count(&seen);
             format!(
                 "{family} {:?} to {to}/{}: {why}; wanted {}, got {counts:?}",
-                self.from, self.protocol, self.fate
+                self.from, self.protocol, fate
             )
         })
     }
 
-    fn judge(&self, family: Family, to: SocketAddr, seen: &[Answer]) -> Result<(), &'static str> {
+    fn judge(
+        &self,
+        family: Family,
+        fate: &Fate,
+        to: SocketAddr,
+        seen: &[Answer],
+    ) -> Result<(), &'static str> {
         let only =
             |wanted: &Answer| seen.iter().all(|answer| answer == wanted).then_some(()).ok_or("another fate");
         let among = |endpoints: &[Reached]| {
@@ -373,7 +428,8 @@ impl Probe {
                 Answer::Refused | Answer::Silence | Answer::Strayed => None,
             })
             .collect();
-        match &self.fate {
+        match fate {
+            Fate::Differs(..) => Err("a fate that no mode has"),
             Fate::Refused => only(&Answer::Refused),
             Fate::Silence => only(&Answer::Silence),
             Fate::Strays => only(&Answer::Strayed),
@@ -429,15 +485,23 @@ impl fmt::Display for Fate {
             Self::Silence => f.write_str("silence"),
             Self::Strays => f.write_str("to be left alone"),
             Self::Untouched => f.write_str("the node's own server"),
+            Self::Differs(nftables, iptables) => {
+                write!(f, "in nftables mode {nftables}, in iptables mode {iptables}")
+            }
         }
     }
 }
 
 /// Waits until something is so; a test that waits for it in vain fails.
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    within(Duration::from_secs(10), what, so);
+}
+
+/// The same with another patience.
+pub fn within(patience: Duration, what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     while !so() {
-        assert!(Instant::now() < deadline, "not within ten seconds: {what}");
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -9,7 +9,8 @@ use model::names::Protocol;
 use tests::manifests::{Plain, list};
 use tests::matrix::Backend;
 use tests::network::Network;
-use tests::node::{Node, Options};
+use tests::node::Node;
+use tests::options::Options;
 use tests::talk::{Answer, Server, ask_here};
 
 use crate::{cluster_ip, remote_pods};

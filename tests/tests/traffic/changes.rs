@@ -11,7 +11,8 @@ use tests::manifests::{Plain, list};
 use tests::matrix::eventually;
 use tests::namespace::Namespace;
 use tests::network::Network;
-use tests::node::{Node, Options};
+use tests::node::Node;
+use tests::options::Options;
 use tests::talk::{Answer, Server, ask, ask_here};
 
 use crate::{cluster_ip, remote_pods};

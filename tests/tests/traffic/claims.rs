@@ -6,7 +6,8 @@ use model::address::Family;
 use model::names::Protocol;
 use tests::manifests::{Plain, list};
 use tests::network::{Network, of, remote_pod_ip};
-use tests::node::{Node, Options};
+use tests::node::Node;
+use tests::options::Options;
 use tests::talk::{Answer, Server, ask};
 
 use crate::{cluster_ip, remote_pods};

@@ -7,7 +7,8 @@ use netlink::nftables::Connection;
 use tests::manifests::{A, Object, Plain, R, Service, list, web, write};
 use tests::namespace::Namespace;
 use tests::network::of;
-use tests::node::{Node, Options};
+use tests::node::Node;
+use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
 

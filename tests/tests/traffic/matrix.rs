@@ -1,21 +1,48 @@
-//! Every row of the packet matrix.
+//! Every row of the packet matrix, in every mode.
 
+use kernel::iptables::Variant;
 use tests::cases;
-use tests::matrix::{Case, prove};
+use tests::chains::Chains;
+use tests::matrix::{Case, Mode, Start, Subject, prove};
 use tests::node::Node;
 
 #[test]
-fn packets_meet_the_fate_that_the_matrix_says() {
+fn nftables_gives_packets_the_fate_that_the_matrix_says() {
     let mut cases = cases::all();
     cases.extend(cases::node_ports_not_on_loopback());
+    check(cases, Mode::Nftables, &|namespace, family, options| {
+        Box::new(Node::new(namespace, family, options))
+    });
+}
+
+#[test]
+fn iptables_over_nft_gives_packets_the_fate_that_the_matrix_says() {
+    check(iptables_cases(), Mode::Iptables, &|namespace, family, options| {
+        Box::new(Chains::new(namespace, family, options, Variant::Nft))
+    });
+}
+
+#[test]
+fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
+    check(iptables_cases(), Mode::Iptables, &|namespace, family, options| {
+        Box::new(Chains::new(namespace, family, options, Variant::Legacy))
+    });
+}
+
+fn iptables_cases() -> Vec<Case> {
+    let mut cases = cases::all();
+    cases.extend(cases::node_ports_on_loopback());
+    cases
+}
+
+fn check(mut cases: Vec<Case>, mode: Mode, start: Start<'_>) {
     // To look at a few of them more closely.
     if let Ok(wanted) = std::env::var("CASE") {
         cases.retain(|case| case.name.contains(&wanted));
     }
-    let surprises =
-        prove(&cases, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
+    let surprises = prove(&cases, Subject { mode, start });
     let probes: usize = cases.iter().map(Case::probes).sum();
     let (cases, count) = (cases.len(), surprises.len());
-    println!("{cases} cases, {} probes", probes * 2);
+    println!("{cases} cases, {probes} probes");
     assert!(surprises.is_empty(), "{count} surprises in {cases} cases:\n{}", surprises.join("\n"));
 }

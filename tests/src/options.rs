@@ -1,0 +1,52 @@
+//! The choices a configuration offers, as far as packets feel them.
+
+use model::address::Family;
+use model::local::{FromPod, NodePortAddresses};
+
+use crate::network::pod_cidr;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub masquerade_all: bool,
+    pub masquerade_bit: u32,
+    pub detect_local: DetectLocal,
+    /// Empty means every address of the node.
+    pub node_port_addresses: &'static [&'static str],
+}
+
+/// How traffic from pods is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// Not at all.
+    No,
+    PodCidr,
+    Bridge(&'static str),
+    InterfacePrefix(&'static str),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_bit: 14,
+            detect_local: DetectLocal::PodCidr,
+            node_port_addresses: &[],
+        }
+    }
+}
+
+impl Options {
+    pub fn node_port_addresses(&self, family: Family) -> NodePortAddresses {
+        let cidrs: Vec<_> = self.node_port_addresses.iter().map(|cidr| cidr.parse().unwrap()).collect();
+        NodePortAddresses::new(family, &cidrs)
+    }
+
+    pub fn from_pod(&self, family: Family) -> Option<FromPod> {
+        match self.detect_local {
+            DetectLocal::No => None,
+            DetectLocal::PodCidr => Some(FromPod::Source(pod_cidr(family).parse().unwrap())),
+            DetectLocal::Bridge(name) => Some(FromPod::Interface(name.into())),
+            DetectLocal::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.into())),
+        }
+    }
+}
