@@ -3,6 +3,9 @@
 //!
 //! Each size is measured by a process of its own in a network namespace of its own. The reference's commands are run
 //! right after ours, for the same change, so that whatever else the machine does weighs on both.
+//!
+//! With the legacy variant the kernel takes and gives back the whole table whatever changes, in more than a third of the
+//! reference's time: five times as fast cannot be had there by running `iptables-restore`.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use model::routing::Routing;
 use netlink::conntrack::Connection;
 use plan::flows::{Doubts, Flow, Flows};
 
-use crate::{interfaces, wire_family};
+use crate::wire_family;
 
 /// Longer than any packet is under way within a node.
 const RACE: Duration = Duration::from_secs(1);
@@ -30,6 +31,8 @@ const UDP: u8 = 17;
 pub struct Conntrack {
     family: Family,
     flows: Flows,
+    /// Where node ports answer.
+    node_ips: HashSet<IpAddr>,
     /// What to look at once more, and when.
     again: Option<(Instant, Doubts)>,
     /// Opened when first needed: most clusters have few UDP services, and some kernels no such table.
@@ -39,7 +42,7 @@ pub struct Conntrack {
 impl Conntrack {
     /// Belongs to the network namespace of the thread that first looks at flows.
     pub fn new(family: Family) -> Self {
-        Self { family, flows: Flows::default(), again: None, connection: None }
+        Self { family, flows: Flows::default(), node_ips: HashSet::new(), again: None, connection: None }
     }
 
     /// Takes in what service ports do from now on, `None` if they are gone.
@@ -47,6 +50,12 @@ impl Conntrack {
         for (name, routing) in routings {
             self.flows.replace(name, routing.as_ref());
         }
+    }
+
+    /// The node has these addresses now. Told and not asked for, since asking may have to wait for whoever is at work on
+    /// any interface of the machine.
+    pub fn move_to(&mut self, node_ips: impl IntoIterator<Item = IpAddr>) {
+        self.node_ips = node_ips.into_iter().collect();
     }
 
     /// When there is something to look at once more.
@@ -84,19 +93,14 @@ impl Conntrack {
 
     fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {
         let family = wire_family(self.family);
-        let node_ips: HashSet<_> = if doubts.concern_node_ports() {
-            interfaces::addresses()?.into_iter().collect()
-        } else {
-            HashSet::new()
-        };
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => none.insert(Connection::open()?),
         };
-        let flows = &self.flows;
+        let (flows, node_ips) = (&self.flows, &self.node_ips);
         let wrong = connection.flows(family, UDP, |flow| {
             let flow = Flow { to: flow.original.destination, answered_by: flow.reply.source };
-            flows.is_wrong(flow, doubts, &node_ips)
+            flows.is_wrong(flow, doubts, node_ips)
         })?;
         connection.end(family, &wrong)
     }

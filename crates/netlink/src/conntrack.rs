@@ -235,8 +235,7 @@ mod tests {
                 })
                 .unwrap();
             assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598);
-            let left: Vec<_> =
-                sources(&mut connection, Family::Ipv4).iter().map(SocketAddr::port).collect();
+            let left: Vec<_> = sources(&mut connection, Family::Ipv4).iter().map(SocketAddr::port).collect();
             assert_eq!(left, [4000, 4599]);
             assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598, "gone already");
         });

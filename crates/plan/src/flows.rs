@@ -129,11 +129,6 @@ impl Doubts {
         self.0.is_empty()
     }
 
-    /// Whether it takes the addresses of this node to tell.
-    pub fn concern_node_ports(&self) -> bool {
-        self.0.iter().any(|destination| matches!(destination, Destination::NodePort(_)))
-    }
-
     /// What either doubts.
     pub fn join(&mut self, other: Self) {
         self.0.extend(other.0);

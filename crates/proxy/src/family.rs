@@ -272,7 +272,7 @@ impl Running {
 
     /// Rules first; what follows from them only if they are right.
     fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips());
+        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.look_around());
         let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
         if touches_udp {
             self.conntrack.hear(&routings);
@@ -318,16 +318,19 @@ impl Running {
         }
     }
 
-    /// The node's addresses that serve node ports; none where all do.
-    fn node_port_ips(&self) -> Vec<IpAddr> {
-        if self.node_port_addresses.match_all() {
-            return Vec::new();
-        }
+    /// Finds out which addresses the node has; returns those that serve node ports, none where all do.
+    fn look_around(&mut self) -> Vec<IpAddr> {
         let all = kernel::interfaces::addresses().unwrap_or_else(|error| {
             tracing::error!(err = %error, "Failed to list the node's addresses, node ports will not answer");
             Vec::new()
         });
-        self.node_port_addresses.among(&all)
+        let serving = if self.node_port_addresses.match_all() {
+            Vec::new()
+        } else {
+            self.node_port_addresses.among(&all)
+        };
+        self.conntrack.move_to(all);
+        serving
     }
 
     /// Rules are right by now.

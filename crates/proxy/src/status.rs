@@ -67,7 +67,6 @@ impl Status {
     fn new(facts: Facts) -> Self {
         let Facts { mode, config, flags, version, gates, profiling, logs, metrics } = facts;
         let build = Build::reported_as(&version);
-        metrics.describe(&build, &gates);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
         let started = Process::here().start_time().unwrap_or_else(|| now.as_duration().as_secs_f64());

@@ -74,7 +74,7 @@ proptest! {
         variant in select(VARIANTS.to_vec()),
         family in select(Family::BOTH.to_vec()),
         everywhere in any::<bool>(),
-        ops in vec(op(), 1..20),
+        ops in vec(op(), 1..16),
     ) {
         in_fresh_netns(move || ends_where_a_full_one_would(variant, family, everywhere, ops));
     }

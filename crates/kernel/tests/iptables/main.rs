@@ -15,6 +15,7 @@ mod faults;
 mod laws;
 mod machine;
 mod saved;
+mod setup;
 mod strangers;
 
 // What happens in the examples and what they expect is told once, beside the crate that decides it.

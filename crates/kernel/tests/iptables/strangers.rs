@@ -82,6 +82,41 @@ fn with_nft_every_change_to_our_rules_is_heard_of() {
 }
 
 #[test]
+fn with_nft_a_flush_from_below_is_heard_of() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Nft);
+        let mut machine = machine(&commands);
+        let before = machine.saved();
+        let hear = watched(&machine);
+        netlink::testing::run("nft flush ruleset");
+        hear.recv_timeout(PATIENCE).expect("the tables are gone");
+        machine.rules.distrust();
+        machine.sync();
+        machine.saved().without_canaries().assert_same(&before, "flushed by nft");
+    });
+}
+
+#[test]
+fn canaries_that_cannot_be_set_out_are_tried_again() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let machine = machine(&commands);
+            commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
+            let watch = machine.rules.watch();
+            let (told, hear) = channel();
+            std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+            assert!(hear.recv_timeout(SILENCE).is_err());
+            commands.rewrite("iptables", "");
+            wait_for_canaries(&commands);
+            // The filter table has its canary last: from here on someone watches.
+            commands.flush(Family::V4);
+            hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?}"));
+        });
+    }
+}
+
+#[test]
 fn with_nft_what_does_not_concern_us_is_no_news() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);

@@ -41,9 +41,12 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Each run reads and writes the whole table: one run.
-    pub const LEGACY: Self = Self { batch: usize::MAX, edits: 100 };
-    /// The time that one run takes grows with the square of its rules.
+    /// Each run reads and writes the whole table: one run. That also makes single lines cheap to find, but hardly cheaper
+    /// to change: with 10,000 services 0.85 s instead of 1.05 s. Nobody tells when a stranger puts a rule into our chains,
+    /// and then a position is that of another line; for a fifth that is not worth it.
+    pub const LEGACY: Self = Self { batch: usize::MAX, edits: 0 };
+    /// The time that one run takes grows with the square of its rules. With 10,000 services, writing `KUBE-SERVICES` again
+    /// takes 1.8 s, changing a line of it 0.2 s. The kernel tells of strangers, so what they displace is soon mended.
     pub const NFT: Self = Self { batch: 3_000, edits: 100 };
 }
 

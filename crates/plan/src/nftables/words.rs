@@ -5,7 +5,7 @@ use std::fmt;
 use ipnet::IpNet;
 use model::address::Family;
 
-pub use crate::mark::Mark;
+use crate::mark::Mark;
 use crate::nftables::sets::Set;
 use crate::nftables::slots::Draw;
 

@@ -142,7 +142,7 @@ fn what_an_earlier_process_left_is_found_and_removed() {
                 :KUBE-SVC-ZOE7WQMSI2YE7I74 - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n:CNI-OLD - [0:0]\n\
                 -A KUBE-SERVICES -j KUBE-EXT-OLD\n-A KUBE-EXT-OLD -j KUBE-SVC-OLD\n-A KUBE-SVC-OLD -j KUBE-SEP-OLD\n\
                 -A KUBE-SEP-OLD -j ACCEPT\n-A KUBE-SVC-ZOE7WQMSI2YE7I74 -j ACCEPT\nCOMMIT\n";
-    for manner in [Manner::LEGACY, Manner { batch: 1, edits: 0 }] {
+    for manner in [Manner::LEGACY, Manner::NFT, Manner { batch: 1, edits: 0 }] {
         world = World::with_manner(Options::default(), manner);
         world.kernel.restore(left).unwrap();
         world.hear(TWO_SERVICES).sync();

@@ -38,7 +38,7 @@ pub struct Synced {
 
 impl World {
     pub fn new(options: Options) -> Self {
-        Self::with_manner(options, Manner::LEGACY)
+        Self::with_manner(options, Manner { edits: 100, ..Manner::LEGACY })
     }
 
     pub fn with_manner(options: Options, manner: Manner) -> Self {

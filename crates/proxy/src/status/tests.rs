@@ -4,15 +4,18 @@ use super::*;
 use crate::http::tests::ask;
 
 fn facts() -> Facts {
+    let gates = Gates::resolve(&BTreeMap::new()).unwrap();
+    let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
+    metrics.describe(&Build::reported_as("v1.36.3"), &gates);
     Facts {
         mode: ProxyMode::Nftables,
         config: KubeProxyConfiguration::with_defaults(),
         flags: vec![("v", "2".to_owned()), ("config", String::new())],
         version: "v1.36.3".to_owned(),
-        gates: Gates::resolve(&BTreeMap::new()).unwrap(),
+        gates,
         profiling: true,
         logs: Logs::unused(),
-        metrics: Arc::new(Metrics::new(ProxyMode::Nftables)),
+        metrics,
     }
 }
 

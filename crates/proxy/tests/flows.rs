@@ -1,0 +1,253 @@
+//! A UDP client that keeps its port must not keep an endpoint that is gone. The pods of these tests answer also when no
+//! service names them any more, so that a flow left behind shows.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model::address::Family;
+use tempfile::TempDir;
+use tests::lab::{Address, Lab, OTHER_TARGET, Place, TARGET, Who};
+use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web, write};
+
+/// A proxy in the node of a lab, killed when dropped.
+struct Stage {
+    lab: Lab,
+    family: Family,
+    dir: TempDir,
+    proxy: Option<Child>,
+    mode: &'static str,
+}
+
+impl Stage {
+    fn new(mode: &'static str, family: Family) -> Self {
+        let mut stage = Self { lab: Lab::new(), family, dir: TempDir::new().unwrap(), proxy: None, mode };
+        stage.start();
+        stage
+    }
+
+    fn start(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command
+            .args([
+                "--proxy-mode",
+                self.mode,
+                "--hostname-override=node-1",
+                "--iptables-min-sync-period=0",
+                "-v=4",
+            ])
+            .args(["--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"])
+            .args(["--nodeport-addresses=192.0.2.0/24,2001:db8:2::/64", "--manifests"])
+            .arg(self.dir.path())
+            .stderr(Stdio::from(log));
+        self.proxy = Some(self.lab.network.node.spawn(&mut command).unwrap());
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut proxy) = self.proxy.take() {
+            let _ = proxy.kill();
+            let _ = proxy.wait();
+        }
+    }
+
+    fn hold(&self, service: Service) {
+        let next = self.dir.path().join("next");
+        fs::write(&next, write(&[service.into()], self.family)).unwrap();
+        fs::rename(next, self.dir.path().join("all.yaml")).unwrap();
+    }
+
+    fn client(&self, who: Who, to: Address, port: u16) -> Client {
+        let any = tests::network::of(self.family, ["0.0.0.0:4321", "[::]:4321"]);
+        let socket = self.lab.namespace(who).enter(|| UdpSocket::bind(any).unwrap());
+        socket.connect(SocketAddr::new(to.ip(self.family), port)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        Client { socket, family: self.family }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            println!("the log of the proxy in {} mode:\n{log}", self.mode);
+        }
+        self.stop();
+    }
+}
+
+/// Asks again and again from the same port.
+struct Client {
+    socket: UdpSocket,
+    family: Family,
+}
+
+impl Client {
+    /// Who answers; nobody if there is silence or a refusal.
+    fn ask(&self) -> Option<SocketAddr> {
+        // What was refused before is told with the next call.
+        let _ = self.socket.send(b"?");
+        let mut buffer = [0; 128];
+        match self.socket.recv(&mut buffer) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(buffer.get(..length).unwrap()).into_owned();
+                Some(text.split_once(' ').unwrap().0.parse().unwrap())
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionRefused
+                        | ErrorKind::WouldBlock
+                        | ErrorKind::TimedOut
+                        | ErrorKind::Interrupted
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::HostUnreachable
+                ) =>
+            {
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn first_answer(&self) -> SocketAddr {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(answer) = self.ask() {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "{} nobody answers", self.family);
+        }
+    }
+
+    /// Goes on until nobody but this one answers.
+    fn settles_on(&self, place: Option<Place>, port: u16) {
+        let wanted = place.map(|place| SocketAddr::new(place.ip(self.family), port));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut row = 0;
+        let mut last = None;
+        while row < 4 {
+            last = self.ask();
+            row = if last == wanted { row + 1 } else { 0 };
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(Instant::now() < deadline, "{} wanted {wanted:?}, still {last:?}", self.family);
+        }
+        assert_eq!(last, wanted);
+    }
+}
+
+/// Where no server of the node's own listens.
+const FREE_NODE_PORT: u16 = 30090;
+
+fn at_free_node_port(endpoints: &[Endpoint]) -> Service {
+    let service = web(endpoints);
+    let port = |port: &Port| Port { node_port: Some(FREE_NODE_PORT), ..*port };
+    Service { ports: service.ports.iter().map(port).collect(), ..service }
+}
+
+fn everywhere(test: impl Fn(Stage) + Sync) {
+    std::thread::scope(|scope| {
+        for mode in ["nftables", "iptables"] {
+            for family in Family::BOTH {
+                let test = &test;
+                scope.spawn(move || test(Stage::new(mode, family)));
+            }
+        }
+    });
+}
+
+/// The pods behind a frontend change one after the other, at last there is nobody, and then somebody again.
+fn pods_cycle(stage: &Stage, client: &Client, service: impl Fn(&[Endpoint]) -> Service) {
+    for endpoint in [A, B, A] {
+        stage.hold(service(&[endpoint]));
+        client.settles_on(Some(endpoint.place), TARGET);
+    }
+}
+
+#[test]
+fn pods_cycle_behind_a_cluster_ip() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        pods_cycle(&stage, &client, web);
+    });
+}
+
+#[test]
+fn pods_cycle_behind_a_node_port_and_at_last_there_is_none() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Outside, Address::NodeIp, FREE_NODE_PORT);
+        pods_cycle(&stage, &client, at_free_node_port);
+        stage.hold(at_free_node_port(&[]));
+        client.settles_on(None, TARGET);
+        stage.hold(at_free_node_port(&[B]));
+        client.settles_on(Some(Place::PodB), TARGET);
+    });
+}
+
+#[test]
+fn pods_cycle_behind_internal_policy_local() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        pods_cycle(&stage, &client, |endpoints| web(&[endpoints, &[R]].concat()).internal_local());
+    });
+}
+
+#[test]
+fn pods_cycle_while_the_node_itself_asks() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Node, Address::ClusterIp, 80);
+        pods_cycle(&stage, &client, web);
+    });
+}
+
+#[test]
+fn a_pod_becomes_unready_and_another_one_ready() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let [a, b] = [A, B].map(|endpoint| endpoint.but(State::Unready));
+        for (endpoints, answers) in [([A, b], A), ([a, B], B), ([A, b], A)] {
+            stage.hold(web(&endpoints));
+            client.settles_on(Some(answers.place), TARGET);
+        }
+    });
+}
+
+#[test]
+fn the_target_port_changes() {
+    everywhere(|stage| {
+        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        for target in [TARGET, OTHER_TARGET, TARGET] {
+            let port = |port: Port| Port { target, ..port };
+            let service = web(&[A]);
+            let ports = service.ports.iter().copied().map(port).collect();
+            stage.hold(Service { ports, ..service });
+            client.settles_on(Some(Place::PodA), target);
+        }
+    });
+}
+
+#[test]
+fn a_restart_ends_the_flows_to_pods_that_went_meanwhile_and_no_others() {
+    everywhere(|mut stage| {
+        stage.hold(web(&[A, B]));
+        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let first = client.first_answer();
+        let (kept, other) = if first.ip() == A.place.ip(stage.family) { (A, B) } else { (B, A) };
+        stage.stop();
+        stage.start();
+        // Whoever served goes on to, restart or not; so nothing says when the new process is done but its rules.
+        stage.hold(web(&[kept, R]));
+        for _ in 0..30 {
+            assert_eq!(client.ask(), Some(first), "the flow had no reason to end");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        stage.stop();
+        stage.hold(web(&[other]));
+        assert_eq!(client.ask(), Some(first), "nobody is there to end it");
+        stage.start();
+        client.settles_on(Some(other.place), TARGET);
+    });
+}
