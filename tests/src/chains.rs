@@ -13,7 +13,7 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use crate::feed::{cluster, fold_in, list};
+use crate::feed::{cluster, list};
 use crate::matrix::Backend;
 use crate::namespace::Namespace;
 use crate::options::Options;
@@ -54,9 +54,9 @@ impl Chains {
         chains
     }
 
-    /// Applies manifests and makes a pass.
-    pub fn apply(&mut self, manifests: &str) -> Outcome {
-        fold_in(&mut self.cluster, manifests);
+    /// Makes these manifests all there is, and makes a pass.
+    pub fn replace(&mut self, manifests: &str) -> Outcome {
+        list(&mut self.cluster, manifests);
         self.pass(Change::default())
     }
 
@@ -70,8 +70,7 @@ impl Chains {
 
 impl Backend for Chains {
     fn hold(&mut self, manifests: &str) {
-        list(&mut self.cluster, manifests);
-        self.pass(Change::default());
+        self.replace(manifests);
     }
 }
 

@@ -1,14 +1,16 @@
-//! Endpoints come and go while clients connect, and no client notices.
+//! Services and endpoints come and go while clients connect, and no client notices.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kernel::iptables::Variant;
 use model::address::Family;
 use model::names::Protocol;
+use tests::chains::Chains;
 use tests::manifests::{Plain, list};
-use tests::matrix::eventually;
+use tests::matrix::{Backend as _, eventually};
 use tests::namespace::Namespace;
 use tests::network::Network;
 use tests::node::Node;
@@ -165,4 +167,63 @@ fn no_connection_fails_while_the_proxy_starts_again() {
         });
         assert_eq!(sticks_to(), before, "and clients stick to whom they stuck");
     }
+}
+
+/// With the nft variant a load is cut into several transactions: nothing that is reachable may be half-written.
+#[test]
+fn no_connection_fails_while_iptables_is_loaded_in_batches() {
+    const SERVICES: u16 = 600;
+    let network = Network::new(1);
+    let family = Family::V4;
+    let all = remote_pods(family, 3, 8080);
+    let _server = Server::start_all(&network.remote, &all);
+    let untouched = cluster_ip(family, 1);
+    let names: Vec<String> = (0..SERVICES).map(|number| format!("many-{number}")).collect();
+    let many = |endpoints| {
+        let mut services: Vec<_> = (names.iter().zip(1_000..))
+            .map(|(name, number)| Plain::new(name, cluster_ip(family, number), endpoints))
+            .collect();
+        services.push(Plain::new("untouched", untouched, &all));
+        list(&services)
+    };
+    let few = list(&[Plain::new("untouched", untouched, &all)]);
+    let mut chains = Chains::new(&network.node, family, &Options::default(), Variant::Nft);
+    chains.hold(&few);
+
+    let storms = [Storm::new(&network, SocketAddr::new(untouched, 80))];
+    let late = SocketAddr::new(cluster_ip(family, 1_000 + SERVICES - 1), 80);
+    let (end, broken) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    during(&storms, || {
+        std::thread::scope(|scope| {
+            // One that arrives: from its first answer on there is no way back.
+            scope.spawn(|| {
+                network.pods[0].namespace.move_in();
+                let mut arrived = false;
+                while !end.load(Ordering::Relaxed) {
+                    match ask_here(None, Protocol::Tcp, late, Duration::from_secs(5)) {
+                        Answer::From { .. } => arrived = true,
+                        failure if arrived => broken.lock().unwrap().push(failure),
+                        _ => {}
+                    }
+                }
+            });
+            let batches = [many(&all[..2]), many(&all)].map(|manifests| {
+                let outcome = chains.replace(&manifests);
+                // Everything once more, over what is there.
+                chains.rules.distrust();
+                (outcome.restores, chains.replace(&manifests).restores)
+            });
+            println!("restores: {batches:?}");
+            assert!(batches.iter().all(|(changed, full)| *changed > 1 && *full > 1), "{batches:?}");
+            eventually("the service that arrives", || {
+                matches!(ask(&network.client, Protocol::Tcp, late), Answer::From { .. })
+            });
+            end.store(true, Ordering::Relaxed);
+        });
+        chains.hold(&few);
+        chains.rules.distrust();
+        chains.hold(&few);
+        let_connect(&storms);
+    });
+    assert_eq!(*broken.lock().unwrap(), [], "at {late}");
 }
