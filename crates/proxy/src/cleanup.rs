@@ -1,4 +1,4 @@
-//! Removes what proxies leave in the kernel: all of it when asked to, that of the other modes at every start.
+//! Removes what proxies leave in the kernel: all of it when asked to, that of other modes once ours has taken over.
 
 use anyhow::bail;
 use kernel::{iptables, nftables};
@@ -6,40 +6,39 @@ use model::address::Family;
 
 use crate::config::ProxyMode;
 
-/// Removes what any mode may have left.
+/// Removes what any mode may have left. Goes on past a failure, so that as much as possible is gone.
 pub fn everything() -> anyhow::Result<()> {
-    let removed = [remove_iptables(), remove_nftables()];
-    if removed.contains(&false) { bail!("encountered an error while tearing down rules") } else { Ok(()) }
+    let removed = Family::BOTH.map(|family| [remove_iptables(family), remove_nftables(family)]);
+    if removed.as_flattened().contains(&false) {
+        bail!("encountered an error while tearing down rules");
+    }
+    Ok(())
 }
 
-/// Removes what another mode left, so that no packet is looked at twice. What fails is logged and left.
+/// Removes what another mode left in a family, so that no packet is looked at twice. What fails is logged and left.
 ///
 /// iptables and ipvs share their chains and take over from each other.
-pub fn other_modes(mode: ProxyMode) {
+pub fn other_modes(mode: ProxyMode, family: Family) {
     match mode {
-        ProxyMode::Nftables => remove_iptables(),
-        ProxyMode::Iptables | ProxyMode::Ipvs => remove_nftables(),
+        ProxyMode::Nftables => remove_iptables(family),
+        ProxyMode::Iptables | ProxyMode::Ipvs => remove_nftables(family),
     };
 }
 
-/// Goes on past a failure, so that as much as possible is gone. Returns whether all is.
-fn remove_iptables() -> bool {
-    Family::BOTH.map(|family| match iptables::remove(family) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::error!(ipFamily = %family, err = %error, "Error cleaning up iptables rules");
-            false
-        }
-    }) == [true; 2]
+/// Returns whether nothing is left.
+fn remove_iptables(family: Family) -> bool {
+    let removed = iptables::remove(family);
+    if let Err(error) = &removed {
+        tracing::error!(ipFamily = %family, err = %error, "Error cleaning up iptables rules");
+    }
+    removed.is_ok()
 }
 
-fn remove_nftables() -> bool {
-    Family::BOTH.map(|family| match nftables::Table::remove(family) {
-        Ok(()) => true,
-        Err(error) => {
-            let err = format!("{:#}", anyhow::Error::from(error));
-            tracing::error!(ipFamily = %family, err, "Error cleaning up nftables rules");
-            false
-        }
-    }) == [true; 2]
+/// Returns whether nothing is left.
+fn remove_nftables(family: Family) -> bool {
+    let removed = nftables::Table::remove(family).map_err(anyhow::Error::from);
+    if let Err(error) = &removed {
+        tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Error cleaning up nftables rules");
+    }
+    removed.is_ok()
 }

@@ -8,6 +8,7 @@
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
 //! fails does not hold up the other.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -53,7 +54,6 @@ pub enum Message {
 }
 
 /// What passes need to know about the node. None of it changes afterwards.
-#[derive(Debug)]
 pub struct Start {
     pub node_ip: IpAddr,
     pub backend: Box<dyn Backend>,
@@ -63,6 +63,17 @@ pub struct Start {
     pub sync_period: Duration,
     pub health: Arc<NodeHealth>,
     pub service_health: ServiceHealth,
+    /// What to do once our rules are in the kernel, and only then: until that moment other rules serve.
+    pub take_over: TakeOver,
+}
+
+/// Runs on a thread of its own.
+pub type TakeOver = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Start").field("backend", &self.backend).finish_non_exhaustive()
+    }
 }
 
 /// One family's line.
@@ -76,7 +87,6 @@ pub struct Line {
     counted: Counts,
 }
 
-#[derive(Debug)]
 struct Running {
     family: Family,
     backend: Box<dyn Backend>,
@@ -93,6 +103,13 @@ struct Running {
     metrics: Arc<Metrics>,
     /// When changes were triggered that no pass has made good yet.
     unmeasured: Vec<Timestamp>,
+    take_over: Option<TakeOver>,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("backend", &self.backend).finish_non_exhaustive()
+    }
 }
 
 impl Line {
@@ -199,8 +216,16 @@ impl Line {
     }
 
     fn start(&mut self, start: Start, kick: &SyncSender<Message>) {
-        let Start { node_ip, backend, node_port_addresses, pause, sync_period, health, service_health } =
-            start;
+        let Start {
+            node_ip,
+            backend,
+            node_port_addresses,
+            pause,
+            sync_period,
+            health,
+            service_health,
+            take_over,
+        } = start;
         self.cluster.move_to(node_ip);
         let (Pause::Always(min_sync) | Pause::InProportion(min_sync)) = pause;
         tracing::debug!(
@@ -223,6 +248,7 @@ impl Line {
         self.running = Some(Running {
             family: self.family,
             unmeasured: Vec::new(),
+            take_over: Some(take_over),
             backend,
             conntrack,
             node_port_addresses,
@@ -288,6 +314,9 @@ impl Running {
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
         self.end_wrong_flows();
+        if let Some(take_over) = self.take_over.take() {
+            self.spawn("take-over", take_over);
+        }
         self.listen_for_strangers();
         Ok(pass)
     }
@@ -367,12 +396,15 @@ impl Running {
 
     /// Once what we wrote is in the kernel, others may spoil it.
     fn listen_for_strangers(&mut self) {
-        let family = self.family;
         let Some(kick) = self.listen.take() else { return };
         let Some(watch) = self.backend.watch() else { return };
-        let listen = move || watch(&mut || kick.send(Message::Drifted).is_ok());
-        if let Err(error) = std::thread::Builder::new().name(format!("drift-{family}")).spawn(listen) {
-            tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our rules");
+        self.spawn("drift", Box::new(move || watch(&mut || kick.send(Message::Drifted).is_ok())));
+    }
+
+    fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) {
+        let family = self.family;
+        if let Err(error) = std::thread::Builder::new().name(format!("{name}-{family}")).spawn(what) {
+            tracing::error!(ipFamily = %family, err = %error, thread = name, "Failed to start a thread");
         }
     }
 }

@@ -70,7 +70,6 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let config_file = options.config_file.as_deref().map(FileWatch::open).transpose()?;
     let metrics = Arc::new(Metrics::new(config.mode));
     metrics.describe(&Build::reported_as(&options.version), &config.gates);
-    cleanup::other_modes(config.mode);
     let name = node::name(&config)?;
     let access = Access::open(config.mode)?;
     let (source, recorder) = source(&config, &options, &name, &metrics)?;
@@ -107,7 +106,11 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         count_connections(&lines, &metrics);
     }
     voice.say(Severity::Normal, "Starting", String::new());
+    for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
+        cleanup::other_modes(config.mode, family);
+    }
     for (family, parts) in backends {
+        let mode = config.mode;
         let Parts { backend, node_port_addresses } = parts;
         let service_health = ServiceHealth::new(
             family,
@@ -125,6 +128,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             sync_period: config.sync_period,
             health: health.clone(),
             service_health,
+            take_over: Box::new(move || cleanup::other_modes(mode, family)),
         };
         let line = lines.get(&family).context("every family has a line")?;
         if line.send(Message::Start(Box::new(start))).is_err() {

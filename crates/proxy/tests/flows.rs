@@ -2,81 +2,23 @@
 //! service names them any more, so that a flow left behind shows.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::fs;
+mod stage;
+
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::address::Family;
-use tempfile::TempDir;
-use tests::lab::{Address, Lab, OTHER_TARGET, Place, TARGET, Who};
-use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web, write};
+use stage::Stage;
+use tests::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
+use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web};
 
-/// A proxy in the node of a lab, killed when dropped.
-struct Stage {
-    lab: Lab,
-    family: Family,
-    dir: TempDir,
-    proxy: Option<Child>,
-    mode: &'static str,
-}
-
-impl Stage {
-    fn new(mode: &'static str, family: Family) -> Self {
-        let mut stage = Self { lab: Lab::new(), family, dir: TempDir::new().unwrap(), proxy: None, mode };
-        stage.start();
-        stage
-    }
-
-    fn start(&mut self) {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
-        command
-            .args([
-                "--proxy-mode",
-                self.mode,
-                "--hostname-override=node-1",
-                "--iptables-min-sync-period=0",
-                "-v=4",
-            ])
-            .args(["--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"])
-            .args(["--nodeport-addresses=192.0.2.0/24,2001:db8:2::/64", "--manifests"])
-            .arg(self.dir.path())
-            .stderr(Stdio::from(log));
-        self.proxy = Some(self.lab.network.node.spawn(&mut command).unwrap());
-    }
-
-    fn stop(&mut self) {
-        if let Some(mut proxy) = self.proxy.take() {
-            let _ = proxy.kill();
-            let _ = proxy.wait();
-        }
-    }
-
-    fn hold(&self, service: Service) {
-        let next = self.dir.path().join("next");
-        fs::write(&next, write(&[service.into()], self.family)).unwrap();
-        fs::rename(next, self.dir.path().join("all.yaml")).unwrap();
-    }
-
-    fn client(&self, who: Who, to: Address, port: u16) -> Client {
-        let any = tests::network::of(self.family, ["0.0.0.0:4321", "[::]:4321"]);
-        let socket = self.lab.namespace(who).enter(|| UdpSocket::bind(any).unwrap());
-        socket.connect(SocketAddr::new(to.ip(self.family), port)).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        Client { socket, family: self.family }
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            println!("the log of the proxy in {} mode:\n{log}", self.mode);
-        }
-        self.stop();
-    }
+fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
+    let any = tests::network::of(stage.family, ["0.0.0.0:4321", "[::]:4321"]);
+    let socket = stage.lab.namespace(who).enter(|| UdpSocket::bind(any).unwrap());
+    socket.connect(SocketAddr::new(to.ip(stage.family), port)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    Client { socket, family: stage.family }
 }
 
 /// Asks again and again from the same port.
@@ -170,7 +112,7 @@ fn pods_cycle(stage: &Stage, client: &Client, service: impl Fn(&[Endpoint]) -> S
 #[test]
 fn pods_cycle_behind_a_cluster_ip() {
     everywhere(|stage| {
-        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Pod, Address::ClusterIp, 80);
         pods_cycle(&stage, &client, web);
     });
 }
@@ -178,7 +120,7 @@ fn pods_cycle_behind_a_cluster_ip() {
 #[test]
 fn pods_cycle_behind_a_node_port_and_at_last_there_is_none() {
     everywhere(|stage| {
-        let client = stage.client(Who::Outside, Address::NodeIp, FREE_NODE_PORT);
+        let client = client(&stage, Who::Outside, Address::NodeIp, FREE_NODE_PORT);
         pods_cycle(&stage, &client, at_free_node_port);
         stage.hold(at_free_node_port(&[]));
         client.settles_on(None, TARGET);
@@ -190,7 +132,7 @@ fn pods_cycle_behind_a_node_port_and_at_last_there_is_none() {
 #[test]
 fn pods_cycle_behind_internal_policy_local() {
     everywhere(|stage| {
-        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Pod, Address::ClusterIp, 80);
         pods_cycle(&stage, &client, |endpoints| web(&[endpoints, &[R]].concat()).internal_local());
     });
 }
@@ -198,7 +140,7 @@ fn pods_cycle_behind_internal_policy_local() {
 #[test]
 fn pods_cycle_while_the_node_itself_asks() {
     everywhere(|stage| {
-        let client = stage.client(Who::Node, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Node, Address::ClusterIp, 80);
         pods_cycle(&stage, &client, web);
     });
 }
@@ -206,7 +148,7 @@ fn pods_cycle_while_the_node_itself_asks() {
 #[test]
 fn a_pod_becomes_unready_and_another_one_ready() {
     everywhere(|stage| {
-        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Pod, Address::ClusterIp, 80);
         let [a, b] = [A, B].map(|endpoint| endpoint.but(State::Unready));
         for (endpoints, answers) in [([A, b], A), ([a, B], B), ([A, b], A)] {
             stage.hold(web(&endpoints));
@@ -218,7 +160,7 @@ fn a_pod_becomes_unready_and_another_one_ready() {
 #[test]
 fn the_target_port_changes() {
     everywhere(|stage| {
-        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Pod, Address::ClusterIp, 80);
         for target in [TARGET, OTHER_TARGET, TARGET] {
             let port = |port: Port| Port { target, ..port };
             let service = web(&[A]);
@@ -233,7 +175,7 @@ fn the_target_port_changes() {
 fn a_restart_ends_the_flows_to_pods_that_went_meanwhile_and_no_others() {
     everywhere(|mut stage| {
         stage.hold(web(&[A, B]));
-        let client = stage.client(Who::Pod, Address::ClusterIp, 80);
+        let client = client(&stage, Who::Pod, Address::ClusterIp, 80);
         let first = client.first_answer();
         let (kept, other) = if first.ip() == A.place.ip(stage.family) { (A, B) } else { (B, A) };
         stage.stop();

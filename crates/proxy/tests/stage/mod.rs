@@ -1,0 +1,69 @@
+//! The binary in the node of a lab, serving a folder of manifests.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use model::address::Family;
+use tempfile::TempDir;
+use tests::lab::Lab;
+use tests::manifests::{Service, write};
+
+/// A proxy in the node of a lab, killed when dropped.
+pub struct Stage {
+    pub lab: Lab,
+    pub family: Family,
+    dir: TempDir,
+    proxy: Option<Child>,
+    pub mode: &'static str,
+}
+
+impl Stage {
+    pub fn new(mode: &'static str, family: Family) -> Self {
+        let mut stage = Self { lab: Lab::new(), family, dir: TempDir::new().unwrap(), proxy: None, mode };
+        stage.start();
+        stage
+    }
+
+    pub fn start(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command
+            .args([
+                "--proxy-mode",
+                self.mode,
+                "--hostname-override=node-1",
+                "--iptables-min-sync-period=0",
+                "-v=4",
+            ])
+            .args(["--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"])
+            .args(["--nodeport-addresses=192.0.2.0/24,2001:db8:2::/64", "--manifests"])
+            .arg(self.dir.path())
+            .stderr(Stdio::from(log));
+        self.proxy = Some(self.lab.network.node.spawn(&mut command).unwrap());
+    }
+
+    /// At once, wherever it is.
+    pub fn stop(&mut self) {
+        if let Some(mut proxy) = self.proxy.take() {
+            let _ = proxy.kill();
+            let _ = proxy.wait();
+        }
+    }
+
+    /// Makes this service all there is.
+    pub fn hold(&self, service: Service) {
+        let next = self.dir.path().join("next");
+        fs::write(&next, write(&[service.into()], self.family)).unwrap();
+        fs::rename(next, self.dir.path().join("all.yaml")).unwrap();
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            println!("the log of the proxy in {} mode:\n{log}", self.mode);
+        }
+        self.stop();
+    }
+}
