@@ -85,9 +85,10 @@ impl Conntrack {
         ended.map(Some)
     }
 
-    /// What is to be looked at already is so no later.
+    /// All of it when the first is due.
     fn doubt_again(&mut self, when: Instant, doubts: Doubts) {
-        let (_, again) = self.again.get_or_insert_with(|| (when, Doubts::default()));
+        let (due, again) = self.again.get_or_insert_with(|| (when, Doubts::default()));
+        *due = when.min(*due);
         again.join(doubts);
     }
 

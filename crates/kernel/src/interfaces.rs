@@ -18,12 +18,22 @@ pub fn default_address(family: Family) -> io::Result<Option<IpAddr>> {
     Ok(source.map(|source| source.address))
 }
 
-/// Calls `tell` after every change of addresses, for as long as it returns true.
-pub fn on_change(mut tell: impl FnMut() -> bool) -> io::Result<()> {
-    let mut changes = AddressChanges::open()?;
-    loop {
-        if changes.seen_within(Duration::from_secs(3_600))? && !tell() {
-            return Ok(());
+/// Word of every change of addresses from now on.
+#[derive(Debug)]
+pub struct Changes(AddressChanges);
+
+impl Changes {
+    /// Belongs to the network namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self(AddressChanges::open()?))
+    }
+
+    /// Calls `tell` after every change, for as long as it returns true.
+    pub fn follow(mut self, mut tell: impl FnMut() -> bool) -> io::Result<()> {
+        loop {
+            if self.0.seen_within(Duration::from_secs(3_600))? && !tell() {
+                return Ok(());
+            }
         }
     }
 }

@@ -170,9 +170,13 @@ impl Rules {
         self.runner.family()
     }
 
-    /// Hears of what others do to the rules. Best begun before the first pass.
-    pub fn watch(&self) -> Watch {
-        Watch::new(self.runner.clone(), self.sync_period)
+    /// Hears of what others do to the rules. To be asked for before the first pass, so that nothing is missed.
+    pub fn watch(&mut self) -> Watch {
+        let watch = Watch::new(self.runner.clone(), self.sync_period);
+        if !watch.hears_everything() {
+            self.plan.write_whole_chains();
+        }
+        watch
     }
 
     /// Our picture of the kernel may be wrong: the next pass writes everything.
@@ -235,7 +239,11 @@ impl Rules {
             // A kernel may keep counters and yet lack the match that feeds them.
             Err(error) if counters != Counters::default() && !error.is_contention() => {
                 tracing::warn!(ipFamily = %self.family(), err = %error, "Full sync failed, trying without packet counters");
-                self.restore_all(now, endpoints, saved.as_deref(), Counters::default())
+                let restored = self.restore_all(now, endpoints, saved.as_deref(), Counters::default());
+                if restored.is_ok() {
+                    self.counters = None;
+                }
+                restored
             }
             result => result,
         }

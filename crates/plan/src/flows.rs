@@ -81,11 +81,6 @@ impl Flows {
         }
     }
 
-    /// Whether some flow may be wrong.
-    pub fn is_in_doubt(&self) -> bool {
-        !self.doubtful.is_empty()
-    }
-
     /// Hands out what to look at; from now on it is in order.
     pub fn take_doubts(&mut self) -> Doubts {
         Doubts(std::mem::take(&mut self.doubtful))

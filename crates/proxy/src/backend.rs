@@ -24,8 +24,9 @@ pub trait Backend: fmt::Debug + Send {
     /// The kernel may hold something else than we think: the next pass looks at everything.
     fn distrust(&mut self);
 
-    /// How to hear of strangers that change what we wrote. Asked for after the first pass that went well.
-    fn watch(&self) -> Option<Watch>;
+    /// How to hear of strangers that change what we wrote. Asked for before the first pass, and after each one for as
+    /// long as there is no need.
+    fn watch(&mut self) -> Option<Watch>;
 
     /// New connections, as far as the kernel counts them in this mode.
     fn connections(&mut self) -> io::Result<Vec<Connections>> {

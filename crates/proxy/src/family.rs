@@ -10,7 +10,6 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -29,6 +28,7 @@ use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
+use crate::threads;
 
 /// Events heard in one go before looking whether a pass is due: a storm must not put it off for ever.
 const AT_ONCE: usize = 10_000;
@@ -114,19 +114,13 @@ impl fmt::Debug for Running {
 
 impl Line {
     /// Starts the family's thread, and returns how to talk to it.
-    pub fn spawn(here: Here, metrics: Arc<Metrics>) -> std::io::Result<SyncSender<Message>> {
+    pub fn spawn(here: Here, metrics: Arc<Metrics>) -> anyhow::Result<SyncSender<Message>> {
         let (sender, inbox) = sync_channel(QUEUE);
         let family = here.family;
         let kick = sender.clone();
         let cluster = Cluster::new(here);
         let line = Self { family, cluster, running: None, metrics, counted: Counts::default() };
-        let run = move || {
-            // A half-alive proxy is worse than a dead one: whoever started us will start us again.
-            if catch_unwind(AssertUnwindSafe(|| line.run(&inbox, &kick))).is_err() {
-                std::process::exit(2);
-            }
-        };
-        std::thread::Builder::new().name(format!("sync-{family}")).spawn(run)?;
+        threads::spawn(format!("sync-{family}"), move || line.run(&inbox, &kick))?;
         Ok(sender)
     }
 
@@ -152,11 +146,14 @@ impl Line {
     fn hear(&mut self, message: Message, kick: &SyncSender<Message>) {
         match message {
             Message::Event(event) => {
+                let was_complete = self.cluster.is_complete();
                 for note in self.cluster.apply(&event) {
                     let (field, value) = note.detail.unwrap_or_default();
                     tracing::error!(ipFamily = %self.family, object = note.object, field, value, "{}", note.message);
                 }
-                if self.cluster.has_changes() {
+                // Before that nothing can be done; and then something has to be, be it to find that there is nothing.
+                let is_complete = self.cluster.is_complete();
+                if is_complete && (self.cluster.has_changes() || !was_complete) {
                     self.ask();
                 }
             }
@@ -260,6 +257,9 @@ impl Line {
             service_health,
             metrics,
         });
+        if let Some(running) = &mut self.running {
+            running.listen_for_strangers();
+        }
     }
 
     fn pass_if_due(&mut self) {
@@ -298,7 +298,7 @@ impl Running {
 
     /// Rules first; what follows from them only if they are right.
     fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.look_around());
+        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.look_around()).flatten();
         let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
         if touches_udp {
             self.conntrack.hear(&routings);
@@ -347,19 +347,21 @@ impl Running {
         }
     }
 
-    /// Finds out which addresses the node has; returns those that serve node ports, none where all do.
-    fn look_around(&mut self) -> Vec<IpAddr> {
-        let all = kernel::interfaces::addresses().unwrap_or_else(|error| {
-            tracing::error!(err = %error, "Failed to list the node's addresses, node ports will not answer");
-            Vec::new()
-        });
-        let serving = if self.node_port_addresses.match_all() {
-            Vec::new()
-        } else {
-            self.node_port_addresses.among(&all)
+    /// Finds out which addresses the node has; returns those that serve node ports, none where all do. What can't be
+    /// found out stays as it was, and the next pass tries again.
+    fn look_around(&mut self) -> Option<Vec<IpAddr>> {
+        let all = match kernel::interfaces::addresses() {
+            Ok(all) => all,
+            Err(error) => {
+                tracing::error!(ipFamily = %self.family, err = %error, "Failed to list the node's addresses");
+                self.moved = true;
+                return None;
+            }
         };
+        let addresses = &self.node_port_addresses;
+        let serving = if addresses.match_all() { Vec::new() } else { addresses.among(&all) };
         self.conntrack.move_to(all);
-        serving
+        Some(serving)
     }
 
     /// Rules are right by now.
@@ -394,17 +396,19 @@ impl Running {
         }
     }
 
-    /// Once what we wrote is in the kernel, others may spoil it.
+    /// From the start, or from when it shows that others can spoil what we write.
     fn listen_for_strangers(&mut self) {
-        let Some(kick) = self.listen.take() else { return };
-        let Some(watch) = self.backend.watch() else { return };
+        if self.listen.is_none() {
+            return;
+        }
+        let (Some(watch), Some(kick)) = (self.backend.watch(), self.listen.take()) else { return };
         self.spawn("drift", Box::new(move || watch(&mut || kick.send(Message::Drifted).is_ok())));
     }
 
     fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) {
         let family = self.family;
-        if let Err(error) = std::thread::Builder::new().name(format!("{name}-{family}")).spawn(what) {
-            tracing::error!(ipFamily = %family, err = %error, thread = name, "Failed to start a thread");
+        if let Err(error) = threads::spawn(format!("{name}-{family}"), what) {
+            tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Failed to go on");
         }
     }
 }

@@ -22,5 +22,6 @@ pub mod run;
 pub mod signals;
 pub mod source;
 pub mod status;
+pub mod threads;
 pub mod tuning;
 pub mod version;

@@ -17,6 +17,7 @@ pub struct Pace {
     /// When the running pass began.
     started: Option<Instant>,
     last: Option<Last>,
+    /// When we began to wait for the first pass that comes to an end.
     began: Instant,
 }
 
@@ -50,6 +51,7 @@ impl Pace {
     /// A pass begins: what is asked for from now on is for the next one.
     pub fn started(&mut self, now: Instant) {
         self.asked = false;
+        self.began = now;
         self.started = Some(now);
     }
 
@@ -106,6 +108,18 @@ mod tests {
         pace.ask();
         pass(&mut pace, t, true);
         assert_eq!(pace.wait(t), 3_600 * SECOND);
+    }
+
+    #[test]
+    fn a_pass_that_cannot_begin_yet_is_not_tried_again_until_somebody_asks() {
+        let (mut pace, t) = pace();
+        let later = t + 3_600 * SECOND;
+        pace.ask();
+        for now in [t, later] {
+            assert_eq!(pace.wait(now), Duration::ZERO);
+            pace.started(now);
+            assert_eq!(pace.wait(now), 3_600 * SECOND);
+        }
     }
 
     #[test]

@@ -38,7 +38,7 @@ use crate::pace::Pause;
 use crate::source::{Lines, Source, Word};
 use crate::status::{self, Facts};
 use crate::version::Build;
-use crate::{cleanup, health, signals, tuning};
+use crate::{cleanup, health, signals, threads, tuning};
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -102,13 +102,17 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let voice = Voice { node_name: node.name.clone(), recorder };
     serve_health(&config, &http, &health, &voice)?;
     serve_status(&config, &options, &http, &metrics, &voice)?;
-    if options.connection_metrics {
+    if options.connection_metrics && config.mode == ProxyMode::Nftables {
         count_connections(&lines, &metrics);
     }
     voice.say(Severity::Normal, "Starting", String::new());
+    // Where nobody takes over there is nothing to wait for. Not with `--init-only`: nobody would serve until the rest
+    // of us comes.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
         cleanup::other_modes(config.mode, family);
     }
+    // Before families look around for the first time, so that nothing is missed.
+    follow_addresses(lines.clone())?;
     for (family, parts) in backends {
         let mode = config.mode;
         let Parts { backend, node_port_addresses } = parts;
@@ -135,10 +139,9 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             bail!("the thread of {family} has ended");
         }
     }
-    follow_addresses(lines)?;
     if let Some(file) = config_file {
         let follow = move || drop(words.send(Word::Over(file.wait())));
-        std::thread::Builder::new().name("config-file".into()).spawn(follow).context("starting a thread")?;
+        threads::spawn("config-file", follow)?;
     }
     Err(until_it_ends(node, &health, &inbox))
 }
@@ -211,7 +214,7 @@ fn count_connections(lines: &Lines, metrics: &Metrics) {
         let line = line.clone();
         let count = move || {
             let (answer, counted) = sync_channel(1);
-            line.send(Message::Count(answer)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+            line.try_send(Message::Count(answer)).map_err(|_| io::ErrorKind::ResourceBusy)?;
             counted.recv_timeout(PATIENCE).map_err(io::Error::other)?
         };
         metrics.collect(Box::new(NewConnections::new(*family, count)));
@@ -260,7 +263,7 @@ fn lines(
             serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
             started: Timestamp::now(),
         };
-        lines.insert(family, Line::spawn(here, metrics.clone()).context("starting a thread")?);
+        lines.insert(family, Line::spawn(here, metrics.clone())?);
     }
     Ok(lines)
 }
@@ -308,14 +311,13 @@ fn pause(config: &Config) -> Pause {
 
 /// Lets every family know when the node's addresses change.
 fn follow_addresses(lines: Lines) -> anyhow::Result<()> {
+    let changes = kernel::interfaces::Changes::open().context("following the node's addresses")?;
     let tell = move || lines.values().all(|line| line.send(Message::Moved).is_ok());
-    let follow = move || {
-        if let Err(error) = kernel::interfaces::on_change(tell) {
+    threads::spawn("addresses", move || {
+        if let Err(error) = changes.follow(tell) {
             tracing::error!(err = %error, "Failed to follow the node's addresses");
         }
-    };
-    std::thread::Builder::new().name("addresses".into()).spawn(follow).context("starting a thread")?;
-    Ok(())
+    })
 }
 
 fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<Word>) -> anyhow::Error {

@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::threads;
+
 /// The status a Go program ends with in the same place.
 const STATUS: i32 = 2;
 
@@ -25,8 +27,7 @@ pub fn end_process_one() -> anyhow::Result<()> {
             std::process::exit(STATUS);
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(end).context("starting a thread")?;
-    Ok(())
+    threads::spawn("signals", end)
 }
 
 /// What whoever started us decided to ignore stays ignored.

@@ -13,6 +13,7 @@ use watch::api_server::ApiServer;
 use watch::manifests::Manifests;
 
 use crate::family::Message;
+use crate::threads;
 
 /// How to talk to each family that there is.
 pub type Lines = BTreeMap<Family, SyncSender<Message>>;
@@ -47,8 +48,7 @@ impl Source {
             let over = self.follow(&lines, &words);
             let _ = words.send(Word::Over(over));
         };
-        std::thread::Builder::new().name("source".into()).spawn(follow).context("starting a thread")?;
-        Ok(())
+        threads::spawn("source", follow)
     }
 
     fn follow(self, lines: &Lines, words: &Sender<Word>) -> anyhow::Error {

@@ -44,6 +44,9 @@ pub fn set_up_conntrack(conntrack: &Conntrack) -> anyhow::Result<()> {
     let sysctls = Sysctls::default();
     for (name, value) in wanted(conntrack, processors()) {
         let entry = format!("net/netfilter/{name}");
+        if name == "nf_conntrack_max" {
+            tracing::info!(nfConntrackMax = value, "Setting nf_conntrack_max");
+        }
         let written =
             sysctls.ensure(&entry, value).map_err(|error| anyhow!("{entry}: {error}")).context(WHAT)?;
         if written {

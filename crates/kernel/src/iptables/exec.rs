@@ -103,7 +103,15 @@ impl Exec for Programs {
 
         let started = Instant::now();
         let mut child = self.start(program, arguments, [&stdin, &stdout, &stderr]).map_err(cannot)?;
-        let ended_in_time = ends_within(&mut child, self.patience).map_err(cannot)?;
+        let ended_in_time = match ends_within(&mut child, self.patience) {
+            Ok(ended) => ended,
+            // Nobody may be left at work on the rules that we know nothing of.
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(cannot(error));
+            }
+        };
         if !ended_in_time {
             stop(&mut child).map_err(cannot)?;
         }

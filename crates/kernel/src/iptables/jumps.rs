@@ -51,6 +51,12 @@ fn missing(filter: &str, nat: &str) -> (Restore, Vec<Jump>) {
     (restore, in_doubt)
 }
 
+/// Whether all jumps of a chain are there. If nobody can tell, they are.
+pub fn are_there(runner: &Runner, table: &str, chain: &str) -> bool {
+    let jumps = Jump::ALL.into_iter().filter(|jump| jump.table.name() == table && jump.from == chain);
+    jumps.into_iter().all(|jump| runner.has_rule(table, chain, &jump.arguments()).unwrap_or(true))
+}
+
 fn ensure_one(runner: &Runner, jump: &Jump) -> Result<(), Error> {
     let table = jump.table.name();
     let chain = runner.ensure_chain(table, jump.to)?;

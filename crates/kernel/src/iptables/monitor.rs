@@ -28,17 +28,33 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Watch {
     runner: Arc<Runner>,
     period: Duration,
+    /// Nothing where the kernel does not tell.
+    monitor: Option<Monitor>,
 }
 
 impl Watch {
+    /// Hears from now on, whenever it is run.
     pub(super) fn new(runner: Arc<Runner>, period: Duration) -> Self {
-        Self { runner, period }
+        let mut monitor = None;
+        if runner.variant() == Variant::Nft {
+            monitor = Monitor::open()
+                .inspect_err(|error| {
+                    tracing::warn!(ipFamily = %runner.family(), err = %error, "Failed to listen for changes of iptables rules, looking for them instead");
+                })
+                .ok();
+        }
+        Self { runner, period, monitor }
+    }
+
+    /// Whether every change is told of, be it as small as one rule.
+    pub(super) fn hears_everything(&self) -> bool {
+        self.monitor.is_some()
     }
 
     /// Calls `tell` whenever somebody has changed or flushed our rules, for as long as it returns true.
-    pub fn run(self, mut tell: impl FnMut() -> bool) {
-        if self.runner.variant() == Variant::Nft {
-            let Err(error) = self.listen(&mut tell) else { return };
+    pub fn run(mut self, mut tell: impl FnMut() -> bool) {
+        if let Some(monitor) = self.monitor.take() {
+            let Err(error) = self.listen(monitor, &mut tell) else { return };
             tracing::warn!(ipFamily = %self.runner.family(), err = %error, "Failed to listen for changes of iptables rules, looking for them instead");
         }
         self.poll(tell);
@@ -90,8 +106,7 @@ impl Watch {
         }
     }
 
-    fn listen(&self, tell: &mut impl FnMut() -> bool) -> io::Result<()> {
-        let mut monitor = Monitor::open()?;
+    fn listen(&self, mut monitor: Monitor, tell: &mut impl FnMut() -> bool) -> io::Result<()> {
         loop {
             self.set_out_canaries();
             let mut seen = Seen::default();
@@ -124,7 +139,7 @@ impl Watch {
             {
                 match chain {
                     Some(chain) if is_ours(chain) => seen.ours = true,
-                    Some(chain) if *object == Object::Rule => {
+                    Some(chain) if *object == Object::Rule && leads_to_us(table, chain) => {
                         seen.emptied.insert(((*table).to_owned(), (*chain).to_owned()));
                     }
                     Some(_) => {}
@@ -139,9 +154,11 @@ impl Watch {
     /// Rules of others come and go in the kernel's chains all the time, and what we write ourselves may be more than
     /// the socket holds: neither is a reason to write it all again if what we have there still stands.
     fn do_harm(&self, seen: &Seen) -> bool {
+        // A chain that can't be printed, for somebody put into it what has no words, is asked for each of them.
         let has_jumps = |table: &str, chain: &str| match self.runner.list(table, chain) {
-            Ok(listed) => jumps::are_in(table, chain, &listed),
-            Err(error) => error.is_resource_problem(),
+            Ok(listed) if jumps::are_in(table, chain, &listed) => true,
+            Ok(_) => jumps::are_there(&self.runner, table, chain),
+            Err(error) => error.is_resource_problem() || jumps::are_there(&self.runner, table, chain),
         };
         let mut chains = seen.emptied.clone();
         if seen.lost {
@@ -153,12 +170,17 @@ impl Watch {
     }
 }
 
+/// Only there can a rule be lost that is ours; other chains come and go with their owners.
+fn leads_to_us(table: &str, chain: &str) -> bool {
+    Jump::ALL.iter().any(|jump| jump.table.name() == table && jump.from == chain)
+}
+
 /// What strangers did.
 #[derive(Debug, Default)]
 struct Seen {
     /// They touched a chain of ours, or all of a table.
     ours: bool,
-    /// Chains of the kernel's or of others that lost a rule, with their tables.
+    /// Chains of the kernel's with jumps to ours that lost a rule, with their tables.
     emptied: BTreeSet<(String, String)>,
     /// Nobody knows what else.
     lost: bool,

@@ -164,7 +164,8 @@ impl Runner {
         Err(Error::Failed { command, status: finished.status, said, lines })
     }
 
-    fn has_rule(&self, table: &str, chain: &str, rule: &[&str]) -> Result<bool, Error> {
+    /// Whether the rule is there, wherever in the chain.
+    pub fn has_rule(&self, table: &str, chain: &str, rule: &[&str]) -> Result<bool, Error> {
         if !self.features.check {
             return Ok(is_saved(&self.saved(table)?, chain, rule));
         }
@@ -181,11 +182,15 @@ impl Runner {
         // It takes no lock and knows no word for waiting.
         let arguments = ["-t", table];
         let finished = self.exec.run(self.names.save, &arguments, &[])?;
-        if finished.status == 0 {
+        // What somebody put there with `nft` may be beyond its words. It then prints nothing but that, and succeeds; an
+        // empty table this is not.
+        let is_beyond_words =
+            finished.stdout.lines().any(|line| line.starts_with('#') && line.contains("is incompatible"));
+        if finished.status == 0 && !is_beyond_words {
             return Ok(finished.stdout);
         }
         let command = command_line(self.names.save, &arguments);
-        Err(Error::Failed { command, status: finished.status, said: finished.stderr, lines: Vec::new() })
+        Err(Error::Failed { command, status: finished.status, said: finished.said(), lines: Vec::new() })
     }
 
     fn succeed(&self, arguments: &[&str]) -> Result<String, Error> {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use kernel::iptables::{Access, Rules, Variant};
+use kernel::iptables::{Access, Rules, Variant, remove_through};
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
 
@@ -26,7 +26,7 @@ fn machine(commands: &Commands) -> Machine<'_> {
     machine
 }
 
-fn watched(machine: &Machine<'_>) -> Receiver<()> {
+fn watched(machine: &mut Machine<'_>) -> Receiver<()> {
     let (told, hear) = channel();
     let watch = machine.rules.watch();
     std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
@@ -41,7 +41,7 @@ fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
             let commands = Commands::of(variant);
             let mut machine = machine(&commands);
             let before = machine.saved();
-            let hear = watched(&machine);
+            let hear = watched(&mut machine);
             for round in ["first", "second"] {
                 commands.flush(Family::V4);
                 hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?} {round}"));
@@ -71,7 +71,7 @@ fn with_nft_every_change_to_our_rules_is_heard_of() {
             let commands = Commands::of(Variant::Nft);
             let mut machine = machine(&commands);
             let before = machine.saved();
-            let hear = watched(&machine);
+            let hear = watched(&mut machine);
             commands.run(command);
             hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{command}"));
             machine.rules.distrust();
@@ -87,7 +87,7 @@ fn with_nft_a_flush_from_below_is_heard_of() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
         let before = machine.saved();
-        let hear = watched(&machine);
+        let hear = watched(&mut machine);
         netlink::testing::run("nft flush ruleset");
         hear.recv_timeout(PATIENCE).expect("the tables are gone");
         machine.rules.distrust();
@@ -101,7 +101,7 @@ fn canaries_that_cannot_be_set_out_are_tried_again() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
-            let machine = machine(&commands);
+            let mut machine = machine(&commands);
             commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
             let watch = machine.rules.watch();
             let (told, hear) = channel();
@@ -121,13 +121,16 @@ fn with_nft_what_does_not_concern_us_is_no_news() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
-        let hear = watched(&machine);
+        let hear = watched(&mut machine);
         for command in [
             "iptables -I INPUT -i lo -j ACCEPT",
             "iptables -D INPUT -i lo -j ACCEPT",
             "iptables -t nat -N CNI-X",
             "iptables -t nat -A CNI-X -j RETURN",
             "iptables -t nat -F CNI-X",
+            "iptables -t nat -A CNI-X -j RETURN",
+            "iptables -t nat -F CNI-X",
+            "iptables -t nat -X CNI-X",
             "iptables -N KUBE-KUBELET-CANARY",
             "ip6tables -t nat -N KUBE-SERVICES",
         ] {
@@ -145,8 +148,8 @@ fn with_nft_what_does_not_concern_us_is_no_news() {
 fn with_legacy_only_a_flush_of_all_tables_counts() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
-        let machine = machine(&commands);
-        let hear = watched(&machine);
+        let mut machine = machine(&commands);
+        let hear = watched(&mut machine);
         commands.run("iptables -t nat -F KUBE-PROXY-CANARY");
         commands.run("iptables -t nat -X KUBE-PROXY-CANARY");
         assert!(hear.recv_timeout(SILENCE).is_err(), "mangle still has its canary");
@@ -157,5 +160,35 @@ fn with_legacy_only_a_flush_of_all_tables_counts() {
             commands.run(&format!("iptables -t {table} -X KUBE-PROXY-CANARY"));
         }
         hear.recv_timeout(PATIENCE).expect("now all are gone");
+    });
+}
+
+/// `iptables-save` says of a table with a rule that only `nft` has words for that it is incompatible, and nothing else.
+#[test]
+fn with_nft_a_table_beyond_words_is_not_taken_for_an_empty_one() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Nft);
+        let mut machine = machine(&commands);
+        let hear = watched(&mut machine);
+        let rule =
+            "ip daddr 203.0.113.99 tcp dport 80 dnat to numgen inc mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 }";
+        netlink::testing::run(&format!("nft add rule ip nat OUTPUT {rule}"));
+        let saved = commands.run("iptables-save -t nat");
+        assert!(saved.contains("incompatible"), "or this test tests nothing: {saved}");
+        let chain = |name: &str| netlink::testing::run(&format!("nft list chain ip nat {name}"));
+        let services = chain("KUBE-SERVICES");
+        for _ in 0..2 {
+            machine.rules.distrust();
+            machine.sync();
+            assert_eq!(chain("OUTPUT").matches("jump KUBE-SERVICES").count(), 1);
+            assert_eq!(chain("KUBE-SERVICES"), services);
+        }
+        commands.run("iptables -t nat -I OUTPUT -j ACCEPT");
+        commands.run("iptables -t nat -D OUTPUT -j ACCEPT");
+        assert!(hear.recv_timeout(SILENCE).is_err(), "our jump stands");
+        commands.run("iptables -t nat -D OUTPUT 1");
+        hear.recv_timeout(PATIENCE).expect("our jump is gone");
+        remove_through(commands.programs(), Family::V4).expect_err("nobody can tell which chains are left");
+        assert!(!chain("PREROUTING").contains("KUBE-"));
     });
 }

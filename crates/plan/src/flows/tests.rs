@@ -96,10 +96,9 @@ fn only_what_can_make_a_flow_wrong_is_a_reason_to_look() {
     ] {
         let mut flows = Flows::default();
         flows.replace(&name("dns"), Some(&dns(before)));
-        assert!(flows.is_in_doubt(), "a new address may have been sent to before");
-        flows.take_doubts();
+        assert!(!flows.take_doubts().is_empty(), "a new address may have been sent to before");
         flows.replace(&name("dns"), Some(&dns(now)));
-        assert_eq!(flows.is_in_doubt(), looks, "{before:?} {now:?}");
+        assert_eq!(!flows.take_doubts().is_empty(), looks, "{before:?} {now:?}");
     }
 }
 

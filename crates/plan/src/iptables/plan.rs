@@ -137,6 +137,11 @@ impl Plan {
         }
     }
 
+    /// From now on no rule is changed by its number: somebody may put another one before it unnoticed.
+    pub fn write_whole_chains(&mut self) {
+        self.manner.edits = 0;
+    }
+
     /// Makes this the routing of the service port; `None` if it is gone.
     pub fn replace(&mut self, name: ServicePortName, routing: Option<Arc<Routing>>) {
         let before = match routing {

@@ -61,7 +61,7 @@ impl Backend for Iptables {
         self.rules.distrust();
     }
 
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&mut self) -> Option<Watch> {
         let watch = self.rules.watch();
         Some(Box::new(move |tell| watch.run(tell)))
     }

@@ -50,7 +50,7 @@ impl Backend for Nftables {
         self.table.distrust();
     }
 
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&mut self) -> Option<Watch> {
         // A table of our own nobody else can change.
         if self.table.is_owned() {
             return None;

@@ -1,0 +1,19 @@
+//! Threads that the process can't do without.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::Context as _;
+
+/// A half-alive proxy is worse than a dead one: if the thread panics, the process ends, and whoever started it will
+/// start it again.
+pub fn spawn(name: impl Into<String>, what: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let name = name.into();
+    let run = move || {
+        if catch_unwind(AssertUnwindSafe(what)).is_err() {
+            std::process::exit(2);
+        }
+    };
+    let trouble = format!("starting the thread {name:?}");
+    std::thread::Builder::new().name(name).spawn(run).context(trouble)?;
+    Ok(())
+}
