@@ -4,11 +4,11 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build check test bench fmt setup pure deny clean
+.PHONY: help demo build check test e2e bench bench-e2e fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # In the dev profile: optimizing takes time on a first run, and it is the kernel that forwards.
 demo: ## see it at work: real connections, pods that come and go, a proxy killed and started again; wants root
@@ -28,9 +28,20 @@ check: pure deny ## the inner loop: format, lints, dependency rules, unit tests
 test: setup ## everything that needs no cluster; installs what it needs, wants root for network namespaces
 	$(CARGO) test --workspace --all-features
 
+e2e: setup ## against a real API server, in both modes; builds one with Go the first time, wants root
+	$(CARGO) build --bin kube-proxy
+	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
+	  $(CARGO) test --package tests --test e2e -- --ignored --test-threads=1
+
 bench: ## what things cost, beside what they should cost; wants root for network namespaces
 	$(CARGO) bench --package model --bench model
 	$(CARGO) bench --package kernel --bench nftables
+	$(CARGO) bench --package kernel --bench iptables
+
+bench-e2e: setup build ## the same against a real API server: from its write to the kernel, and memory
+	$(CARGO) build --bin control-plane --bin bench-cluster
+	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
+	  SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/release/kube-proxy $(CARGO) run --quiet --bin bench-cluster
 
 fmt: ## formats the code
 	$(CARGO) fmt --all

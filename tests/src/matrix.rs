@@ -494,7 +494,7 @@ impl fmt::Display for Fate {
 
 /// Waits until something is so; a test that waits for it in vain fails.
 pub fn eventually(what: &str, so: impl FnMut() -> bool) {
-    within(Duration::from_secs(10), what, so);
+    within(Duration::from_secs(30), what, so);
 }
 
 /// The same with another patience.

@@ -26,6 +26,11 @@ impl Namespace {
         namespace
     }
 
+    /// The one that the calling thread is in.
+    pub fn here() -> Self {
+        Self(Arc::new(File::open("/proc/thread-self/ns/net").unwrap()))
+    }
+
     /// Runs something inside. Sockets made there stay there; so do processes.
     pub fn enter<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let inside = || {

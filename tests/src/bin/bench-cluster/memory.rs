@@ -1,0 +1,24 @@
+//! What the proxy holds in memory when there is a lot to hold.
+
+use tests::cluster::proxy::Mode;
+use tests::cluster::stage::Stage;
+
+use crate::mebibytes;
+use crate::population::{PLACES, populate, wait_for};
+
+const SERVICES: usize = 10_000;
+const GOAL: u64 = 60;
+
+pub fn measure(stage: &Stage) {
+    populate(stage, SERVICES);
+    let proxy = stage.proxy(Mode::Nftables);
+    wait_for(stage, SERVICES - 1);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
+    let kibibytes = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()).unwrap().parse().unwrap()
+    };
+    let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| mebibytes(kibibytes(name) * 1024));
+    println!("memory, {SERVICES} services x {} endpoints:", PLACES.len());
+    println!("  resident {resident:.1} MiB, at its peak {peak:.1} MiB; goal {GOAL} MiB");
+}

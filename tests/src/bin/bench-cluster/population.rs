@@ -1,0 +1,43 @@
+//! Many services, all with the same endpoints, which all answer.
+
+use std::time::Duration;
+
+use model::address::Family;
+use model::names::Protocol;
+use serde_json::{Value, json};
+use tests::cluster::objects::{endpoint, service, slice, with};
+use tests::cluster::stage::{Stage, cluster_ip};
+use tests::lab::{Place, Who};
+use tests::matrix::within;
+use tests::talk::Answer;
+
+pub const PLACES: [Place; 5] = [Place::PodA, Place::PodB, Place::Remote(5), Place::Remote(6), Place::Host];
+
+pub fn name(number: usize) -> String {
+    format!("service-{number}")
+}
+
+/// Services of one family, each with five endpoints.
+pub fn populate(stage: &Stage, count: usize) {
+    let single = json!({"spec": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"]}});
+    let objects = (0..count).flat_map(|number| {
+        let name = name(number);
+        let service = with(service(&name), single.clone());
+        [(stage.services(), service), (stage.slices(), at(&name, &PLACES))]
+    });
+    stage.api().create_all(objects);
+}
+
+pub fn at(service: &str, places: &[Place]) -> Value {
+    let endpoints: Vec<_> = places.iter().map(|place| endpoint(place.ip(Family::V4))).collect();
+    slice(service, Family::V4, &endpoints)
+}
+
+/// Waits until the proxy serves this one.
+pub fn wait_for(stage: &Stage, number: usize) {
+    let service = stage.api().get(&stage.service(&name(number)));
+    let to = cluster_ip(&service, Family::V4);
+    within(Duration::from_secs(120), "the service is served", || {
+        matches!(stage.ask(Who::Pod, Protocol::Tcp, to), Answer::From { .. })
+    });
+}

@@ -1,0 +1,69 @@
+//! The database behind the API server, for what the API itself would not do.
+
+use std::io;
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use crate::cluster::http;
+use crate::namespace::Namespace;
+
+/// Only within the control plane's namespace.
+pub const CLIENTS: &str = "127.0.0.1:2379";
+
+/// Writes an object as it is. The API server reads it without asking whether it may exist.
+pub fn put(namespace: &Namespace, key: &str, object: &Value) {
+    call(namespace, "/v3/kv/put", &json!({"key": base64(key), "value": base64(&object.to_string())}));
+}
+
+pub fn delete(namespace: &Namespace, key: &str) {
+    call(namespace, "/v3/kv/deleterange", &json!({"key": base64(key)}));
+}
+
+/// Forgets everything that was before now. Returns the revision that is left.
+pub fn compact(namespace: &Namespace) -> u64 {
+    let answer = call(namespace, "/v3/kv/range", &json!({"key": base64("/")}));
+    let revision: u64 = answer["header"]["revision"].as_str().unwrap().parse().unwrap();
+    call(namespace, "/v3/kv/compaction", &json!({"revision": revision.to_string(), "physical": true}));
+    revision
+}
+
+pub fn is_ready(namespace: &Namespace) -> io::Result<bool> {
+    Ok(http::get(namespace, address(), "/health")?.code == 200)
+}
+
+fn call(namespace: &Namespace, path: &str, body: &Value) -> Value {
+    let answer = http::post(namespace, address(), path, &body.to_string()).unwrap();
+    assert_eq!(answer.code, 200, "{path}: {}", answer.body);
+    serde_json::from_str(&answer.body).unwrap()
+}
+
+fn address() -> SocketAddr {
+    CLIENTS.parse().unwrap()
+}
+
+fn base64(text: &str) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits = |chunk: &[u8]| {
+        let bits =
+            chunk.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte)) << (8 * (3 - chunk.len()));
+        let digit = |number: usize| char::from(DIGITS[bits >> (18 - 6 * number) & 63]);
+        let used = chunk.len() + 1;
+        (0..4).map(|number| if number < used { digit(number) } else { '=' }).collect::<String>()
+    };
+    text.as_bytes().chunks(3).map(digits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        // RFC 4648, section 10.
+        for (text, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("fooba", "Zm9vYmE=")]
+        {
+            assert_eq!(base64(text), want);
+        }
+    }
+}

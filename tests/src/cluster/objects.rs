@@ -1,0 +1,86 @@
+//! API objects from a few words. All services serve TCP and UDP in both families.
+
+use std::net::IpAddr;
+
+use model::address::Family;
+use serde_json::{Value, json};
+
+use crate::lab::{Place, TARGET};
+use crate::network::node_ip;
+
+/// A Service with nothing but cluster IPs. Its endpoints are whatever slices say.
+pub fn service(name: &str) -> Value {
+    let port = |name, protocol| json!({"name": name, "protocol": protocol, "port": 80, "targetPort": TARGET});
+    json!({
+        "metadata": {"name": name},
+        "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [port("tcp", "TCP"), port("udp", "UDP")]},
+    })
+}
+
+/// Endpoints of a service, of one family.
+pub fn slice(service: &str, family: Family, endpoints: &[Value]) -> Value {
+    let port = |name, protocol| json!({"name": name, "protocol": protocol, "port": TARGET});
+    json!({
+        "metadata": {
+            "name": slice_name(service, family),
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": family.to_string(),
+        "ports": [port("tcp", "TCP"), port("udp", "UDP")],
+        "endpoints": endpoints,
+    })
+}
+
+pub fn slice_name(service: &str, family: Family) -> String {
+    format!("{service}-{}", family.to_string().to_lowercase())
+}
+
+pub fn endpoint(ip: IpAddr) -> Value {
+    json!({"addresses": [ip], "conditions": {"ready": true}})
+}
+
+/// A node as its kubelet would announce it.
+pub fn node(name: &str) -> Value {
+    let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": node_ip(family)}));
+    json!({
+        "metadata": {"name": name},
+        "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24", "fd00:10:244::/64"]},
+        "status": {"addresses": addresses},
+    })
+}
+
+/// A pod that was scheduled to a node, with a label that selects it.
+pub fn pod(name: &str, app: &str, node: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": {"nodeName": node, "containers": [{"name": "web", "image": "web"}]},
+    })
+}
+
+/// What the kubelet says of a pod that runs and is ready.
+pub fn ready(place: Place) -> Value {
+    let ips = Family::BOTH.map(|family| place.ip(family));
+    json!({"status": {
+        "phase": "Running",
+        "podIP": ips[0],
+        "podIPs": ips.map(|ip| json!({"ip": ip})),
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }})
+}
+
+/// The object with other fields, as deep as they go.
+pub fn with(mut object: Value, fields: Value) -> Value {
+    merge(&mut object, fields);
+    object
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}

@@ -1,0 +1,51 @@
+//! kube-proxy against a real API server. `make e2e` runs these; they want root and the components of a control plane.
+
+mod api_server;
+mod bad_input;
+mod ending;
+mod health;
+mod metrics;
+mod node;
+mod pace;
+mod requests;
+mod rolling;
+mod services;
+
+use std::path::Path;
+
+use tests::cluster::stage::Stage;
+
+/// Makes a test of a function for each mode.
+macro_rules! in_each_mode {
+    ($($name:ident),+ $(,)?) => {
+        mod nftables {
+            $(
+                #[test]
+                #[ignore = "needs a control plane: make e2e"]
+                fn $name() {
+                    super::$name(tests::cluster::proxy::Mode::Nftables);
+                }
+            )+
+        }
+        mod iptables {
+            $(
+                #[test]
+                #[ignore = "needs a control plane: make e2e"]
+                fn $name() {
+                    super::$name(tests::cluster::proxy::Mode::Iptables);
+                }
+            )+
+        }
+    };
+}
+use in_each_mode;
+
+const SUPERVISOR: &str = env!("CARGO_BIN_EXE_control-plane");
+
+fn stage() -> Stage {
+    Stage::new(Path::new(SUPERVISOR))
+}
+
+fn stage_without_node() -> Stage {
+    Stage::without_node(Path::new(SUPERVISOR))
+}
