@@ -33,6 +33,9 @@ pub struct Conntrack {
     flows: Flows,
     /// Where node ports answer.
     node_ips: HashSet<IpAddr>,
+    /// What to look at as soon as we have rested from the last look.
+    waiting: Doubts,
+    rested: Instant,
     /// What to look at once more, and when.
     again: Option<(Instant, Doubts)>,
     /// Opened when first needed: most clusters have few UDP services, and some kernels no such table.
@@ -42,7 +45,15 @@ pub struct Conntrack {
 impl Conntrack {
     /// Belongs to the network namespace of the thread that first looks at flows.
     pub fn new(family: Family) -> Self {
-        Self { family, flows: Flows::default(), node_ips: HashSet::new(), again: None, connection: None }
+        Self {
+            family,
+            flows: Flows::default(),
+            node_ips: HashSet::new(),
+            waiting: Doubts::default(),
+            rested: Instant::now(),
+            again: None,
+            connection: None,
+        }
     }
 
     /// Takes in what service ports do from now on, `None` if they are gone.
@@ -58,29 +69,33 @@ impl Conntrack {
         self.node_ips = node_ips.into_iter().collect();
     }
 
-    /// When there is something to look at once more.
-    pub fn due(&self) -> Option<Instant> {
-        self.again.as_ref().map(|(when, _)| *when)
+    /// The rules in the kernel are those for what was heard: what they made wrong is to be looked at.
+    pub fn follow_rules(&mut self) {
+        self.waiting.join(self.flows.take_doubts());
     }
 
-    /// Ends the flows that are wrong by rules that are in the kernel now. Returns how many there were, `None` if
-    /// nothing had to be looked at. After an error the same is looked at again.
-    pub fn follow_rules(&mut self, now: Instant) -> io::Result<Option<usize>> {
-        let doubts = self.flows.take_doubts();
+    /// When there is something to look at.
+    pub fn due(&self) -> Option<Instant> {
+        let first = (!self.waiting.is_empty()).then_some(self.rested);
+        let again = self.again.as_ref().map(|(when, _)| *when);
+        first.into_iter().chain(again).min()
+    }
+
+    /// Ends the flows that are wrong, among those whose time to be looked at has come. Returns how many there were,
+    /// `None` if there was nothing to look at. After an error the same is looked at again.
+    pub fn look(&mut self, now: Instant) -> io::Result<Option<usize>> {
+        let fresh = if self.rested <= now { std::mem::take(&mut self.waiting) } else { Doubts::default() };
+        let again = self.again.take_if(|(when, _)| *when <= now).map(|(_, again)| again);
+        let mut doubts = fresh.clone();
+        doubts.join(again.unwrap_or_default());
         if doubts.is_empty() {
             return Ok(None);
         }
         let ended = self.end_wrong_flows(&doubts);
-        self.doubt_again(now + if ended.is_ok() { RACE } else { RETRY }, doubts);
-        ended.map(Some)
-    }
-
-    /// The same for what is to be looked at once more, when its time has come.
-    pub fn look_again(&mut self, now: Instant) -> io::Result<Option<usize>> {
-        let Some((_, doubts)) = self.again.take_if(|(when, _)| *when <= now) else { return Ok(None) };
-        let ended = self.end_wrong_flows(&doubts);
-        if ended.is_err() {
-            self.doubt_again(now + RETRY, doubts);
+        match &ended {
+            Ok(_) if fresh.is_empty() => {}
+            Ok(_) => self.doubt_again(now + RACE, fresh),
+            Err(_) => self.doubt_again(now + RETRY, doubts),
         }
         ended.map(Some)
     }
@@ -92,7 +107,16 @@ impl Conntrack {
         again.join(doubts);
     }
 
+    /// To list flows takes the kernel a while, however few there are; we rest so long that it takes a twentieth of our
+    /// time.
     fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {
+        let started = Instant::now();
+        let ended = self.end_those(doubts);
+        self.rested = Instant::now() + (started.elapsed() * 19).min(RETRY);
+        ended
+    }
+
+    fn end_those(&mut self, doubts: &Doubts) -> io::Result<usize> {
         let family = wire_family(self.family);
         let connection = match &mut self.connection {
             Some(connection) => connection,

@@ -138,7 +138,7 @@ impl Line {
             self.count_events();
             self.pass_if_due();
             if let Some(running) = &mut self.running {
-                running.look_at_flows_again();
+                running.end_wrong_flows();
             }
         }
     }
@@ -313,7 +313,7 @@ impl Running {
         self.health.updated(family);
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
-        self.end_wrong_flows();
+        self.conntrack.follow_rules();
         if let Some(take_over) = self.take_over.take() {
             self.spawn("take-over", take_over);
         }
@@ -364,21 +364,10 @@ impl Running {
         Some(serving)
     }
 
-    /// Rules are right by now.
+    /// Outside of passes, whose pace is not to suffer. What fails is tried again, and holds up nothing else.
     fn end_wrong_flows(&mut self) {
         let started = Instant::now();
-        let ended = self.conntrack.follow_rules(started);
-        self.tell_of_flows(started, ended);
-    }
-
-    fn look_at_flows_again(&mut self) {
-        let started = Instant::now();
-        let ended = self.conntrack.look_again(started);
-        self.tell_of_flows(started, ended);
-    }
-
-    /// What fails is tried again, and holds up nothing else.
-    fn tell_of_flows(&self, started: Instant, ended: std::io::Result<Option<usize>>) {
+        let ended = self.conntrack.look(started);
         let family = self.family;
         match ended {
             Ok(None) => {}

@@ -4,13 +4,13 @@ use tests::cluster::proxy::Mode;
 use tests::cluster::stage::Stage;
 
 use crate::mebibytes;
-use crate::population::{PLACES, populate, wait_for};
+use crate::population::{PLACES, populate_with_tcp, wait_for};
 
 const SERVICES: usize = 10_000;
 const GOAL: u64 = 60;
 
 pub fn measure(stage: &Stage) {
-    populate(stage, SERVICES);
+    populate_with_tcp(stage, SERVICES);
     let proxy = stage.proxy(Mode::Nftables);
     wait_for(stage, SERVICES - 1);
     let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();

@@ -7,7 +7,7 @@ use model::names::Protocol;
 use serde_json::{Value, json};
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, Who};
+use tests::lab::{Place, TARGET, Who};
 use tests::matrix::within;
 use tests::talk::Answer;
 
@@ -17,12 +17,25 @@ pub fn name(number: usize) -> String {
     format!("service-{number}")
 }
 
-/// Services of one family, each with five endpoints.
+/// Services of one family, each with five endpoints and with a port of TCP and one of UDP.
 pub fn populate(stage: &Stage, count: usize) {
+    create(stage, count, &json!({}));
+}
+
+/// The same without UDP.
+pub fn populate_with_tcp(stage: &Stage, count: usize) {
+    create(
+        stage,
+        count,
+        &json!({"spec": {"ports": [{"name": "tcp", "protocol": "TCP", "port": 80, "targetPort": TARGET}]}}),
+    );
+}
+
+fn create(stage: &Stage, count: usize, otherwise: &Value) {
     let single = json!({"spec": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"]}});
     let objects = (0..count).flat_map(|number| {
         let name = name(number);
-        let service = with(service(&name), single.clone());
+        let service = with(with(service(&name), single.clone()), otherwise.clone());
         [(stage.services(), service), (stage.slices(), at(&name, &PLACES))]
     });
     stage.api().create_all(objects);
