@@ -20,7 +20,11 @@ struct Proxy {
 
 impl Proxy {
     fn start(folder: &Path, flags: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
+        Self::run(Command::new(env!("CARGO_BIN_EXE_kube-proxy")), folder, flags)
+    }
+
+    fn run(mut command: Command, folder: &Path, flags: &[&str]) -> Self {
+        let mut child = command
             .args([
                 "--proxy-mode=nftables",
                 "--hostname-override=node-1",
@@ -322,4 +326,21 @@ fn what_cannot_be_served_says_so() {
             assert!(stderr.contains(want), "{flags:?}: {stderr}");
         });
     }
+}
+
+#[test]
+fn as_the_first_process_of_a_container_a_signal_ends_it_and_its_rules_stay() {
+    in_fresh_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("web.yaml"), service("web", "10.96.0.1")).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_kube-proxy")]);
+        let mut proxy = Proxy::run(command, folder.path(), &[]);
+        proxy.wait_for_pass("IPv4");
+        let id = proxy.child.id();
+        let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        run(&format!("kill -TERM {}", first.trim()));
+        assert_eq!(proxy.child.wait().unwrap().code(), Some(2), "as a Go program ends there");
+        assert!(run("nft list tables").contains("table ip kube-proxy"));
+    });
 }

@@ -14,6 +14,10 @@ in_each_mode!(every_metric_of_the_mode_is_there_and_none_of_another, the_mode_is
 
 /// Of every mode, once there was a sync, a change and a request.
 const EVERYWHERE: &[&str] = &[
+    "disabled_metrics_total",
+    "hidden_metrics_total",
+    "kubeproxy_conntrack_reconciler_deleted_entries_total",
+    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
     "kubeproxy_network_programming_duration_seconds",
     "kubeproxy_proxy_healthz_total",
     "kubeproxy_proxy_livez_total",
@@ -31,17 +35,33 @@ const EVERYWHERE: &[&str] = &[
     "kubernetes_feature_enabled",
     "process_cpu_seconds_total",
     "process_max_fds",
+    "process_network_receive_bytes_total",
+    "process_network_transmit_bytes_total",
     "process_open_fds",
     "process_resident_memory_bytes",
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
+    "process_virtual_memory_max_bytes",
+    "registered_metrics_total",
     "rest_client_request_duration_seconds",
+    "rest_client_request_size_bytes",
     "rest_client_requests_total",
+    "rest_client_response_size_bytes",
 ];
 
 /// Of one mode only.
-const IPTABLES: &[&str] =
-    &["kubeproxy_sync_proxy_rules_iptables_last", "kubeproxy_sync_proxy_rules_iptables_total"];
+const IPTABLES: &[&str] = &[
+    "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+    "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+    "kubeproxy_sync_proxy_rules_iptables_last",
+    "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+    "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+    "kubeproxy_sync_proxy_rules_iptables_total",
+];
+const NFTABLES: &[&str] = &[
+    "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+    "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+];
 
 fn names(text: &str) -> BTreeSet<&str> {
     text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect()
@@ -71,7 +91,7 @@ fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
         stage.reaches(Who::Pod, cluster_ip(&web, family), &[Place::PodB]);
     }
     let (own, foreign): (&[&str], &str) = match mode {
-        Mode::Nftables => (&[], "iptables"),
+        Mode::Nftables => (NFTABLES, "iptables"),
         Mode::Iptables => (IPTABLES, "nftables"),
     };
     let missing = || -> Vec<&str> {

@@ -18,8 +18,11 @@ pub struct Nftables {
 
 impl Nftables {
     pub fn new(table: Table, metrics: Arc<Metrics>) -> Self {
-        // Nothing to clean up after a sync can fail in this design, but dashboards ask for it.
-        metrics.sync_proxy_rules_nftables_cleanup_failures.add([ip_family(table.family())], 0.0);
+        // There from the start, so that an alert sees the first failure. Nothing is left to clean up after a sync here,
+        // but dashboards ask for it.
+        let family = [ip_family(table.family())];
+        metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
+        metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
         Self { table, metrics }
     }
 }
