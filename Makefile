@@ -28,10 +28,11 @@ check: pure deny ## the inner loop: format, lints, dependency rules, unit tests
 test: setup ## everything that needs no cluster; installs what it needs, wants root for network namespaces
 	$(CARGO) test --workspace --all-features
 
+# All of the workspace, so that nothing is built again that `make test` has built.
 e2e: setup ## against a real API server, in both modes; builds one with Go the first time, wants root
-	$(CARGO) build --bin kube-proxy
+	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
-	  $(CARGO) test --package tests --test e2e -- --ignored --test-threads=1
+	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --test-threads=1
 
 bench: ## what things cost, beside what they should cost; wants root for network namespaces
 	$(CARGO) bench --package model --bench model
