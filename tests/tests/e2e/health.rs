@@ -56,8 +56,11 @@ fn the_health_of_a_node_is_told_in_both_families() {
     assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     let body: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!((&body["nodeEligible"], &body["healthy"]), (&json!(true), &json!(true)), "{body}");
-    assert_eq!(body["status"]["IPv4"]["healthy"], json!(true), "{body}");
-    assert_eq!(body["status"]["IPv6"]["healthy"], json!(true), "{body}");
+    // Each family is told of from when its own loop has begun.
+    eventually("the health of both families", || {
+        let body: Value = serde_json::from_str(&proxy.health("/healthz").unwrap().body).unwrap();
+        ["IPv4", "IPv6"].iter().all(|family| body["status"][family]["healthy"] == json!(true))
+    });
     let alive: Value = serde_json::from_str(&proxy.health("/livez").unwrap().body).unwrap();
     assert!(alive.get("nodeEligible").is_none(), "{alive}");
     assert_eq!(proxy.health("/elsewhere").unwrap().code, 404);
