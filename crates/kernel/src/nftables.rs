@@ -32,8 +32,10 @@ use read::{Content, Counted, Found, Ours, Reader};
 pub const TABLE: &str = "kube-proxy";
 const TABLE_COMMENT: &str = "rules for kube-proxy";
 
-/// How often a read-back is repeated when somebody keeps changing the ruleset under it.
-const ATTEMPTS: usize = 5;
+/// For how long a read-back is repeated when somebody keeps changing the ruleset under it, be it in other tables:
+/// whoever writes iptables rules may need a thousand transactions.
+const PERSISTENCE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The kernel's table of one family, and what we want in it.
 #[derive(Debug)]
@@ -215,21 +217,18 @@ impl Table {
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
     fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
         let contested = self.plan.accept(routings);
-        for _ in 0..ATTEMPTS {
-            let steps = match self.write_difference() {
-                Err(CommitError::Stale) => continue,
-                steps => steps?,
-            };
-            self.settled = true;
-            self.forget_clients_after(&steps);
-            return Ok(Outcome {
-                added: steps.add.len(),
-                deleted: steps.delete.len(),
-                full: true,
-                contested,
-            });
-        }
-        Err(CommitError::Stale)
+        let deadline = Instant::now() + PERSISTENCE;
+        let mut pause = Duration::from_millis(1);
+        let steps = loop {
+            match self.write_difference() {
+                Err(CommitError::Stale) if Instant::now() < deadline => std::thread::sleep(pause),
+                steps => break steps?,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        self.settled = true;
+        self.forget_clients_after(&steps);
+        Ok(Outcome { added: steps.add.len(), deleted: steps.delete.len(), full: true, contested })
     }
 
     /// What goes by the name of our table. Whoever has it may be on its way out, so it is given a moment for that.

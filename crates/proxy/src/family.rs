@@ -47,8 +47,8 @@ pub enum Message {
     Start(Box<Start>),
     /// Somebody else changed what we wrote.
     Drifted,
-    /// The node has other addresses than before.
-    Moved,
+    /// These are all addresses of the node now.
+    Moved(Arc<[IpAddr]>),
     /// Somebody wants to know how many connections there were.
     Count(SyncSender<std::io::Result<Vec<Connections>>>),
 }
@@ -57,6 +57,8 @@ pub enum Message {
 pub struct Start {
     pub node_ip: IpAddr,
     pub backend: Box<dyn Backend>,
+    /// All addresses of the node.
+    pub addresses: Arc<[IpAddr]>,
     pub node_port_addresses: NodePortAddresses,
     pub pause: Pause,
     /// After a failure.
@@ -92,7 +94,9 @@ struct Running {
     backend: Box<dyn Backend>,
     conntrack: Conntrack,
     node_port_addresses: NodePortAddresses,
-    /// Not yet looked at since the node's addresses changed.
+    /// The node's addresses that serve node ports; none where all do.
+    node_port_ips: Vec<IpAddr>,
+    /// The backend has not heard of them.
     moved: bool,
     /// How to hear of strangers, until somebody listens for them.
     listen: Option<SyncSender<Message>>,
@@ -164,10 +168,9 @@ impl Line {
                     running.pace.ask();
                 }
             }
-            Message::Moved => {
+            Message::Moved(addresses) => {
                 if let Some(running) = &mut self.running {
-                    running.moved = true;
-                    running.pace.ask();
+                    running.move_to(&addresses);
                 }
             }
             Message::Count(answer) => {
@@ -216,6 +219,7 @@ impl Line {
         let Start {
             node_ip,
             backend,
+            addresses,
             node_port_addresses,
             pause,
             sync_period,
@@ -240,7 +244,6 @@ impl Line {
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let listen = Some(kick.clone());
         let conntrack = Conntrack::new(self.family);
-        let moved = true;
         let metrics = self.metrics.clone();
         self.running = Some(Running {
             family: self.family,
@@ -249,7 +252,8 @@ impl Line {
             backend,
             conntrack,
             node_port_addresses,
-            moved,
+            node_port_ips: Vec::new(),
+            moved: true,
             listen,
             pace,
             sync_period,
@@ -258,6 +262,7 @@ impl Line {
             metrics,
         });
         if let Some(running) = &mut self.running {
+            running.move_to(&addresses);
             running.listen_for_strangers();
         }
     }
@@ -298,7 +303,7 @@ impl Running {
 
     /// Rules first; what follows from them only if they are right.
     fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.look_around()).flatten();
+        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips.clone());
         let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
         if touches_udp {
             self.conntrack.hear(&routings);
@@ -347,21 +352,18 @@ impl Running {
         }
     }
 
-    /// Finds out which addresses the node has; returns those that serve node ports, none where all do. What can't be
-    /// found out stays as it was, and the next pass tries again.
-    fn look_around(&mut self) -> Option<Vec<IpAddr>> {
-        let all = match kernel::interfaces::addresses() {
-            Ok(all) => all,
-            Err(error) => {
-                tracing::error!(ipFamily = %self.family, err = %error, "Failed to list the node's addresses");
-                self.moved = true;
-                return None;
-            }
-        };
-        let addresses = &self.node_port_addresses;
-        let serving = if addresses.match_all() { Vec::new() } else { addresses.among(&all) };
-        self.conntrack.move_to(all);
-        Some(serving)
+    /// Addresses of pods' interfaces come and go all the time; a pass is made for those that serve node ports.
+    fn move_to(&mut self, addresses: &[IpAddr]) {
+        self.conntrack.move_to(addresses.iter().copied());
+        if self.node_port_addresses.match_all() {
+            return;
+        }
+        let serving = self.node_port_addresses.among(addresses);
+        if serving != self.node_port_ips {
+            self.node_port_ips = serving;
+            self.moved = true;
+            self.pace.ask();
+        }
     }
 
     /// Outside of passes, whose pace is not to suffer. What fails is tried again, and holds up nothing else.

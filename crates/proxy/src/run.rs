@@ -5,6 +5,7 @@
 //! ```
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
+use kernel::interfaces;
 use model::address::Family;
 use model::api;
 use model::cluster::Here;
@@ -111,8 +113,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
         cleanup::other_modes(config.mode, family);
     }
-    // Before families look around for the first time, so that nothing is missed.
-    follow_addresses(lines.clone())?;
+    let addresses = follow_addresses(lines.clone())?;
     for (family, parts) in backends {
         let mode = config.mode;
         let Parts { backend, node_port_addresses } = parts;
@@ -127,6 +128,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         let start = Start {
             node_ip: node.ips.of(family),
             backend,
+            addresses: addresses.clone(),
             node_port_addresses,
             pause: pause(&config),
             sync_period: config.sync_period,
@@ -309,15 +311,28 @@ fn pause(config: &Config) -> Pause {
     }
 }
 
-/// Lets every family know when the node's addresses change.
-fn follow_addresses(lines: Lines) -> anyhow::Result<()> {
-    let changes = kernel::interfaces::Changes::open().context("following the node's addresses")?;
-    let tell = move || lines.values().all(|line| line.send(Message::Moved).is_ok());
+/// The node's addresses; every family is told when they change. It is not for families to ask: that may have to wait
+/// for whoever is at work on any interface of the machine.
+fn follow_addresses(lines: Lines) -> anyhow::Result<Arc<[IpAddr]>> {
+    // Opened before the first look, so that nothing is missed.
+    let changes = interfaces::Changes::open().context("following the node's addresses")?;
+    let found = interfaces::addresses().context("listing the node's addresses")?;
+    let tell = move || match interfaces::addresses() {
+        Ok(all) => {
+            let all: Arc<[IpAddr]> = all.into();
+            lines.values().all(|line| line.send(Message::Moved(all.clone())).is_ok())
+        }
+        Err(error) => {
+            tracing::error!(err = %error, "Failed to list the node's addresses, going on with those before");
+            true
+        }
+    };
     threads::spawn("addresses", move || {
         if let Err(error) = changes.follow(tell) {
             tracing::error!(err = %error, "Failed to follow the node's addresses");
         }
-    })
+    })?;
+    Ok(found.into())
 }
 
 fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<Word>) -> anyhow::Error {
