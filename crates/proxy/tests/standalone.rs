@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use netlink::testing::{in_fresh_netns, run};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// A running proxy, killed when dropped.
@@ -339,7 +340,8 @@ fn as_the_first_process_of_a_container_a_signal_ends_it_and_its_rules_stay() {
         proxy.wait_for_pass("IPv4");
         let id = proxy.child.id();
         let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-        run(&format!("kill -TERM {}", first.trim()));
+        let first = Pid::from_raw(first.trim().parse().unwrap()).unwrap();
+        kill_process(first, Signal::TERM).unwrap();
         assert_eq!(proxy.child.wait().unwrap().code(), Some(2), "as a Go program ends there");
         assert!(run("nft list tables").contains("table ip kube-proxy"));
     });
