@@ -47,7 +47,7 @@ pub(super) static TABLE: &[Flag] = &[
     flag(
         "config-sync-period",
         |f| Slot::Duration(&mut f.config.config_sync_period),
-        "How often objects from the API server are gone through again; above 0. Ignored with --config.",
+        "Above 0. Accepted for compatibility, without effect: objects are followed, and going through them again would change nothing. Ignored with --config.",
     ),
     flag(
         "connection-metrics",
@@ -273,17 +273,17 @@ pub(super) static TABLE: &[Flag] = &[
     flag(
         "profiling",
         |f| Slot::Bool(&mut f.config.enable_profiling),
-        "Serve profiles under /debug/pprof on the metrics server. Ignored with --config.",
+        "Serve /debug on the metrics server: /debug/flags/v changes the verbosity, /debug/pprof says that there are no profiles. Ignored with --config.",
     ),
     flag(
         "proxy-mode",
         |f| Slot::Mode(&mut f.config.mode, "ProxyMode"),
-        "How to program the kernel: iptables (used when empty), ipvs or nftables. Ignored with --config.",
+        "How to program the kernel: iptables (used when empty) or nftables; ipvs is not available yet. Ignored with --config.",
     ),
     flag(
         "show-hidden-metrics-for-version",
         |f| Slot::Text(&mut f.config.show_hidden_metrics_for_version),
-        "Show the metrics that this release hides and the given one, the minor release before it, did not. Ignored with --config.",
+        "The minor release before this one. Accepted for compatibility, without effect: this release hides no metrics. Ignored with --config.",
     ),
     flag(
         "v",
