@@ -34,7 +34,7 @@ use crate::threads;
 const AT_ONCE: usize = 10_000;
 
 /// How far a source may be ahead of the model before it has to wait: enough to be read in one go.
-const QUEUE: usize = AT_ONCE;
+pub const QUEUE: usize = AT_ONCE;
 
 /// A quiet proxy looks once in a while whether all is well.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);

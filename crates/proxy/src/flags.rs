@@ -3,6 +3,7 @@
 //! One [table](table) describes every flag. From it come the parser, `--help`, the `FLAG:` lines of the log and
 //! `/flagz`. A flag's value lives in [`Flags`], most of them inside the configuration object that they stand for.
 
+mod arguments;
 mod help;
 mod slot;
 mod table;
@@ -16,6 +17,7 @@ use crate::go::quote;
 use crate::logs::PLAIN;
 use crate::version::VersionFlag;
 
+pub use arguments::arguments;
 pub use help::{help, usage};
 use slot::Slot;
 use table::TABLE;

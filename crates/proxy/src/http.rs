@@ -37,6 +37,10 @@ use listen::{ListenError, listen};
 pub type Request = http::Request<Bytes>;
 pub type Answer = http::Response<Bytes>;
 
+/// On a request that comes from this node: from a loopback address, or from the very address it was sent to.
+#[derive(Clone, Copy, Debug)]
+pub struct Local;
+
 /// What is to be found at a port.
 pub trait Site: Send + Sync {
     /// Waits for nothing: every port depends on the thread that asks.
@@ -205,7 +209,16 @@ impl Drop for Connection {
 }
 
 async fn converse(stream: TcpStream, site: Arc<dyn Site>) {
-    let service = service_fn(|request| async { Ok::<_, Infallible>(respond(request, &*site).await) });
+    let is_local = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(own)) => peer.ip().to_canonical().is_loopback() || peer.ip() == own.ip(),
+        _ => false,
+    };
+    let service = service_fn(|mut request: http::Request<Incoming>| async {
+        if is_local {
+            request.extensions_mut().insert(Local);
+        }
+        Ok::<_, Infallible>(respond(request, &*site).await)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)

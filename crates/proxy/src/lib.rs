@@ -12,6 +12,7 @@ pub mod gates;
 pub mod go;
 pub mod health;
 pub mod http;
+pub mod inspect;
 pub mod logs;
 pub mod metrics;
 pub mod modes;

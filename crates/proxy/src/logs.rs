@@ -46,13 +46,15 @@ pub struct Settings {
     pub flush_frequency: Duration,
     /// Information to standard output, through a buffer of that many bytes.
     pub split: Option<usize>,
+    /// Nothing but warnings and errors.
+    pub quiet: bool,
 }
 
 impl Default for Settings {
     /// What holds until the configuration is known.
     fn default() -> Self {
         let (format, vmodule, split) = (Format::Text, Vec::new(), None);
-        Self { format, verbosity: 0, vmodule, flush_frequency: Duration::from_secs(5), split }
+        Self { format, verbosity: 0, vmodule, flush_frequency: Duration::from_secs(5), split, quiet: false }
     }
 }
 
@@ -171,6 +173,9 @@ impl Subscriber for Klog {
         let settings = shared.settings.read().unwrap_or_else(PoisonError::into_inner);
         let metadata = event.metadata();
         let always = *metadata.level() <= Level::WARN;
+        if !always && settings.quiet {
+            return;
+        }
         if !always && verbosity(event) > u64::from(settings.threshold(metadata.file())) {
             return;
         }

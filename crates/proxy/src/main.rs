@@ -6,18 +6,23 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 
 use proxy::config::{self, Completed, Config};
 use proxy::flags::{self, Flags};
 use proxy::go::{os_error, quote_list};
+use proxy::inspect;
 use proxy::logs::Logs;
-use proxy::run;
+use proxy::run::{self, Options};
 
 fn main() -> ExitCode {
-    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
-    // Subcommands, once there are any, branch off here by the first argument.
-    serve(arguments)
+    let mut arguments =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).peekable();
+    if inspect::is_called(arguments.peek().map(String::as_str)) {
+        inspect::run(arguments)
+    } else {
+        serve(arguments)
+    }
 }
 
 /// Errors before logging starts go to standard error as they are; later ones are logged.
@@ -71,7 +76,7 @@ fn start(mut flags: Flags, logs: &Logs) -> anyhow::Result<()> {
     let completed = config::complete(&mut flags).context("failed complete")?;
     apply_logging(&completed, logs).context("initialize logging")?;
     flags.log();
-    let config = validate(completed, &flags).context("failed validate")?;
+    let config = run::validate(completed, &flags).context("failed validate")?;
     let outcome = write_or_run(config, flags, logs);
     if let Err(error) = &outcome {
         tracing::error!(err = format!("{error:#}"), "Error running ProxyServer");
@@ -84,36 +89,11 @@ fn apply_logging(completed: &Completed, logs: &Logs) -> anyhow::Result<()> {
     logs.apply(settings).context("starting to flush")
 }
 
-fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
-    tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
-    let config = config::validate(completed)?;
-    let names_api_server = !config.client.kubeconfig.is_empty() || !flags.master.is_empty();
-    if !flags.manifests.is_empty() && names_api_server {
-        bail!(
-            "--manifests cannot be combined with --kubeconfig or --master: \
-             objects come either from files or from an API server"
-        );
-    }
-    Ok(config)
-}
-
 fn write_or_run(config: Config, flags: Flags, logs: &Logs) -> anyhow::Result<()> {
     if !flags.write_config_to.is_empty() {
         return write_config(&config, &flags.write_config_to);
     }
-    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
-    let options = run::Options {
-        config_file: some(&flags.config_file),
-        master: some(&flags.master),
-        manifests: some(&flags.manifests),
-        connection_metrics: flags.connection_metrics,
-        cleanup: flags.cleanup,
-        init_only: flags.init_only,
-        version: flags.version.reported().to_owned(),
-        flags: flags.values(),
-        logs: logs.clone(),
-    };
-    run::run(config, options)
+    run::run(config, Options::new(&flags, logs.clone()))
 }
 
 fn write_config(config: &Config, path: &str) -> anyhow::Result<()> {

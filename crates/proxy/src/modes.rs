@@ -147,7 +147,7 @@ fn require_kernel() -> anyhow::Result<()> {
 }
 
 /// IPv6 counts only where the kernel has it and it is not switched off.
-fn families_of_kernel() -> Vec<Family> {
+pub fn families_of_kernel() -> Vec<Family> {
     let mut families = vec![Family::V4];
     let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     if !Path::new("/proc/net/if_inet6").exists() {

@@ -24,8 +24,9 @@ use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 
 use crate::checks::{self, Against};
 use crate::config::file_watch::FileWatch;
-use crate::config::{Config, ProxyMode};
+use crate::config::{self, Completed, Config, ProxyMode};
 use crate::family::{Line, Message, Start};
+use crate::flags::Flags;
 use crate::gates::Gate;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
@@ -60,6 +61,23 @@ pub struct Options {
     /// Every flag with its value, by name: `/flagz`.
     pub flags: Vec<(&'static str, String)>,
     pub logs: Logs,
+}
+
+impl Options {
+    pub fn new(flags: &Flags, logs: Logs) -> Self {
+        let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+        Self {
+            config_file: some(&flags.config_file),
+            master: some(&flags.master),
+            manifests: some(&flags.manifests),
+            connection_metrics: flags.connection_metrics,
+            cleanup: flags.cleanup,
+            init_only: flags.init_only,
+            version: flags.version.reported().to_owned(),
+            flags: flags.values(),
+            logs,
+        }
+    }
 }
 
 /// Returns only when there is nothing left to do, or with the reason to stop.
@@ -103,7 +121,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     }
     let voice = Voice { node_name: node.name.clone(), recorder };
     serve_health(&config, &http, &health, &voice)?;
-    serve_status(&config, &options, &http, &metrics, &voice)?;
+    serve_status(&config, &options, &http, &metrics, &lines, &voice)?;
     if options.connection_metrics && config.mode == ProxyMode::Nftables {
         count_connections(&lines, &metrics);
     }
@@ -181,6 +199,7 @@ fn serve_status(
     options: &Options,
     http: &Http,
     metrics: &Arc<Metrics>,
+    lines: &Lines,
     voice: &Voice,
 ) -> anyhow::Result<()> {
     let facts = Facts {
@@ -192,6 +211,7 @@ fn serve_status(
         profiling: config.enable_profiling,
         logs: options.logs.clone(),
         metrics: metrics.clone(),
+        lines: lines.clone(),
     };
     if config.mode == ProxyMode::Iptables {
         metrics.collect(Box::new(PacketCounts::new(|| {
@@ -223,8 +243,22 @@ fn count_connections(lines: &Lines, metrics: &Metrics) {
     }
 }
 
+/// Whether the configuration can be run with.
+pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
+    tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
+    let config = config::validate(completed)?;
+    let names_api_server = !config.client.kubeconfig.is_empty() || !flags.master.is_empty();
+    if !flags.manifests.is_empty() && names_api_server {
+        bail!(
+            "--manifests cannot be combined with --kubeconfig or --master: \
+             objects come either from files or from an API server"
+        );
+    }
+    Ok(config)
+}
+
 /// The API server unless there is a folder, and where to send events about ourselves.
-fn source(
+pub fn source(
     config: &Config,
     options: &Options,
     node_name: &str,
@@ -258,16 +292,20 @@ fn lines(
 ) -> anyhow::Result<Lines> {
     let mut lines = Lines::new();
     for family in families {
-        let here = Here {
-            family,
-            node_name: node_name.to_owned(),
-            node_ip: family.loopback(),
-            serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
-            started: Timestamp::now(),
-        };
-        lines.insert(family, Line::spawn(here, metrics.clone())?);
+        lines.insert(family, Line::spawn(here(config, node_name, family), metrics.clone())?);
     }
     Ok(lines)
+}
+
+/// What the model has to know before this node's addresses are known.
+pub fn here(config: &Config, node_name: &str, family: Family) -> Here {
+    Here {
+        family,
+        node_name: node_name.to_owned(),
+        node_ip: family.loopback(),
+        serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
+        started: Timestamp::now(),
+    }
 }
 
 /// Holds the configuration against what this node is.

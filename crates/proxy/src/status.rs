@@ -3,6 +3,7 @@
 mod accept;
 mod debug;
 mod healthz;
+mod local;
 mod page;
 
 use std::io::Write as _;
@@ -24,6 +25,7 @@ use crate::http::{Answer, Http, Reply, Request, Site, Trouble};
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::metrics::process::Process;
+use crate::source::Lines;
 use crate::version::Build;
 use healthz::Healthz;
 use page::{Flagz, Statusz};
@@ -41,6 +43,8 @@ pub struct Facts {
     pub profiling: bool,
     pub logs: Logs,
     pub metrics: Arc<Metrics>,
+    /// Whom to ask about services.
+    pub lines: Lines,
 }
 
 /// Serves it all. An error only where a port that is taken is the end.
@@ -59,13 +63,14 @@ struct Status {
     /// For changing the verbosity, if that is allowed.
     debug: Option<Logs>,
     metrics: Arc<Metrics>,
+    lines: Lines,
     /// Whole seconds since the epoch.
     started: String,
 }
 
 impl Status {
     fn new(facts: Facts) -> Self {
-        let Facts { mode, config, flags, version, gates, profiling, logs, metrics } = facts;
+        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines } = facts;
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
@@ -82,6 +87,7 @@ impl Status {
             healthz: Healthz::default(),
             debug: profiling.then_some(logs),
             metrics,
+            lines,
             started: format!("{:.0}", started.floor()),
         }
     }
@@ -114,7 +120,7 @@ impl Status {
 impl Site for Status {
     fn reply(&self, request: &Request) -> Reply {
         if request.uri().path() != "/metrics" {
-            return Reply::Now(self.find(request));
+            return local::find(request, &self.lines).unwrap_or_else(|| Reply::Now(self.find(request)));
         }
         let (metrics, started) = (self.metrics.clone(), self.started.clone());
         let gzip = accepts_gzip(request);

@@ -29,6 +29,7 @@ pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<Sett
         vmodule: config.vmodule.iter().map(|item| (item.file_pattern.clone(), item.verbosity)).collect(),
         flush_frequency: config.flush_frequency.duration.to_std().unwrap_or_default(),
         split: split.then_some(bytes),
+        quiet: false,
     })
 }
 

@@ -1,0 +1,70 @@
+//! What an operator asks: `kube-proxy explain`, `plan`, `top` and the like.
+//!
+//! ```text
+//!   explain, top, verify ─▶ running ─▶ the proxy of this node answers at its metrics port
+//!   explain, plan, render, verify ─▶ desired ─▶ the objects are read once, and the model is asked
+//! ```
+//!
+//! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
+
+pub mod completion;
+pub mod desired;
+pub mod running;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Command};
+
+use crate::flags;
+
+/// One subcommand.
+struct Tool {
+    command: fn() -> Command,
+    run: fn(&ArgMatches) -> anyhow::Result<ExitCode>,
+}
+
+const TOOLS: &[Tool] = &[Tool { command: completion::command, run: completion::run }];
+
+/// The whole command line: for completions, the manual, and to read what subcommands are given.
+pub fn command() -> Command {
+    let about = "A kube-proxy: makes the kernel forward connections to Services to the endpoints behind them";
+    let command = Command::new("kube-proxy").about(about).args(flags::arguments());
+    TOOLS.iter().fold(command, |command, tool| command.subcommand((tool.command)()))
+}
+
+/// Whether the first argument calls for one of the subcommands.
+pub fn is_called(first: Option<&str>) -> bool {
+    let called = |tool: &Tool| Some((tool.command)().get_name()) == first;
+    first == Some("help") || TOOLS.iter().any(called)
+}
+
+/// Runs the subcommand that the arguments call for. What it has to say goes to standard output, what goes wrong to
+/// standard error; 1 is the answer to everything that went wrong.
+pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let arguments = std::iter::once("kube-proxy".to_owned()).chain(arguments);
+    let matches = match command().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    let called = matches.subcommand().and_then(|(name, matches)| {
+        let tool = TOOLS.iter().find(|tool| (tool.command)().get_name() == name)?;
+        Some((tool.run)(matches))
+    });
+    match called {
+        Some(Ok(code)) => code,
+        Some(Err(error)) => {
+            let _ = writeln!(std::io::stderr(), "Error: {error:#}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::FAILURE,
+    }
+}
+
+/// A reader that has gone away is no error of ours.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
