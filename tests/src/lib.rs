@@ -15,6 +15,7 @@
 pub mod cases;
 pub mod chains;
 pub mod cluster;
+pub mod echo;
 pub mod feed;
 pub mod lab;
 pub mod manifests;

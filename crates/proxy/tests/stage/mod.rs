@@ -1,9 +1,12 @@
 //! The binary in the node of a lab, serving a folder of manifests.
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use model::address::Family;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tests::lab::Lab;
 use tests::manifests::{Service, write};
@@ -14,19 +17,23 @@ pub struct Stage {
     pub family: Family,
     dir: TempDir,
     proxy: Option<Child>,
+    /// What is started next.
     pub mode: &'static str,
+    pub program: PathBuf,
 }
 
 impl Stage {
     pub fn new(mode: &'static str, family: Family) -> Self {
-        let mut stage = Self { lab: Lab::new(), family, dir: TempDir::new().unwrap(), proxy: None, mode };
+        let program = env!("CARGO_BIN_EXE_kube-proxy").into();
+        let dir = TempDir::new().unwrap();
+        let mut stage = Self { lab: Lab::new(), family, dir, proxy: None, mode, program };
         stage.start();
         stage
     }
 
     pub fn start(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        let mut command = Command::new(&self.program);
         command
             .args([
                 "--proxy-mode",
@@ -42,12 +49,24 @@ impl Stage {
         self.proxy = Some(self.lab.network.node.spawn(&mut command).unwrap());
     }
 
+    /// As a container is stopped: by a signal that it may hear.
+    pub fn end(&mut self) {
+        if let Some(mut proxy) = self.proxy.take() {
+            kill_process(Pid::from_child(&proxy), Signal::TERM).unwrap();
+            let _ = proxy.wait();
+        }
+    }
+
     /// At once, wherever it is.
     pub fn stop(&mut self) {
         if let Some(mut proxy) = self.proxy.take() {
             let _ = proxy.kill();
             let _ = proxy.wait();
         }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
     /// Makes this service all there is.
@@ -61,8 +80,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            println!("the log of the proxy in {} mode:\n{log}", self.mode);
+            println!("the log of the proxy in {} mode:\n{}", self.mode, self.log());
         }
         self.stop();
     }
