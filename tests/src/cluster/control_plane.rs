@@ -36,8 +36,6 @@ impl ControlPlane {
     }
 
     fn start(supervisor: &Path) -> Self {
-        let binaries =
-            std::env::var("SLUICE_CONTROL_PLANE").expect("`make e2e` says where the components are");
         let namespace = Namespace::new();
         namespace.ip_all(&[
             "link add lan0 type bridge".into(),
@@ -46,7 +44,7 @@ impl ControlPlane {
         ]);
         let mut supervisor = Command::new(supervisor);
         // A Ctrl-C is for us; it cleans up when we are gone.
-        supervisor.arg(binaries).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        supervisor.arg(components()).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut supervisor = namespace.spawn(&mut supervisor).unwrap();
         let mut hear = BufReader::new(supervisor.stdout.take().unwrap());
         let folder = PathBuf::from(line(&mut hear));
@@ -86,6 +84,11 @@ impl ControlPlane {
         writeln!(self.supervisor.stdin.as_mut().unwrap(), "{what}").unwrap();
         assert_eq!(line(&mut self.hear), "done", "{what}");
     }
+}
+
+/// The folder with the programs of a control plane, and the reference's kube-proxy.
+pub fn components() -> PathBuf {
+    std::env::var_os("SLUICE_CONTROL_PLANE").expect("`make e2e` says where the components are").into()
 }
 
 fn line(from: &mut impl BufRead) -> String {

@@ -10,6 +10,7 @@ mod pace;
 mod requests;
 mod rolling;
 mod services;
+mod upstream;
 
 use std::path::Path;
 
