@@ -13,6 +13,7 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::conntrack::Connection;
+pub use plan::flows::Destination;
 use plan::flows::{Doubts, Flow, Flows};
 
 use crate::wire_family;
@@ -83,8 +84,17 @@ impl Conntrack {
 
     /// Ends the flows that are wrong, among those whose time to be looked at has come. Returns how many there were,
     /// `None` if there was nothing to look at. After an error the same is looked at again.
-    pub fn look(&mut self, now: Instant) -> io::Result<Option<usize>> {
-        let fresh = if self.rested <= now { std::mem::take(&mut self.waiting) } else { Doubts::default() };
+    ///
+    /// `is_unused` tells of a destination for which our rules have met no packet, so far as they count.
+    pub fn look(
+        &mut self,
+        now: Instant,
+        mut is_unused: impl FnMut(Destination) -> bool,
+    ) -> io::Result<Option<usize>> {
+        let mut fresh =
+            if self.rested <= now { std::mem::take(&mut self.waiting) } else { Doubts::default() };
+        // To list flows is the dearest thing we do, and most nodes use few of a cluster's services.
+        fresh.dismiss_unused(|destination| !self.flows.is_used(destination) && is_unused(destination));
         let again = self.again.take_if(|(when, _)| *when <= now).map(|(_, again)| again);
         let mut doubts = fresh.clone();
         doubts.join(again.unwrap_or_default());
@@ -107,8 +117,8 @@ impl Conntrack {
         again.join(doubts);
     }
 
-    /// To list flows takes the kernel a while, however few there are; we rest so long that it takes a twentieth of our
-    /// time.
+    /// To list flows the kernel goes through those of all protocols, and through empty places where there could be more; we
+    /// rest so long that it takes a twentieth of our time.
     fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {
         let started = Instant::now();
         let ended = self.end_those(doubts);
@@ -122,7 +132,7 @@ impl Conntrack {
             Some(connection) => connection,
             none => none.insert(Connection::open()?),
         };
-        let (flows, node_ips) = (&self.flows, &self.node_ips);
+        let (flows, node_ips) = (&mut self.flows, &self.node_ips);
         let wrong = connection.flows(family, UDP, |flow| {
             let flow = Flow { to: flow.original.destination, answered_by: flow.reply.source };
             flows.is_wrong(flow, doubts, node_ips)

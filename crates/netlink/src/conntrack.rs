@@ -33,6 +33,19 @@ const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
+#[cfg(any(test, feature = "testing"))]
+mod made {
+    pub const CTA_PROTOINFO: u16 = 4;
+    pub const CTA_TIMEOUT: u16 = 7;
+    pub const CTA_PROTOINFO_TCP: u16 = 1;
+    pub const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+    pub const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+    pub const TCP: u8 = 6;
+    /// `NLM_F_CREATE`.
+    pub const CREATE: u16 = 0x400;
+}
+#[cfg(any(test, feature = "testing"))]
+use made::*;
 // net/netfilter/nf_internals.h
 const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
 
@@ -176,6 +189,55 @@ impl Connection {
             }
         }
         Ok(flows.len())
+    }
+}
+
+/// For benchmarks and tests that need flows nobody sends packets for.
+#[cfg(any(test, feature = "testing"))]
+impl Connection {
+    /// Makes flows that are not translated and live for an hour.
+    pub fn make(&mut self, family: Family, flows: &[Direction]) -> io::Result<()> {
+        let fixed = [family.to_wire(), 0, 0, 0];
+        let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
+        for some in flows.chunks(AT_ONCE) {
+            for made in self.socket.ask_each(request, some, Direction::to_wire)? {
+                made?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Direction {
+    /// Both directions of a flow, the other one being this one turned round, and what a flow has to have.
+    fn to_wire(&self, message: &mut Buffer) {
+        let tuple = |from: SocketAddr, to: SocketAddr, m: &mut Buffer| {
+            m.nest(CTA_TUPLE_IP, |m| match (from.ip(), to.ip()) {
+                (IpAddr::V4(from), IpAddr::V4(to)) => {
+                    m.bytes(CTA_IP_V4_SRC, &from.octets());
+                    m.bytes(CTA_IP_V4_DST, &to.octets());
+                }
+                (from, to) => {
+                    let v6 = |ip| if let IpAddr::V6(ip) = ip { ip.octets() } else { [0; 16] };
+                    m.bytes(CTA_IP_V6_SRC, &v6(from));
+                    m.bytes(CTA_IP_V6_DST, &v6(to));
+                }
+            });
+            m.nest(CTA_TUPLE_PROTO, |m| {
+                m.u8(CTA_PROTO_NUM, self.protocol);
+                m.be16(CTA_PROTO_SRC_PORT, from.port());
+                m.be16(CTA_PROTO_DST_PORT, to.port());
+            });
+        };
+        message.nest(CTA_TUPLE_ORIG, |m| tuple(self.source, self.destination, m));
+        message.nest(CTA_TUPLE_REPLY, |m| tuple(self.destination, self.source, m));
+        message.be32(CTA_TIMEOUT, 3_600);
+        if self.protocol == TCP {
+            message.nest(CTA_PROTOINFO, |m| {
+                m.nest(CTA_PROTOINFO_TCP, |m| m.u8(CTA_PROTOINFO_TCP_STATE, TCP_CONNTRACK_ESTABLISHED));
+            });
+        }
     }
 }
 

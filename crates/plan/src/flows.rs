@@ -22,12 +22,14 @@ pub struct Flows {
     /// Who claims a destination; several if they contest it.
     claims: HashMap<Destination, BTreeSet<ServicePortName>>,
     /// Destinations that flows may have that are wrong by now.
-    doubtful: HashSet<Destination>,
+    doubtful: Doubts,
+    /// Destinations that flows were seen to have which stayed.
+    used: HashSet<Destination>,
 }
 
 /// What a client sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Destination {
+pub enum Destination {
     Address(SocketAddr),
     /// At any address of this node.
     NodePort(Port),
@@ -63,6 +65,7 @@ impl Flows {
         };
         let (old, new) = (destinations(before.as_deref()), destinations(routing.map(|routing| &**routing)));
         for gone in old.difference(&new) {
+            self.used.remove(gone);
             if let Some(claims) = self.claims.get_mut(gone) {
                 claims.remove(name);
                 if claims.is_empty() {
@@ -73,30 +76,37 @@ impl Flows {
         for come in new.difference(&old) {
             self.claims.entry(*come).or_default().insert(name.clone());
         }
-        self.doubtful.extend(old.symmetric_difference(&new));
+        for changed in old.symmetric_difference(&new) {
+            self.doubtful.add(*changed, Doubt::Any);
+        }
         if let (Some(before), Some(now)) = (&before, routing)
-            && lost_an_endpoint(before, now)
+            && let Some(doubt) = doubt_about(before, now)
         {
-            self.doubtful.extend(new);
+            new.into_iter().for_each(|destination| self.doubtful.add(destination, doubt));
         }
     }
 
     /// Hands out what to look at; from now on it is in order.
     pub fn take_doubts(&mut self) -> Doubts {
-        Doubts(std::mem::take(&mut self.doubtful))
+        std::mem::take(&mut self.doubtful)
     }
 
     /// Whether a flow has to end, given the addresses of this node, at which node ports answer.
-    pub fn is_wrong(&self, flow: Flow, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> bool {
-        let mut to = Destination::Address(flow.to);
-        if !doubts.0.contains(&to) {
-            let Some(port) = Port::from_api(flow.to.port().into()) else { return false };
-            to = Destination::NodePort(port);
-            // Somebody else's port of the same number, out in the world, is none of our business.
-            if !doubts.0.contains(&to) || !node_ips.contains(&flow.to.ip()) {
-                return false;
-            }
+    pub fn is_wrong(&mut self, flow: Flow, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> bool {
+        let Some(to) = doubts.about(flow.to, node_ips) else { return false };
+        let is_wrong = self.is_wrong_at(to, flow);
+        if !is_wrong {
+            self.used.insert(to);
         }
+        is_wrong
+    }
+
+    /// Whether a flow to that destination has been seen and left alone.
+    pub fn is_used(&self, destination: Destination) -> bool {
+        self.used.contains(&destination)
+    }
+
+    fn is_wrong_at(&self, to: Destination, flow: Flow) -> bool {
         match self.claims.get(&to) {
             // A service that nobody serves keeps its flows, as with the reference: whoever answers them may serve
             // again. Not so its node port, where they would hide from a client that there is nobody.
@@ -117,7 +127,16 @@ impl Flows {
 
 /// Destinations to look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Doubts(HashSet<Destination>);
+pub struct Doubts(HashMap<Destination, Doubt>);
+
+/// Which flows to a destination may be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// Those that our rules have sent to an endpoint: none where our rules have never met a packet for it.
+    Sent,
+    /// Those that went past our rules, too.
+    Any,
+}
 
 impl Doubts {
     pub fn is_empty(&self) -> bool {
@@ -126,7 +145,28 @@ impl Doubts {
 
     /// What either doubts.
     pub fn join(&mut self, other: Self) {
-        self.0.extend(other.0);
+        other.0.into_iter().for_each(|(destination, doubt)| self.add(destination, doubt));
+    }
+
+    /// What of it a flow goes to.
+    fn about(&self, to: SocketAddr, node_ips: &HashSet<IpAddr>) -> Option<Destination> {
+        let address = Destination::Address(to);
+        if self.0.contains_key(&address) {
+            return Some(address);
+        }
+        let node_port = Destination::NodePort(Port::from_api(to.port().into())?);
+        // Somebody else's port of the same number, out in the world, is none of our business.
+        (self.0.contains_key(&node_port) && node_ips.contains(&to.ip())).then_some(node_port)
+    }
+
+    /// Leaves out destinations that nobody has ever been sent anywhere from.
+    pub fn dismiss_unused(&mut self, mut is_unused: impl FnMut(Destination) -> bool) {
+        self.0.retain(|destination, doubt| *doubt == Doubt::Any || !is_unused(*destination));
+    }
+
+    fn add(&mut self, destination: Destination, doubt: Doubt) {
+        let held = self.0.entry(destination).or_insert(doubt);
+        *held = doubt.max(*held);
     }
 }
 
@@ -135,12 +175,13 @@ fn destinations(routing: Option<&Routing>) -> HashSet<Destination> {
 }
 
 /// An endpoint more makes no flow wrong, except that where there was none flows may have gone astray.
-fn lost_an_endpoint(before: &Routing, now: &Routing) -> bool {
+fn doubt_about(before: &Routing, now: &Routing) -> Option<Doubt> {
     if before.serving.is_empty() {
-        return !now.serving.is_empty();
+        return (!now.serving.is_empty()).then_some(Doubt::Any);
     }
     let stay: HashSet<_> = now.serving.iter().map(address).collect();
-    !before.serving.iter().all(|endpoint| stay.contains(&address(endpoint)))
+    let all_stay = before.serving.iter().all(|endpoint| stay.contains(&address(endpoint)));
+    (!all_stay).then_some(Doubt::Sent)
 }
 
 fn address(endpoint: &Endpoint) -> SocketAddr {

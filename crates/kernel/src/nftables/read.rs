@@ -145,6 +145,17 @@ impl Reader<'_> {
         })
     }
 
+    /// New connections counted by a frontend; none if there is no such one.
+    pub fn count(&mut self, frontend: Frontend) -> io::Result<Option<u64>> {
+        let bank = if frontend.ip.is_some() { Bank::Addresses } else { Bank::NodePorts };
+        let key = Value::concatenation(&[frontend.key().as_bytes()]);
+        let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);
+        let name = Set::Frontends(bank).name();
+        let family = wire_family(self.family);
+        let found = self.connection.elements_at(family, TABLE, &name, [key], read)?;
+        Ok(found.into_iter().flatten().flatten().next())
+    }
+
     /// Every client that sticks to an endpoint.
     pub fn learned(&mut self, bank: Bank) -> io::Result<Vec<Learned>> {
         let family = self.family;
