@@ -5,6 +5,7 @@ pub mod conntrack;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
+pub mod stranger;
 pub mod sysctl;
 pub mod version;
 

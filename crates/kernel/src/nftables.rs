@@ -16,14 +16,16 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::{Port, ServicePortName};
+use model::names::{Port, Protocol, ServicePortName};
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
+use plan::flows::Destination;
 use plan::nftables::elements::Frontend;
 use plan::nftables::plan::{Changed, Contested, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
 
+use crate::stranger::Drift;
 use crate::wire_family;
 use compile::{add_rule, declare, hook};
 use read::{Content, Counted, Found, Ours, Reader};
@@ -50,6 +52,8 @@ pub struct Table {
     node_port_ips: Vec<IpAddr>,
     /// Whether the kernel holds what the plan says.
     settled: bool,
+    /// Whether frontends have counted all that came since our first pass, of which there may not have been one.
+    counts_are_whole: Option<bool>,
 }
 
 /// A connection to a kernel that can do what we need.
@@ -94,6 +98,8 @@ pub struct Outcome {
     pub deleted: usize,
     /// Whether the kernel was read back rather than trusted.
     pub full: bool,
+    /// Whether it did not hold what it should.
+    pub wrote: bool,
     /// Frontends that several service ports ask for; the first one named has it.
     pub contested: Vec<Contested>,
 }
@@ -121,6 +127,7 @@ impl Table {
             service_cidrs: Vec::new(),
             node_port_ips: Vec::new(),
             settled: false,
+            counts_are_whole: None,
         }
     }
 
@@ -182,6 +189,7 @@ impl Table {
             added: steps.add.len(),
             deleted: steps.delete.len(),
             full: false,
+            wrote: !batch.is_empty(),
             contested: steps.contested,
         })
     }
@@ -214,21 +222,40 @@ impl Table {
         Ok(all)
     }
 
+    /// Whether no packet for that UDP destination has met our rules since our first pass. Where that can't be told, one
+    /// has.
+    pub fn is_unused(&mut self, destination: Destination) -> io::Result<bool> {
+        if self.counts_are_whole != Some(true) {
+            return Ok(false);
+        }
+        let (ip, port) = match destination {
+            Destination::Address(at) => (Some(at.ip()), Port::from_api(at.port().into())),
+            Destination::NodePort(port) => (None, Some(port)),
+        };
+        let Some(port) = port else { return Ok(false) };
+        Ok(self.reader().count(Frontend { ip, protocol: Protocol::Udp, port })? == Some(0))
+    }
+
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
     fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
         let contested = self.plan.accept(routings);
         let deadline = Instant::now() + PERSISTENCE;
         let mut pause = Duration::from_millis(1);
-        let steps = loop {
+        let (steps, wrote) = loop {
             match self.write_difference() {
                 Err(CommitError::Stale) if Instant::now() < deadline => std::thread::sleep(pause),
-                steps => break steps?,
+                written => break written?,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         };
         self.settled = true;
+        // A frontend that had to be written again begins to count again.
+        let writes_frontends = steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_)));
+        self.counts_are_whole =
+            Some(self.counts_are_whole.is_none_or(|were_whole| were_whole && !writes_frontends));
         self.forget_clients_after(&steps);
-        Ok(Outcome { added: steps.add.len(), deleted: steps.delete.len(), full: true, contested })
+        let (added, deleted) = (steps.add.len(), steps.delete.len());
+        Ok(Outcome { added, deleted, full: true, wrote, contested })
     }
 
     /// What goes by the name of our table. Whoever has it may be on its way out, so it is given a moment for that.
@@ -245,7 +272,8 @@ impl Table {
         }
     }
 
-    fn write_difference(&mut self) -> Result<Steps, CommitError> {
+    /// Returns what it did to the elements, and whether it did anything at all.
+    fn write_difference(&mut self) -> Result<(Steps, bool), CommitError> {
         let generation = self.connection.generation()?.id;
         let wanted = self.plan.elements();
         let mut batch = self.batch();
@@ -279,7 +307,7 @@ impl Table {
             (false, true) => self.connection.commit(&batch)?,
             (false, false) => self.connection.commit_at(generation, &batch)?,
         }
-        Ok(steps)
+        Ok((steps, !batch.is_empty()))
     }
 
     fn belongs_to(&self, port: u32) -> CommitError {
@@ -409,23 +437,33 @@ impl Table {
 }
 
 /// Calls `tell` whenever someone else has changed the family's table, for as long as it returns true.
-pub fn on_foreign_change(family: Family, our_port: u32, mut tell: impl FnMut() -> bool) -> io::Result<()> {
+pub fn on_foreign_change(
+    family: Family,
+    our_port: u32,
+    mut tell: impl FnMut(Drift) -> bool,
+) -> io::Result<()> {
     let family = wire_family(family);
     let mut monitor = nft::Monitor::open()?;
-    // What may have happened before we began to listen.
-    let mut changed = true;
+    let mut drift = Some(Drift::Unheard);
+    // Part of a commit that is not complete yet, after which we hear whose it was.
+    let mut changed = false;
     loop {
-        if changed && !tell() {
+        if let Some(drift) = drift.take()
+            && !tell(drift)
+        {
             return Ok(());
         }
-        changed = false;
         monitor.receive_within(Duration::from_secs(3_600), |event| match event {
             nft::Event::Added { family: of, table, port, .. }
             | nft::Event::Deleted { family: of, table, port, .. } => {
                 changed |= of == family && table == TABLE && port != our_port;
             }
-            nft::Event::Lost => changed = true,
-            nft::Event::Committed { .. } => {}
+            nft::Event::Lost => drift = Some(Drift::Heard(None)),
+            nft::Event::Committed { generation, .. } => {
+                if std::mem::take(&mut changed) {
+                    drift = Some(Drift::Heard(Some(generation.into())));
+                }
+            }
         })?;
     }
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use ipnet::IpNet;
+use kernel::conntrack::Destination;
 use kernel::nftables::Connections;
+use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
 
@@ -18,7 +20,7 @@ pub use nftables::Nftables;
 
 /// One mode in one family.
 pub trait Backend: fmt::Debug + Send {
-    /// One pass. What it was told of it remembers, also if it fails. Returns whether it looked at everything.
+    /// One pass. What it was told of it remembers, also if it fails.
     fn sync(&mut self, change: Change) -> anyhow::Result<Pass>;
 
     /// The kernel may hold something else than we think: the next pass looks at everything.
@@ -31,6 +33,13 @@ pub trait Backend: fmt::Debug + Send {
     /// New connections, as far as the kernel counts them in this mode.
     fn connections(&mut self) -> io::Result<Vec<Connections>> {
         Ok(Vec::new())
+    }
+
+    /// Whether no packet for that UDP destination has met our rules since flows were last looked at, for all the kernel
+    /// has counted.
+    fn is_unused(&mut self, destination: Destination) -> bool {
+        let _ = destination;
+        false
     }
 
     /// As logs call it.
@@ -52,11 +61,14 @@ pub struct Change {
     pub node_port_ips: Option<Vec<IpAddr>>,
 }
 
+/// What a pass was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    Full,
-    Partial,
+pub struct Pass {
+    /// It looked at everything rather than at what changed.
+    pub full: bool,
+    /// The kernel did not hold what it should.
+    pub wrote: bool,
 }
 
 /// Calls back whenever a stranger interferes, for as long as it is answered true. Runs on a thread of its own.
-pub type Watch = Box<dyn FnOnce(&mut dyn FnMut() -> bool) + Send>;
+pub type Watch = Box<dyn FnOnce(&mut dyn FnMut(Drift) -> bool) + Send>;

@@ -8,6 +8,7 @@
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
 //! fails does not hold up the other.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kernel::conntrack::Conntrack;
 use kernel::nftables::Connections;
+use kernel::stranger::{Drift, Stranger};
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
@@ -45,8 +47,8 @@ pub enum Message {
     Event(Arc<Event>),
     /// Everything about the node is known: passes may begin.
     Start(Box<Start>),
-    /// Somebody else changed what we wrote.
-    Drifted,
+    /// The kernel may hold something else than we wrote.
+    Drifted(Drift),
     /// These are all addresses of the node now.
     Moved(Arc<[IpAddr]>),
     /// Somebody wants to know how many connections there were.
@@ -108,6 +110,8 @@ struct Running {
     /// When changes were triggered that no pass has made good yet.
     unmeasured: Vec<Timestamp>,
     take_over: Option<TakeOver>,
+    /// Who has interfered since the last pass.
+    strangers: Vec<Option<Stranger>>,
 }
 
 impl fmt::Debug for Running {
@@ -162,10 +166,9 @@ impl Line {
                 }
             }
             Message::Start(start) => self.start(*start, kick),
-            Message::Drifted => {
+            Message::Drifted(drift) => {
                 if let Some(running) = &mut self.running {
-                    running.backend.distrust();
-                    running.pace.ask();
+                    running.distrust(drift);
                 }
             }
             Message::Moved(addresses) => {
@@ -241,6 +244,8 @@ impl Line {
         pace.ask();
         health.updated(self.family);
         let family = [ip_family(self.family)];
+        // There from the start, so that an alert sees the first one.
+        self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let listen = Some(kick.clone());
         let conntrack = Conntrack::new(self.family);
@@ -249,6 +254,7 @@ impl Line {
             family: self.family,
             unmeasured: Vec::new(),
             take_over: Some(take_over),
+            strangers: Vec::new(),
             backend,
             conntrack,
             node_port_addresses,
@@ -313,6 +319,7 @@ impl Running {
         let endpoints = counts.endpoints;
         let pass = self.backend.sync(Change { routings, service_cidrs, endpoints, node_port_ips })?;
         let family = self.family;
+        self.tell_repairs(pass);
         self.tell_latencies();
         self.tell_lack_of_local_endpoints(counts);
         self.health.updated(family);
@@ -324,6 +331,31 @@ impl Running {
         }
         self.listen_for_strangers();
         Ok(pass)
+    }
+
+    /// The next pass looks at everything.
+    fn distrust(&mut self, drift: Drift) {
+        self.backend.distrust();
+        self.pace.ask();
+        if let Drift::Heard(by) = drift {
+            self.strangers.push(by);
+        }
+    }
+
+    /// Whoever interferes without doing harm is not worth a word.
+    fn tell_repairs(&mut self, pass: Pass) {
+        let strangers = std::mem::take(&mut self.strangers);
+        if strangers.is_empty() || !pass.wrote {
+            return;
+        }
+        let names: BTreeSet<String> = strangers.into_iter().flatten().map(|by| by.to_string()).collect();
+        let by = if names.is_empty() {
+            "unknown".to_owned()
+        } else {
+            names.into_iter().collect::<Vec<_>>().join(", ")
+        };
+        tracing::warn!(ipFamily = %self.family, by, "Repaired rules that another process had changed");
+        self.metrics.drift_repairs.increment([ip_family(self.family)]);
     }
 
     /// How long it took from each change in the cluster until now.
@@ -347,8 +379,12 @@ impl Running {
         let (family, seconds) = ([ip_family(self.family)], elapsed.as_secs_f64());
         self.metrics.sync_proxy_rules_duration.observe(family, seconds);
         match pass {
-            Some(Pass::Partial) => self.metrics.sync_partial_proxy_rules_duration.observe(family, seconds),
-            Some(Pass::Full) | None => self.metrics.sync_full_proxy_rules_duration.observe(family, seconds),
+            Some(Pass { full: false, .. }) => {
+                self.metrics.sync_partial_proxy_rules_duration.observe(family, seconds)
+            }
+            Some(Pass { full: true, .. }) | None => {
+                self.metrics.sync_full_proxy_rules_duration.observe(family, seconds)
+            }
         }
     }
 
@@ -369,7 +405,7 @@ impl Running {
     /// Outside of passes, whose pace is not to suffer. What fails is tried again, and holds up nothing else.
     fn end_wrong_flows(&mut self) {
         let started = Instant::now();
-        let ended = self.conntrack.look(started);
+        let ended = self.conntrack.look(started, |destination| self.backend.is_unused(destination));
         let family = self.family;
         match ended {
             Ok(None) => {}
@@ -393,7 +429,7 @@ impl Running {
             return;
         }
         let (Some(watch), Some(kick)) = (self.backend.watch(), self.listen.take()) else { return };
-        self.spawn("drift", Box::new(move || watch(&mut || kick.send(Message::Drifted).is_ok())));
+        self.spawn("drift", Box::new(move || watch(&mut |drift| kick.send(Message::Drifted(drift)).is_ok())));
     }
 
     fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) {

@@ -124,6 +124,9 @@ catalogue! {
     conntrack_reconciler_deleted_entries: Counter<1>, EVERYWHERE, Counter::new(Alpha,
         "kubeproxy_conntrack_reconciler_deleted_entries_total", ["ip_family"],
         "Cumulative conntrack flows deleted by conntrack reconciler");
+    drift_repairs: Counter<1>, EVERYWHERE, Counter::new(Alpha,
+        "sluice_drift_repairs_total", ["ip_family"],
+        "Cumulative repairs of rules that something other than this proxy had changed");
 
     rest_client_requests: Counter<3>, EVERYWHERE, Counter::new(Alpha,
         "rest_client_requests_total", ["code", "host", "method"],

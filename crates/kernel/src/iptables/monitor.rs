@@ -15,6 +15,7 @@ use plan::iptables::chains::{CANARY, Jump, is_ours};
 use super::jumps;
 use super::runner::Runner;
 use super::version::Variant;
+use crate::stranger::{Drift, Stranger};
 use crate::wire_family;
 
 /// The first is small, and so are the costs of asking for it.
@@ -22,6 +23,9 @@ const TABLES: [&str; 3] = ["mangle", "nat", "filter"];
 /// How long a stranger may take to be done with all tables.
 const UNREST: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between two commands of a script that flushes one table after the other. Not to wait for the next one would only mean
+/// to write once more; to wait too long, that nobody serves.
+const NEXT_COMMAND: Duration = Duration::from_millis(10);
 
 /// Keeps watch in a thread of its own.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ impl Watch {
     }
 
     /// Calls `tell` whenever somebody has changed or flushed our rules, for as long as it returns true.
-    pub fn run(mut self, mut tell: impl FnMut() -> bool) {
+    pub fn run(mut self, mut tell: impl FnMut(Drift) -> bool) {
         if let Some(monitor) = self.monitor.take() {
             let Err(error) = self.listen(monitor, &mut tell) else { return };
             tracing::warn!(ipFamily = %self.runner.family(), err = %error, "Failed to listen for changes of iptables rules, looking for them instead");
@@ -60,7 +64,7 @@ impl Watch {
         self.poll(tell);
     }
 
-    fn poll(&self, mut tell: impl FnMut() -> bool) {
+    fn poll(&self, mut tell: impl FnMut(Drift) -> bool) {
         loop {
             self.set_out_canaries();
             sleep(self.period);
@@ -69,7 +73,7 @@ impl Watch {
             }
             self.wait_until_all_are_gone();
             tracing::debug!(v = 2, ipFamily = %self.runner.family(), "Reloading after iptables flush");
-            if !tell() {
+            if !tell(Drift::Heard(None)) {
                 return;
             }
         }
@@ -106,7 +110,7 @@ impl Watch {
         }
     }
 
-    fn listen(&self, mut monitor: Monitor, tell: &mut impl FnMut() -> bool) -> io::Result<()> {
+    fn listen(&self, mut monitor: Monitor, tell: &mut impl FnMut(Drift) -> bool) -> io::Result<()> {
         loop {
             self.set_out_canaries();
             let mut seen = Seen::default();
@@ -116,11 +120,11 @@ impl Watch {
             // Nobody flushes all tables in one transaction.
             let deadline = Instant::now() + UNREST;
             while Instant::now() < deadline
-                && monitor.receive_within(PAUSE, |event| self.see(&event, &mut seen))?
+                && monitor.receive_within(NEXT_COMMAND, |event| self.see(&event, &mut seen))?
             {}
             if self.do_harm(&seen) {
                 tracing::debug!(v = 2, ipFamily = %self.runner.family(), "Reloading after a change of iptables rules by others");
-                if !tell() {
+                if !tell(Drift::Heard(seen.by)) {
                     return Ok(());
                 }
             }
@@ -147,7 +151,12 @@ impl Watch {
                 }
             }
             Event::Lost => seen.lost = true,
-            Event::Deleted { .. } | Event::Committed { .. } => {}
+            Event::Committed { generation, port } => {
+                if !seen.is_nothing() && seen.by.is_none() && !self.runner.has_run(*port) {
+                    seen.by = Some(generation.clone().into());
+                }
+            }
+            Event::Deleted { .. } => {}
         }
     }
 
@@ -184,6 +193,8 @@ struct Seen {
     emptied: BTreeSet<(String, String)>,
     /// Nobody knows what else.
     lost: bool,
+    /// Whoever was the first.
+    by: Option<Stranger>,
 }
 
 impl Seen {

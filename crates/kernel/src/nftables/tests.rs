@@ -330,9 +330,9 @@ fn a_stranger_is_heard_of_at_once() {
         let port = table.port();
         let (heard, told) = std::sync::mpsc::channel();
         // Threads start in the namespace of the one that starts them.
-        std::thread::spawn(move || on_foreign_change(Family::V4, port, || heard.send(()).is_ok()));
+        std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| heard.send(drift).is_ok()));
         let patience = Duration::from_secs(10);
-        told.recv_timeout(patience).expect("once when it begins to listen");
+        assert_eq!(told.recv_timeout(patience), Ok(Drift::Unheard), "once when it begins to listen");
         table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2])))])).unwrap();
         run("nft add table ip other");
         assert!(
@@ -340,6 +340,9 @@ fn a_stranger_is_heard_of_at_once() {
             "neither we nor other tables are strangers"
         );
         run("nft delete table ip kube-proxy");
-        told.recv_timeout(patience).expect("a stranger was here");
+        let Ok(Drift::Heard(Some(stranger))) = told.recv_timeout(patience) else {
+            panic!("nobody was heard")
+        };
+        assert_eq!(stranger.process, "nft");
     });
 }

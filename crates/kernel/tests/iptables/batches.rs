@@ -53,7 +53,7 @@ fn several_runs_lead_to_what_one_would() {
 
         let (told, hear) = channel();
         let watch = machine.rules.watch();
-        std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+        std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
         machine.hear(&(0..SERVICES).map(|number| objects(number, 3)).collect::<Vec<String>>().join("\n"));
         let outcome = machine.sync();
         assert!(outcome.full && outcome.restores > 1, "{outcome:?}");

@@ -184,7 +184,7 @@ fn all_rules_flushed_by_a_stranger_are_written_again() {
             let before = machine.saved();
             let (told, hear) = channel();
             let watch = machine.rules.watch();
-            std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+            std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
             wait_for_canaries(&commands);
             commands.flush(Family::V4);
             if variant == Variant::Nft {

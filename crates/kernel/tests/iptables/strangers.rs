@@ -29,7 +29,7 @@ fn machine(commands: &Commands) -> Machine<'_> {
 fn watched(machine: &mut Machine<'_>) -> Receiver<()> {
     let (told, hear) = channel();
     let watch = machine.rules.watch();
-    std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+    std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
     wait_for_canaries(machine.commands);
     hear
 }
@@ -105,7 +105,7 @@ fn canaries_that_cannot_be_set_out_are_tried_again() {
             commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
             let watch = machine.rules.watch();
             let (told, hear) = channel();
-            std::thread::spawn(move || watch.run(|| told.send(()).is_ok()));
+            std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
             assert!(hear.recv_timeout(SILENCE).is_err());
             commands.rewrite("iptables", "");
             wait_for_canaries(&commands);

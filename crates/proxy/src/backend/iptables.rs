@@ -54,7 +54,7 @@ impl Backend for Iptables {
         let (filter, nat) = (counts.filter_written, counts.nat_written);
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, restores, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
-        Ok(if full { Pass::Full } else { Pass::Partial })
+        Ok(Pass { full, wrote: restores > 0 })
     }
 
     fn distrust(&mut self) {

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernel::conntrack::Destination;
 use kernel::nftables::{self, Connections, Outcome, Table};
 
 use super::{Backend, Change, Pass, Watch};
@@ -38,7 +39,7 @@ impl Backend for Nftables {
         if synced.is_err() {
             self.metrics.sync_proxy_rules_nftables_sync_failures.increment([ip_family(family)]);
         }
-        let Outcome { added, deleted, full, contested } = synced?;
+        let Outcome { added, deleted, full, wrote, contested } = synced?;
         for (frontend, claims) in contested {
             let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
             let claims = claims.join(" ");
@@ -46,7 +47,7 @@ impl Backend for Nftables {
         }
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
-        Ok(if full { Pass::Full } else { Pass::Partial })
+        Ok(Pass { full, wrote })
     }
 
     fn distrust(&mut self) {
@@ -68,6 +69,10 @@ impl Backend for Nftables {
 
     fn connections(&mut self) -> io::Result<Vec<Connections>> {
         self.table.connections().map_err(io::Error::other)
+    }
+
+    fn is_unused(&mut self, destination: Destination) -> bool {
+        self.table.is_unused(destination).unwrap_or(false)
     }
 
     fn mode(&self) -> &'static str {
