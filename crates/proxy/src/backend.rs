@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use ipnet::IpNet;
+use kernel::difference::Wanted;
 use kernel::nftables::Connections;
 use model::names::ServicePortName;
 use model::routing::Routing;
@@ -32,6 +33,9 @@ pub trait Backend: fmt::Debug + Send {
     fn connections(&mut self) -> io::Result<Vec<Connections>> {
         Ok(Vec::new())
     }
+
+    /// What the kernel should hold after all that was told so far, for others to compare with what it does.
+    fn wanted(&self) -> Wanted;
 
     /// As logs call it.
     fn mode(&self) -> &'static str;

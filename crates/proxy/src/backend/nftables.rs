@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernel::difference::Wanted;
 use kernel::nftables::{self, Connections, Outcome, Table};
 
 use super::{Backend, Change, Pass, Watch};
@@ -68,6 +69,10 @@ impl Backend for Nftables {
 
     fn connections(&mut self) -> io::Result<Vec<Connections>> {
         self.table.connections().map_err(io::Error::other)
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted::Nftables(Box::new(self.table.wanted()))
     }
 
     fn mode(&self) -> &'static str {
