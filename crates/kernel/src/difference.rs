@@ -63,6 +63,8 @@ pub enum Fact {
     Affinity(u32),
     /// Clients from there may use the service's load-balancer addresses.
     Admitted(String),
+    /// The endpoint may connect to itself by way of the service.
+    Hairpin { ip: IpAddr, port: Port },
 }
 
 /// What the rules of one family should be. A snapshot that shares what is large with those that keep the rules.
@@ -191,6 +193,9 @@ impl fmt::Display for Fact {
             Self::Dropped(frontend) => write!(f, "{frontend} dropped: no endpoints on this node"),
             Self::Affinity(seconds) => write!(f, "session affinity {seconds}s"),
             Self::Admitted(range) => write!(f, "source range {range}"),
+            Self::Hairpin { ip, port } => {
+                write!(f, "connections of {} to itself", host_port(*ip, port.get()))
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NO
 
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
-pub use compare::{Inspection, Wanted};
+pub use compare::{Inspection, Present, Wanted, present};
 pub use error::{Error, Errors};
 pub use exec::{Exec, Finished, Programs};
 pub use monitor::Watch;

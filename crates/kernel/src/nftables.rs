@@ -25,13 +25,13 @@ use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
 
 use crate::wire_family;
-pub use compare::{Inspection, Wanted};
+pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
 use read::{Content, Counted, Found, Ours, Reader};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
-const TABLE_COMMENT: &str = "rules for kube-proxy";
+pub const TABLE_COMMENT: &str = "rules for kube-proxy";
 
 /// For how long a read-back is repeated when somebody keeps changing the ruleset under it, be it in other tables:
 /// whoever writes iptables rules may need a thousand transactions.

@@ -6,11 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use model::address::Family;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::Routing;
 use netlink::accounting;
 use plan::iptables::chains::{
-    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, Purpose, SERVICES, Table,
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, Purpose, SERVICES, Table, is_ours,
 };
 use plan::iptables::listing::{Listing, comment, without_comment, word_after};
 use plan::iptables::plan::Plan;
@@ -19,7 +20,7 @@ use plan::iptables::wanted::{self, Chains, WantedChain};
 use plan::nftables::elements::Frontend;
 
 use super::runner::Runner;
-use super::{Access, Error};
+use super::{Access, Error, Programs};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 
 const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
@@ -49,6 +50,57 @@ impl Wanted {
         let plan = wanted::Wanted { settings, services, tail, stale: BTreeSet::new() };
         Self { runner: access.runner, plan, is_exact: false }
     }
+}
+
+/// What rules of this mode do, whoever wrote them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// Node ports answer at 127.0.0.1.
+    pub serves_localhost: bool,
+    /// The addresses that serve node ports; none if all do.
+    pub node_port_ips: Option<BTreeSet<IpAddr>>,
+    /// Forwarded packets that belong to no connection are dropped.
+    pub drops_invalid: bool,
+    /// The kernel's own chain drops what no rule accepts.
+    pub forward_drops: bool,
+    /// Chains, their rules, and the jumps to them.
+    pub objects: usize,
+}
+
+/// Whether there are rules of this mode in the kernel. None where there is no iptables to look with.
+pub fn present(family: Family) -> io::Result<Option<Present>> {
+    let runner = Runner::new(Arc::new(Programs::default()), family);
+    if runner.check_presence().is_err() {
+        return Ok(None);
+    }
+    let nat = Listing::parse(&runner.save(Table::Nat.name()).map_err(other)?);
+    let Some(services) = nat.0.get(SERVICES) else { return Ok(None) };
+    let text = runner.save(Table::Filter.name()).map_err(other)?;
+    let filter = Listing::parse(&text);
+    let rules_of = |chain: &str| filter.0.get(chain).map(Vec::as_slice).unwrap_or_default();
+    let tail = services.iter().filter(|rule| word_after(rule, "-j") == Some(NODE_PORTS));
+    let is_everywhere = tail.clone().any(|rule| rule.contains("--dst-type LOCAL"));
+    let ips: BTreeSet<IpAddr> = tail
+        .clone()
+        .filter_map(|rule| word_after(rule, "-d")?.split('/').next()?.parse().ok())
+        .filter(|_| !is_everywhere)
+        .collect();
+    let excludes_loopback = tail.clone().any(|rule| rule.contains("! -d 127.0.0.0/8"));
+    let serves_localhost = family == Family::V4
+        && ((is_everywhere && !excludes_loopback) || ips.iter().any(IpAddr::is_loopback));
+    Ok(Some(Present {
+        serves_localhost,
+        node_port_ips: (!is_everywhere).then_some(ips),
+        drops_invalid: rules_of(FORWARD).iter().any(|rule| rule.contains("--ctstate INVALID")),
+        objects: [&filter, &nat].into_iter().map(objects).sum(),
+        forward_drops: text.lines().any(|line| line.starts_with(":FORWARD DROP")),
+    }))
+}
+
+fn objects(table: &Listing) -> usize {
+    let jumps = table.0.values().flatten().filter(|rule| Jump::own().any(|jump| jump.rule() == **rule));
+    let ours = table.0.iter().filter(|(chain, _)| is_ours(chain));
+    jumps.count() + ours.map(|(_, rules)| 1 + rules.len()).sum::<usize>()
 }
 
 /// A comparison of the kernel's tables with those that are wanted.

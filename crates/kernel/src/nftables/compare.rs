@@ -6,11 +6,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::Family;
+use model::names::Port;
 use netlink::nftables::{Connection, FoundRule, FoundSet};
 use plan::nftables::elements::Frontend;
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Element, Nature, Set, show_range};
+use plan::nftables::sets::{Bank, Element, Nature, Set, Type, address, show_range};
 
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, timeouts};
@@ -48,6 +49,36 @@ impl Wanted {
         plan.accept(routings);
         Self { settings, plan, service_cidrs, node_port_ips, is_seated: false }
     }
+}
+
+/// Whose table there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// This program's, of whatever version; otherwise the reference's, or somebody's.
+    pub is_ours: bool,
+    /// The addresses that serve node ports; none if all but loopback do.
+    pub node_port_ips: Option<BTreeSet<IpAddr>>,
+    /// Sets, chains, rules and elements, as far as the kernel tells how many.
+    pub objects: usize,
+}
+
+/// What is in the kernel by the name of our table.
+pub fn present(family: Family) -> io::Result<Option<Present>> {
+    let mut connection = Connection::open()?;
+    let mut reader = Reader { family, connection: &mut connection };
+    if !reader.has_table()? {
+        return Ok(None);
+    }
+    let sets = reader.sets()?;
+    let has = |name: &str| sets.iter().any(|set| set.name == name);
+    let is_ours =
+        has(&Set::Frontends(Bank::Addresses).name()) && has(&Set::Endpoints(Bank::Addresses).name());
+    // The reference has a set of that name, too, and elements of the same kind in it.
+    let node_port_ips = has(&Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
+    let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
+    let family = wire_family(family);
+    let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
+    Ok(Some(Present { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
 }
 
 /// A comparison of the kernel's table with the one that is wanted.
@@ -126,7 +157,10 @@ impl Inspection {
     /// The rules, and the sets they need; not what the sets hold.
     pub fn compare_program(&mut self) -> io::Result<Vec<Difference>> {
         if !self.reader().has_table()? {
-            let object = format!("table {} {TABLE}", wire_family(self.family()));
+            let Program { chains, sets, .. } = self.program();
+            let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
+            let (family, chains, sets) = (wire_family(self.family()), chains.len(), sets.len());
+            let object = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
             return Ok(vec![difference_of(Kind::Missing, Class::Table, object)]);
         }
         let sets = self.reader().sets()?;
@@ -351,8 +385,14 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
         | Set::NodePortIps
         | Set::ExternalLocal(_)
         | Set::Affinity(_)
-        | Set::Firewalled
-        | Set::Hairpin => None,
+        | Set::Firewalled => None,
+        Set::Hairpin => {
+            let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
+            let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;
+            let &[_, _, _, _, high, low, ..] = rest else { return None };
+            let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
+            Some(Fact::Hairpin { ip: address(ip)?, port })
+        }
     }
 }
 
