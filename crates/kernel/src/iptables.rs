@@ -8,6 +8,7 @@
 //! Commands run in the network namespace of the thread that calls.
 
 mod cleanup;
+mod compare;
 mod error;
 mod exec;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NO
 
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
+pub use compare::{Inspection, Present, Wanted, present};
 pub use error::{Error, Errors};
 pub use exec::{Exec, Finished, Programs};
 pub use monitor::Watch;
@@ -177,6 +179,11 @@ impl Rules {
             self.plan.write_whole_chains();
         }
         watch
+    }
+
+    /// What the tables should hold, for others to compare with what they do.
+    pub fn wanted(&self) -> Wanted {
+        Wanted { runner: self.runner.clone(), plan: self.plan.wanted(), is_exact: true }
     }
 
     /// Our picture of the kernel may be wrong: the next pass writes everything.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conntrack;
+pub mod difference;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;

@@ -5,8 +5,8 @@
 //!                    read back ─▶ steps ─▶ transaction  at start, after an error, after a stranger's change
 //! ```
 
+mod compare;
 mod compile;
-
 mod read;
 
 use std::collections::BTreeSet;
@@ -27,12 +27,13 @@ use plan::nftables::sets::{Bank, Element, Set};
 
 use crate::stranger::Drift;
 use crate::wire_family;
+pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
 use read::{Content, Counted, Found, Ours, Reader};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
-const TABLE_COMMENT: &str = "rules for kube-proxy";
+pub const TABLE_COMMENT: &str = "rules for kube-proxy";
 
 /// For how long a read-back is repeated when somebody keeps changing the ruleset under it, be it in other tables:
 /// whoever writes iptables rules may need a thousand transactions.
@@ -204,6 +205,17 @@ impl Table {
         let mut batch = Batch::new(wire_family(family), TABLE);
         batch.delete_table();
         connection.commit(&batch)
+    }
+
+    /// What the table should hold, for others to compare with what it does.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            settings: self.settings.clone(),
+            plan: self.plan.clone(),
+            service_cidrs: self.service_cidrs.clone(),
+            node_port_ips: self.node_port_ips.clone(),
+            is_seated: true,
+        }
     }
 
     /// New connections by frontend and by endpoint, since the elements that count them were added.

@@ -12,7 +12,9 @@
 pub mod chains;
 pub mod cleanup;
 pub mod edits;
+pub mod listing;
 pub mod plan;
 pub mod program;
 pub mod restore;
 pub mod rules;
+pub mod wanted;

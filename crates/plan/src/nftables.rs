@@ -12,4 +12,5 @@ pub mod plan;
 pub mod program;
 pub mod sets;
 pub mod slots;
+pub mod text;
 pub mod words;

@@ -10,6 +10,7 @@ use std::{fmt, io};
 
 use ipnet::IpNet;
 use kernel::conntrack::Destination;
+use kernel::difference::Wanted;
 use kernel::nftables::Connections;
 use kernel::stranger::Drift;
 use model::names::ServicePortName;
@@ -41,6 +42,9 @@ pub trait Backend: fmt::Debug + Send {
         let _ = destination;
         false
     }
+
+    /// What the kernel should hold after all that was told so far, for others to compare with what it does.
+    fn wanted(&self) -> Wanted;
 
     /// As logs call it.
     fn mode(&self) -> &'static str;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kernel::conntrack::Conntrack;
+use kernel::difference::Wanted;
 use kernel::nftables::Connections;
 use kernel::stranger::{Drift, Stranger};
 use model::address::Family;
@@ -53,6 +54,8 @@ pub enum Message {
     Moved(Arc<[IpAddr]>),
     /// Somebody wants to know how many connections there were.
     Count(SyncSender<std::io::Result<Vec<Connections>>>),
+    /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
+    Compare(SyncSender<Wanted>),
 }
 
 /// What passes need to know about the node. None of it changes afterwards.
@@ -180,6 +183,11 @@ impl Line {
                 let counted = self.running.as_mut().map(|running| running.backend.connections());
                 // Whoever asked may have stopped waiting.
                 let _ = answer.try_send(counted.unwrap_or_else(|| Ok(Vec::new())));
+            }
+            Message::Compare(answer) => {
+                if let Some(running) = &self.running {
+                    let _ = answer.try_send(running.backend.wanted());
+                }
             }
         }
     }

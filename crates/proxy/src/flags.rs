@@ -22,6 +22,9 @@ pub use help::{help, usage};
 use slot::Slot;
 use table::TABLE;
 
+/// Between two looks at a part of what the kernel holds, unless they take long.
+const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// The values of all flags.
 #[derive(Clone, Debug)]
 pub struct Flags {
@@ -35,6 +38,7 @@ pub struct Flags {
     pub version: VersionFlag,
     pub master: String,
     pub manifests: String,
+    pub audit_interval: Duration,
     pub connection_metrics: bool,
     pub hostname_override: String,
     pub cluster_cidr: String,
@@ -69,6 +73,7 @@ impl Default for Flags {
             version: VersionFlag::default(),
             master: String::new(),
             manifests: String::new(),
+            audit_interval: Duration::from(AUDIT_INTERVAL),
             connection_metrics: false,
             hostname_override: String::new(),
             cluster_cidr: String::new(),

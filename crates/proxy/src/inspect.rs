@@ -7,9 +7,16 @@
 //!
 //! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
 
+mod behaviour;
+mod changes;
 pub mod completion;
 pub mod desired;
+pub mod findings;
+pub mod plan;
+pub mod render;
 pub mod running;
+pub mod verify;
+pub mod wanted;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -24,7 +31,15 @@ struct Tool {
     run: fn(&ArgMatches) -> anyhow::Result<ExitCode>,
 }
 
-const TOOLS: &[Tool] = &[Tool { command: completion::command, run: completion::run }];
+const TOOLS: &[Tool] = &[
+    Tool { command: completion::command, run: completion::run },
+    Tool { command: plan::command, run: plan::run },
+    Tool { command: render::command, run: render::run },
+    Tool { command: verify::command, run: verify::run },
+];
+
+/// The answer to "does it differ?" if it does.
+const DIFFERENT: u8 = 2;
 
 /// The whole command line: for completions, the manual, and to read what subcommands are given.
 pub fn command() -> Command {

@@ -1,6 +1,7 @@
 //! kube-proxy: everything but the entry point.
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod backend;
 pub mod checks;
 pub mod cleanup;

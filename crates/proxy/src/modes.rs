@@ -9,6 +9,7 @@ use kernel::sysctl::Sysctls;
 use kernel::{iptables, nftables, version};
 use model::address::{Family, cidrs_of_family};
 use model::local::{FromPod, NodePortAddresses};
+use plan::iptables::program::Abilities;
 use plan::mark::Mark;
 
 use crate::backend::{Backend, Iptables, Nftables};
@@ -55,13 +56,7 @@ impl Access {
                 tracing::info!("Using nftables Proxier");
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
-                    let settings = plan::nftables::program::Settings {
-                        family,
-                        mark: mark(config)?,
-                        masquerade_all: config.masquerade_all,
-                        from_pod: from_pod(config, family, node),
-                        node_ports_everywhere: addresses.match_all(),
-                    };
+                    let settings = nftables_settings(config, family, node)?;
                     let backend =
                         Box::new(Nftables::new(nftables::Table::new(access, settings), metrics.clone()));
                     backends.insert(family, Parts { backend, node_port_addresses: addresses });
@@ -71,15 +66,7 @@ impl Access {
                 tracing::info!("Using iptables Proxier");
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
-                    let settings = plan::iptables::program::Settings {
-                        family,
-                        mark: mark(config)?,
-                        masquerade_all: config.masquerade_all,
-                        from_pod: from_pod(config, family, node),
-                        localhost_node_ports: config.localhost_node_ports,
-                        node_port_addresses: addresses.clone(),
-                        abilities: access.abilities(),
-                    };
+                    let settings = iptables_settings(config, family, node, access.abilities())?;
                     iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
                     let rules = iptables::Rules::new(access, settings, config.sync_period);
                     let backend = Box::new(Iptables::new(rules, metrics.clone()));
@@ -160,7 +147,41 @@ pub fn families_of_kernel() -> Vec<Family> {
     families
 }
 
-fn node_port_addresses(config: &Config, family: Family, node: &Node) -> NodePortAddresses {
+/// What the rules of the nftables mode depend on.
+pub fn nftables_settings(
+    config: &Config,
+    family: Family,
+    node: &Node,
+) -> anyhow::Result<plan::nftables::program::Settings> {
+    Ok(plan::nftables::program::Settings {
+        family,
+        mark: mark(config)?,
+        masquerade_all: config.masquerade_all,
+        from_pod: from_pod(config, family, node),
+        node_ports_everywhere: node_port_addresses(config, family, node).match_all(),
+    })
+}
+
+/// What the rules of the iptables mode depend on.
+pub fn iptables_settings(
+    config: &Config,
+    family: Family,
+    node: &Node,
+    abilities: Abilities,
+) -> anyhow::Result<plan::iptables::program::Settings> {
+    Ok(plan::iptables::program::Settings {
+        family,
+        mark: mark(config)?,
+        masquerade_all: config.masquerade_all,
+        from_pod: from_pod(config, family, node),
+        localhost_node_ports: config.localhost_node_ports,
+        node_port_addresses: node_port_addresses(config, family, node),
+        abilities,
+    })
+}
+
+/// Where node ports answer.
+pub fn node_port_addresses(config: &Config, family: Family, node: &Node) -> NodePortAddresses {
     NodePortAddresses::new(family, &node.node_port_cidrs(config))
 }
 

@@ -41,7 +41,7 @@ use crate::pace::Pause;
 use crate::source::{Lines, Source, Word};
 use crate::status::{self, Facts};
 use crate::version::Build;
-use crate::{cleanup, health, signals, threads, tuning};
+use crate::{audit, cleanup, health, signals, threads, tuning};
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -54,6 +54,8 @@ pub struct Options {
     pub manifests: Option<String>,
     /// Whether `/metrics` tells of connections, in the mode that counts them.
     pub connection_metrics: bool,
+    /// Between two looks at a part of what the kernel holds; zero for none.
+    pub audit_interval: Duration,
     pub cleanup: bool,
     pub init_only: bool,
     /// The version to report.
@@ -71,6 +73,7 @@ impl Options {
             master: some(&flags.master),
             manifests: some(&flags.manifests),
             connection_metrics: flags.connection_metrics,
+            audit_interval: flags.audit_interval.to_std().unwrap_or_default(),
             cleanup: flags.cleanup,
             init_only: flags.init_only,
             version: flags.version.reported().to_owned(),
@@ -157,6 +160,9 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         let line = lines.get(&family).context("every family has a line")?;
         if line.send(Message::Start(Box::new(start))).is_err() {
             bail!("the thread of {family} has ended");
+        }
+        if !options.audit_interval.is_zero() {
+            audit::spawn(family, line.clone(), options.audit_interval)?;
         }
     }
     if let Some(file) = config_file {

@@ -27,13 +27,19 @@ fn reference(stage: &Stage, mode: Mode) -> Proxy {
     let mut flags = flags(mode, &stage.node, &kubeconfig);
     // Its default asks for none of the cluster's addresses to be remembered, and takes a second at least.
     flags.push("--iptables-min-sync-period=100ms".into());
-    Proxy::start(&components().join("kube-proxy"), &stage.lab.network.node, &flags, &stage.folder().join("reference.log"))
+    Proxy::start(
+        &components().join("kube-proxy"),
+        &stage.lab.network.node,
+        &flags,
+        &stage.folder().join("reference.log"),
+    )
 }
 
 /// Everything in the kernel that is not ours, nor the reference's.
 fn rules(stage: &Stage) -> String {
     let node = &stage.lab.network.node;
-    let listed = ["nft list ruleset", "iptables-legacy-save", "ip6tables-legacy-save"].map(|list| node.run(list));
+    let listed =
+        ["nft list ruleset", "iptables-legacy-save", "ip6tables-legacy-save"].map(|list| node.run(list));
     listed.join("\n")
 }
 
@@ -61,7 +67,9 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
             while !over.load(Ordering::Relaxed) {
                 match ask_here(source, protocol, to, Duration::from_secs(5)) {
                     Answer::From { .. } => _ = asked.fetch_add(1, Ordering::Relaxed),
-                    failure => failed.lock().unwrap().push(format!("{who:?} to {to}/{protocol}: {failure:?}")),
+                    failure => {
+                        failed.lock().unwrap().push(format!("{who:?} to {to}/{protocol}: {failure:?}"))
+                    }
                 }
                 std::thread::sleep(INTERVAL);
             }
@@ -77,7 +85,9 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
             }
             let let_ask = || {
                 let enough = asked.load(Ordering::Relaxed) + 500;
-                eventually("connections", || asked.load(Ordering::Relaxed) >= enough || !failed.lock().unwrap().is_empty());
+                eventually("connections", || {
+                    asked.load(Ordering::Relaxed) >= enough || !failed.lock().unwrap().is_empty()
+                });
             };
             let_ask();
             theirs.terminate();
@@ -87,7 +97,8 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
             eventually("health", || ours.health("/healthz").is_some_and(|answer| answer.status == 200));
             eventually("nothing of the other mode", || {
                 let rules = rules(&stage);
-                let (table, chains) = (rules.contains("table ip kube-proxy"), rules.contains("KUBE-SERVICES"));
+                let (table, chains) =
+                    (rules.contains("table ip kube-proxy"), rules.contains("KUBE-SERVICES"));
                 (table, chains) == (mode == Mode::Nftables, mode == Mode::Iptables)
             });
             let_ask();

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::Port;
-use netlink::nftables::{Connection, FoundDatum, FoundElement, FoundSet, Value};
+use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value};
 use plan::nftables::elements::Frontend;
 use plan::nftables::plan::Held;
-use plan::nftables::program::{Program, Settings};
-use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
+use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::sets::{Bank, Element, Key, Nature, Set, address};
 
 use super::TABLE;
 use super::compile::{declare, fingerprint, hook};
@@ -96,10 +96,9 @@ impl Reader<'_> {
         let mut content = Content::default();
         for (set, count) in sets.iter().copied() {
             if set == Set::ServiceCidrs {
-                content.service_cidrs =
-                    self.read(set, |element| Some((address(element.key)?, element.interval_end)))?;
+                content.service_cidrs = self.service_cidrs()?;
             } else if set == Set::NodePortIps {
-                content.node_port_ips = self.read(set, |element| address(element.key))?;
+                content.node_port_ips = self.node_port_ips()?;
             } else if set.nature() != Nature::Learning {
                 let start = wanted.partition_point(|element| element.set < set);
                 let end = wanted.partition_point(|element| element.set <= set);
@@ -121,19 +120,53 @@ impl Reader<'_> {
         count: Option<usize>,
         wanted: &[Element],
     ) -> io::Result<Option<Vec<Element>>> {
-        let family = self.family;
         if set.nature() == Nature::Ranges || count.unwrap_or(wanted.len()) <= LISTED {
-            return self.read(set, |element| element_of(set, element, family)).map(Some);
+            return self.listed(set).map(Some);
         }
         if count.is_none() {
             return Ok(None);
         }
+        let found = self.among(set, wanted)?;
+        Ok((Some(found.len()) == count).then_some(found))
+    }
+
+    /// Everything that a set holds.
+    pub fn listed(&mut self, set: Set) -> io::Result<Vec<Element>> {
+        let family = self.family;
+        self.read(set, |element| element_of(set, element, family))
+    }
+
+    /// What a set holds under the keys of those that are wanted, none of which may be a range.
+    pub fn among(&mut self, set: Set, wanted: &[Element]) -> io::Result<Vec<Element>> {
+        let family = self.family;
         let name = set.name();
         let keys = wanted.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
         let read = |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| odd(&name));
         let found = self.connection.elements_at(wire_family(family), TABLE, &name, keys, read)?;
-        let found: Vec<Element> = found.into_iter().flatten().collect::<io::Result<_>>()?;
-        Ok((Some(found.len()) == count).then_some(found))
+        found.into_iter().flatten().collect()
+    }
+
+    /// Where ranges of [`Set::ServiceCidrs`] begin, and with `true` the first address after each.
+    pub fn service_cidrs(&mut self) -> io::Result<BTreeSet<(IpAddr, bool)>> {
+        self.read(Set::ServiceCidrs, |element| Some((address(element.key)?, element.interval_end)))
+    }
+
+    pub fn node_port_ips(&mut self) -> io::Result<BTreeSet<IpAddr>> {
+        self.read(Set::NodePortIps, |element| address(element.key))
+    }
+
+    /// Whether there is our table, whoever has it.
+    pub fn has_table(&mut self) -> io::Result<bool> {
+        let tables = self.connection.tables(wire_family(self.family))?;
+        Ok(tables.iter().any(|table| table.name == TABLE))
+    }
+
+    /// The sets of the table; none if there is no table.
+    pub fn sets(&mut self) -> io::Result<Vec<FoundSet>> {
+        match self.connection.sets(wire_family(self.family), TABLE) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            sets => sets,
+        }
     }
 
     /// New connections counted by each element of a set of that bank.
@@ -187,12 +220,8 @@ impl Reader<'_> {
             let found = chains.iter().find(|found| found.name == chain.name);
             let wanted: Vec<_> =
                 chain.rules.iter().map(|rule| Some(fingerprint(rule, self.family))).collect();
-            let same_hook = found.is_some_and(|found| match (found.hook, hook(chain)) {
-                // The kernel tells the policy that we left to it.
-                (Some(a), Some(b)) => (a.kind, a.point, a.priority) == (b.kind, b.point, b.priority),
-                (a, b) => a.is_none() && b.is_none(),
-            });
-            same_hook && rules.get(chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
+            found.is_some_and(|found| is_entered_as(found, chain))
+                && rules.get(chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
         }))
     }
 
@@ -209,11 +238,21 @@ impl Reader<'_> {
     }
 }
 
+/// Whether packets enter the chain where they should.
+pub fn is_entered_as(found: &FoundChain, wanted: &Chain) -> bool {
+    match (found.hook, hook(wanted)) {
+        // The kernel tells the policy that we left to it.
+        (Some(a), Some(b)) => (a.kind, a.point, a.priority) == (b.kind, b.point, b.priority),
+        (a, b) => a.is_none() && b.is_none(),
+    }
+}
+
 fn odd(set: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
 }
 
-fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
+/// Seconds of affinity that there are sets for.
+pub fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
     let known = sets.iter().filter_map(|set| Set::by_name(&set.name));
     known.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
 }
@@ -236,9 +275,4 @@ fn endpoint(element: &FoundElement<'_>, family: Family) -> Option<(IpAddr, Port)
     let (ip, port) = bytes.split_at_checked(super::address_length(family))?;
     let &[high, low, ..] = port else { return None };
     Some((address(ip)?, Port::from_api(u16::from_be_bytes([high, low]).into())?))
-}
-
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }

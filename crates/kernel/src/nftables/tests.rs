@@ -1,5 +1,7 @@
 //! Against the real kernel, each test alone in a network namespace.
 
+mod comparing;
+
 use std::sync::Arc;
 
 use model::local::FromPod;

@@ -10,6 +10,7 @@
 mod batches;
 mod cleanup;
 mod commands;
+mod comparing;
 mod examples;
 mod faults;
 mod laws;

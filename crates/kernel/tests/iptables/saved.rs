@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use model::address::Family;
 use plan::iptables::chains::{CANARY, Jump};
+use plan::iptables::listing::as_saved;
 
 use crate::commands::Commands;
 
@@ -98,80 +99,4 @@ impl Saved {
             assert_eq!(self.0.get(chain), want.0.get(chain), "{what}: {} {}", chain.0, chain.1);
         }
     }
-}
-
-/// Addresses, interface and protocol come first; everything else stays in its order, but for how it is written.
-fn as_saved(rule: &str, family: Family) -> String {
-    let (single, mask) = match family {
-        Family::V4 => ("/32", "255.255.255.255"),
-        Family::V6 => ("/128", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-    };
-    let address = |word: &str| if word.contains('/') { word.to_owned() } else { format!("{word}{single}") };
-    let number =
-        |word: &str| format!("{:#x}", u32::from_str_radix(word.trim_start_matches("0x"), 16).unwrap());
-    let (mut source, mut destination, mut interface, mut protocol) =
-        <(String, String, String, String)>::default();
-    let (mut rest, mut not) = (String::new(), "");
-    let words = words(rule);
-    let mut words = words.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        let mut next = || words.next().unwrap();
-        let sign = std::mem::take(&mut not);
-        match word {
-            "!" => not = "! ",
-            "-s" => source = format!("{sign}-s {} ", address(next())),
-            "-d" => destination = format!("{sign}-d {} ", address(next())),
-            "-i" => interface = format!("{sign}-i {} ", next()),
-            "-p" => protocol = format!("-p {} ", next()),
-            "--comment" => rest += &format!("--comment \"{}\" ", next().trim_matches('"')),
-            "--or-mark" => {
-                let mark = number(next());
-                rest += &format!("--set-xmark {mark}/{mark} ");
-            }
-            "--xor-mark" => rest += &format!("--set-xmark {}/0x0 ", number(next())),
-            "--mark" => {
-                let (mark, mask) = next().split_once('/').unwrap();
-                rest += &format!("{sign}--mark {}/{} ", number(mark), number(mask));
-            }
-            "--probability" => rest += &format!("--probability {} ", probability(next())),
-            "--nfacct-name" => rest += &format!("--nfacct-name  {} ", next()),
-            "--name" => {
-                let name = next().to_owned();
-                let what: Vec<&str> =
-                    words.by_ref().take_while(|word| *word != "-m" && *word != "-j").collect();
-                // What ended it has been taken: a protocol after `--set`, a target after `--reap`.
-                rest += &format!("{} --name {name} --mask {mask} --rsource ", what.join(" "));
-                rest += if what.contains(&"--set") { "-m " } else { "-j " };
-            }
-            word => rest += &format!("{sign}{word} "),
-        }
-    }
-    let saved = format!("{source}{destination}{interface}{protocol}{rest}");
-    let saved = saved.trim_end();
-    match (saved.strip_suffix("-j REJECT"), family) {
-        (Some(start), Family::V4) => format!("{start}-j REJECT --reject-with icmp-port-unreachable"),
-        (Some(start), Family::V6) => format!("{start}-j REJECT --reject-with icmp6-port-unreachable"),
-        (None, _) => saved.to_owned(),
-    }
-}
-
-/// The kernel keeps chances as multiples of 2^-31.
-fn probability(text: &str) -> String {
-    let chance: f64 = text.parse().unwrap();
-    let steps = f64::from(1u32 << 31);
-    format!("{:.11}", (chance * steps).round() / steps)
-}
-
-/// Words at blanks, but not within quotes.
-fn words(rule: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut is_quoted = false;
-    for part in rule.split(' ') {
-        match words.last_mut() {
-            Some(last) if is_quoted => *last += &format!(" {part}"),
-            _ => words.push(part.to_owned()),
-        }
-        is_quoted ^= part.matches('"').count() % 2 == 1;
-    }
-    words
 }

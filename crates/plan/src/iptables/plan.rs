@@ -25,6 +25,7 @@ use crate::iptables::edits::{PerChain, Splice};
 use crate::iptables::program::Settings;
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
 use crate::iptables::rules::{EndpointComments, Line, Unit};
+use crate::iptables::wanted::Wanted;
 
 /// With more endpoints than this, rules no longer name them and housekeeping becomes rarer.
 const LARGE_CLUSTER: usize = 1_000;
@@ -166,6 +167,24 @@ impl Plan {
         let (served, refused) = self.settings.node_port_ips(interfaces);
         self.node_port_ips = served;
         refused
+    }
+
+    /// What the tables should hold, for others to compare with what they do.
+    pub fn wanted(&self) -> Wanted {
+        let services = self.units.iter();
+        Wanted {
+            settings: self.settings.clone(),
+            services: services
+                .map(|(name, entry)| (name.clone(), entry.routing.clone(), entry.comments))
+                .collect(),
+            tail: self.tail(),
+            stale: self.stale.clone(),
+        }
+    }
+
+    /// Whether rules name the endpoints they are for, in a cluster of so many.
+    pub fn comments_for(endpoints: usize) -> EndpointComments {
+        if endpoints > LARGE_CLUSTER { EndpointComments::LeftOut } else { EndpointComments::Written }
     }
 
     /// The kernel may hold something else than we think.

@@ -5,17 +5,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use model::address::Family;
 use model::names::{Port, ServicePortName};
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
-use crate::nftables::sets::{Element, Set};
+use crate::nftables::sets::{Bank, Element, Set};
 
 /// What becomes of a service port; nothing if it is gone.
 pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
-/// The wanted content of all sets, kept by service port.
-#[derive(Debug, Default)]
+/// The wanted content of all sets, kept by service port. To clone it copies no endpoints.
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     units: HashMap<ServicePortName, Unit, RandomState>,
     /// Who asks for a frontend, in ascending order: the first one gets it. In order of frontends, which is the order of
@@ -137,6 +138,34 @@ impl Plan {
         self.claims.get(frontend)?.first()
     }
 
+    /// Whose element it is; of what several have a part in, one of them. Takes its time with what is not a frontend's.
+    pub fn owner_of(&self, element: &Element, family: Family) -> Option<&ServicePortName> {
+        let bank = match element.set {
+            Set::ServiceCidrs | Set::NodePortIps => return None,
+            Set::ClusterIps | Set::Hairpin => return self.part_owner_of(element),
+            Set::Frontends(bank)
+            | Set::ExternalLocal(bank)
+            | Set::Endpoints(bank)
+            | Set::EndpointsInside(bank)
+            | Set::Sticky(bank, _)
+            | Set::NoEndpoints(bank)
+            | Set::NoLocalEndpoints(bank) => bank,
+            Set::Affinity(_) => return None,
+            Set::Firewalled | Set::AllowedSources => Bank::Addresses,
+        };
+        self.owner(&Frontend::from_key(element.key.as_bytes(), bank, family)?.0)
+    }
+
+    fn part_owner_of(&self, element: &Element) -> Option<&ServicePortName> {
+        let asks_for = |unit: &Unit| shared(&unit.routing).any(|shared| shared.element() == *element);
+        self.units.iter().filter(|(_, unit)| asks_for(unit)).map(|(name, _)| name).min()
+    }
+
+    /// Seconds of affinity that anybody asks for.
+    pub fn timeouts(&self) -> BTreeSet<u32> {
+        self.units.values().filter_map(|unit| unit.routing.affinity).collect()
+    }
+
     /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
     /// want there. Returns whether there was such a slot. All elements come in order.
     fn keep_seats(&mut self, found: &[Element], different: &[Element]) -> bool {
@@ -230,7 +259,7 @@ fn seats(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoin
 }
 
 /// What is only in the first and what is only in the second; all in order.
-fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<Element>) {
+pub fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<Element>) {
     let (mut delete, mut add) = (Vec::new(), Vec::new());
     let (mut old, mut new) = (before.iter().copied().peekable(), after.iter().copied().peekable());
     loop {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use model::address::Family;
 use model::names::{Port, Protocol};
 use model::routing::Endpoint;
@@ -230,6 +231,31 @@ impl Element {
     pub fn pair(set: Set, key: Key, endpoint: &Endpoint) -> Self {
         Self { set, key, data: Some((endpoint.ip, endpoint.port)) }
     }
+
+    /// The element as `nft` prints it among those of its set.
+    pub fn show(&self, family: Family) -> String {
+        let key = self.key.show(&self.set.key(), family);
+        match (self.admitted(family), self.data) {
+            (Some(range), _) => {
+                let frontend = self.key.show(Bank::Addresses.key(), family);
+                format!("{frontend} . {}", show_range(range))
+            }
+            (None, Some((ip, port))) => format!("{key} : {ip} . {port}"),
+            (None, None) => key,
+        }
+    }
+
+    /// The first and the last address that an element of [`Set::AllowedSources`] admits.
+    pub fn admitted(&self, family: Family) -> Option<(IpAddr, IpAddr)> {
+        if self.set != Set::AllowedSources {
+            return None;
+        }
+        let length = Type::Address.length(family);
+        let (_, ends) =
+            self.key.as_bytes().split_at_checked(self.key.as_bytes().len().checked_sub(2 * length)?)?;
+        let (first, last) = ends.split_at_checked(length)?;
+        Some((address(first)?, address(last)?))
+    }
 }
 
 /// The bytes the kernel finds an element by: its fields one after the other, each filled up to a multiple of four. An
@@ -328,6 +354,22 @@ impl Type {
             (Self::Slot, &[a, b, c, d]) => u32::from_ne_bytes([a, b, c, d]).to_string(),
             (Self::Protocol | Self::Port | Self::Slot, _) => format!("{field:02x?}"),
         }
+    }
+}
+
+/// An address by its bytes.
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// A range as `nft` prints it: by its prefix, where it is one.
+pub fn show_range((first, last): (IpAddr, IpAddr)) -> String {
+    let prefix = (0..=128).filter_map(|length| IpNet::new(first, length).ok());
+    match prefix.into_iter().find(|net| net.network() == first && net.broadcast() == last) {
+        Some(net) if first != last => net.to_string(),
+        _ if first == last => first.to_string(),
+        _ => format!("{first}-{last}"),
     }
 }
 

@@ -129,7 +129,7 @@ impl Field {
     }
 }
 
-fn protocol_name(family: Family) -> &'static str {
+pub(super) fn protocol_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
         Family::V6 => "ip6",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernel::difference::Wanted;
 use kernel::iptables::{self, Failures, Outcome, Rules};
 use plan::iptables::plan::RuleCounts;
 
@@ -64,6 +65,10 @@ impl Backend for Iptables {
     fn watch(&mut self) -> Option<Watch> {
         let watch = self.rules.watch();
         Some(Box::new(move |tell| watch.run(tell)))
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted::Iptables(Box::new(self.rules.wanted()))
     }
 
     fn mode(&self) -> &'static str {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::conntrack::Destination;
+use kernel::difference::Wanted;
 use kernel::nftables::{self, Connections, Outcome, Table};
 
 use super::{Backend, Change, Pass, Watch};
@@ -73,6 +74,10 @@ impl Backend for Nftables {
 
     fn is_unused(&mut self, destination: Destination) -> bool {
         self.table.is_unused(destination).unwrap_or(false)
+    }
+
+    fn wanted(&self) -> Wanted {
+        Wanted::Nftables(Box::new(self.table.wanted()))
     }
 
     fn mode(&self) -> &'static str {

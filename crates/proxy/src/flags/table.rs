@@ -19,6 +19,11 @@ impl Flag {
 /// In a table of text, the help is what one reads; where a value goes is one line above it.
 pub(super) static TABLE: &[Flag] = &[
     flag(
+        "audit-interval",
+        |f| Slot::Duration(&mut f.audit_interval),
+        "How often to compare a part of the rules in the kernel with what they should be, and to write them again if they differ; less often if that would take more than half a percent of a processor. 0 never does.",
+    ),
+    flag(
         "bind-address",
         |f| Slot::Ip(&mut f.config.bind_address),
         "The node's primary IP, in place of the one in its Node object; nothing is bound to it. Ignored with --config.",

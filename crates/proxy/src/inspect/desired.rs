@@ -59,12 +59,17 @@ pub struct Desired {
 impl Desired {
     /// Reads it all, once.
     pub fn read(config: Config, options: &Options) -> anyhow::Result<Self> {
+        Self::read_for(&modes::families_of_kernel(), config, options)
+    }
+
+    /// The same for these families, whatever this kernel has.
+    pub fn read_for(families: &[Family], config: Config, options: &Options) -> anyhow::Result<Self> {
         let name = node::name(&config)?;
         let metrics = Metrics::new(config.mode).into();
         let (source, _recorder) = run::source(&config, options, &name, &metrics)?;
         let mut lines = Lines::new();
         let mut listening = BTreeMap::new();
-        for family in modes::families_of_kernel() {
+        for family in families.iter().copied() {
             let (sender, inbox) = sync_channel(QUEUE);
             lines.insert(family, sender);
             let cluster = Cluster::new(run::here(&config, &name, family));

@@ -1,11 +1,18 @@
 //! What the subcommands of this program ask a running proxy. Answered only to who is on this node: it tells more about
 //! the cluster than metrics do, and takes the families' time.
 
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
 use http::StatusCode;
 
-use crate::http::answer::plain;
+use crate::family::Message;
+use crate::http::answer::{JSON, answer, plain};
 use crate::http::{Local, Reply, Request};
+use crate::inspect::findings::Findings;
 use crate::inspect::running::PREFIX;
+use crate::inspect::verify;
 use crate::source::Lines;
 
 /// Nothing if it is not one of these questions.
@@ -15,8 +22,32 @@ pub fn find(request: &Request, lines: &Lines) -> Option<Reply> {
         let refusal = plain(StatusCode::FORBIDDEN, "only answered to who asks from this node\n");
         return Some(Reply::Now(refusal));
     }
-    let _ = lines;
     match question {
+        verify::PATH => Some(compare(lines)),
         _ => None,
     }
+}
+
+/// For a family to come to its inbox, be it in the middle of a storm.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
+fn compare(lines: &Lines) -> Reply {
+    let lines = lines.clone();
+    Reply::Later(Box::new(move || match findings(&lines) {
+        Ok(json) => answer(StatusCode::OK, JSON, json),
+        Err(error) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")),
+    }))
+}
+
+fn findings(lines: &Lines) -> anyhow::Result<String> {
+    let mut found = Vec::new();
+    for (family, line) in lines {
+        let (reply, wanted) = sync_channel(1);
+        line.try_send(Message::Compare(reply)).map_err(|_| anyhow!("{family} is too busy to answer"))?;
+        let wanted = wanted.recv_timeout(PATIENCE);
+        let wanted = wanted.with_context(|| format!("{family} has not begun to write rules"))?;
+        found.push(Findings::of(*family, wanted)?);
+    }
+    Ok(serde_json::to_string(&found)?)
 }

@@ -1,0 +1,401 @@
+//! What the table holds otherwise than it should: read by a connection of its own, whoever owns the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use model::address::Family;
+use model::names::Port;
+use netlink::nftables::{Connection, FoundRule, FoundSet};
+use plan::nftables::elements::Frontend;
+use plan::nftables::plan::{Changed, Held, Plan, difference};
+use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::sets::{Bank, Element, Nature, Set, Type, address, show_range};
+
+use super::compile::{declare, fingerprint};
+use super::read::{Reader, is_entered_as, timeouts};
+use super::{TABLE, boundaries};
+use crate::difference::{Class, Difference, Fact, Kind, Part};
+use crate::wire_family;
+
+/// The largest set that is listed to be compared: five seconds for the kernel. Of a larger one we ask for what should be
+/// in it, and know of the rest only how much it is.
+const LISTED: usize = 200_000;
+
+/// How often it is looked again because something changed meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// What the table of one family should hold.
+#[derive(Debug)]
+pub struct Wanted {
+    pub(super) settings: Settings,
+    pub(super) plan: Plan,
+    pub(super) service_cidrs: Vec<IpNet>,
+    pub(super) node_port_ips: Vec<IpAddr>,
+    /// Whether endpoints have the slots they should have. If not, they are content with those they have in the kernel.
+    pub(super) is_seated: bool,
+}
+
+impl Wanted {
+    /// What a table would be made to hold that is adopted by a process which has these routings from the start.
+    pub fn new(
+        settings: Settings,
+        routings: Vec<Changed>,
+        service_cidrs: Vec<IpNet>,
+        node_port_ips: Vec<IpAddr>,
+    ) -> Self {
+        let mut plan = Plan::default();
+        plan.accept(routings);
+        Self { settings, plan, service_cidrs, node_port_ips, is_seated: false }
+    }
+}
+
+/// Whose table there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// This program's, of whatever version; otherwise the reference's, or somebody's.
+    pub is_ours: bool,
+    /// The addresses that serve node ports; none if all but loopback do.
+    pub node_port_ips: Option<BTreeSet<IpAddr>>,
+    /// Sets, chains, rules and elements, as far as the kernel tells how many.
+    pub objects: usize,
+}
+
+/// What is in the kernel by the name of our table.
+pub fn present(family: Family) -> io::Result<Option<Present>> {
+    let mut connection = Connection::open()?;
+    let mut reader = Reader { family, connection: &mut connection };
+    if !reader.has_table()? {
+        return Ok(None);
+    }
+    let sets = reader.sets()?;
+    let has = |name: &str| sets.iter().any(|set| set.name == name);
+    let is_ours =
+        has(&Set::Frontends(Bank::Addresses).name()) && has(&Set::Endpoints(Bank::Addresses).name());
+    // The reference has a set of that name, too, and elements of the same kind in it.
+    let node_port_ips = has(&Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
+    let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
+    let family = wire_family(family);
+    let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
+    Ok(Some(Present { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
+}
+
+/// A comparison of the kernel's table with the one that is wanted.
+#[derive(Debug)]
+pub struct Inspection {
+    connection: Connection,
+    wanted: Wanted,
+    /// In order.
+    elements: Vec<Element>,
+}
+
+impl Inspection {
+    pub fn open(wanted: Wanted) -> io::Result<Self> {
+        let elements = wanted.plan.elements();
+        Ok(Self { connection: Connection::open()?, wanted, elements })
+    }
+
+    pub fn parts(&self) -> Vec<Part> {
+        let compared = self.program().sets.into_iter().filter(|set| set.nature() != Nature::Learning);
+        [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
+    }
+
+    pub fn objects(&self) -> usize {
+        let program = self.program();
+        let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
+        let addresses =
+            if self.wanted.settings.node_ports_everywhere { 0 } else { self.wanted.node_port_ips.len() };
+        let cidrs = ranges(&boundaries(&self.wanted.service_cidrs)).len();
+        let elements = self.elements.len() + addresses + cidrs;
+        1 + program.sets.len() + program.chains.len() + rules + elements
+    }
+
+    /// Everything, at one moment if the ruleset lets us.
+    pub fn differences(&mut self) -> io::Result<Vec<Difference>> {
+        let mut found = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let generation = self.connection.generation()?.id;
+            found = self.look()?;
+            if found.is_empty() || self.connection.generation()?.id == generation {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn look(&mut self) -> io::Result<Vec<Difference>> {
+        if !self.wanted.is_seated {
+            self.take_seats()?;
+        }
+        let mut all = Vec::new();
+        for part in self.parts() {
+            all.extend(match part {
+                Part::Program => self.compare_program()?,
+                Part::Elements(set) => self.compare_elements(set)?,
+                Part::Table(_) => Vec::new(),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Endpoints sit where they do in the kernel, as they will when the table is adopted.
+    fn take_seats(&mut self) -> io::Result<()> {
+        let found = self.reader().sets()?;
+        let mut held = Held::default();
+        for set in self.program().sets {
+            let (Set::Endpoints(_) | Set::EndpointsInside(_)) = set else { continue };
+            if let Some(found) = self.declared(set, &found) {
+                held.elements.extend(self.held(set, found.count)?.0);
+            }
+        }
+        self.wanted.plan.steps_from(held, std::mem::take(&mut self.elements));
+        self.elements = self.wanted.plan.elements();
+        Ok(())
+    }
+
+    /// The rules, and the sets they need; not what the sets hold.
+    pub fn compare_program(&mut self) -> io::Result<Vec<Difference>> {
+        if !self.reader().has_table()? {
+            let Program { chains, sets, .. } = self.program();
+            let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
+            let (family, chains, sets) = (wire_family(self.family()), chains.len(), sets.len());
+            let object = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
+            return Ok(vec![difference_of(Kind::Missing, Class::Table, object)]);
+        }
+        let sets = self.reader().sets()?;
+        // What the kernel has rules for that nobody asks for any more does no harm.
+        let timeouts = timeouts(&sets).union(&self.wanted.plan.timeouts()).copied().collect();
+        let program = Program::new(&self.wanted.settings, &timeouts);
+        let mut all = self.compare_sets(&program, &sets);
+        let family = wire_family(self.family());
+        let chains = self.connection.chains(family, TABLE)?;
+        let mut rules: BTreeMap<String, Vec<FoundRule>> = BTreeMap::new();
+        for rule in self.connection.rules(family, TABLE)? {
+            rules.entry(rule.chain.clone()).or_default().push(rule);
+        }
+        for wanted in &program.chains {
+            let object = || format!("chain {}", wanted.name);
+            match chains.iter().find(|found| found.name == wanted.name) {
+                None => all.push(difference_of(Kind::Missing, Class::Chain, object())),
+                Some(found) => {
+                    if !is_entered_as(found, wanted) {
+                        all.push(difference_of(Kind::Changed, Class::Chain, object()));
+                    }
+                    let found = rules.get(wanted.name).map(Vec::as_slice).unwrap_or_default();
+                    all.extend(compare_rules(wanted, found, self.family()));
+                }
+            }
+        }
+        // More chains than ours do no harm either, for nothing of ours leads to them. But in a table that is not ours
+        // they tell whose it is, and go with it.
+        if !all.is_empty() {
+            let wanted: BTreeSet<&str> = program.chains.iter().map(|chain| chain.name).collect();
+            let more = chains.iter().filter(|found| !wanted.contains(&*found.name));
+            all.extend(
+                more.map(|found| difference_of(Kind::Surplus, Class::Chain, format!("chain {}", found.name))),
+            );
+        }
+        Ok(all)
+    }
+
+    fn compare_sets(&self, program: &Program, found: &[FoundSet]) -> Vec<Difference> {
+        let mut all = Vec::new();
+        for set in &program.sets {
+            let kind = match found.iter().find(|found| found.name == set.name()) {
+                None => Kind::Missing,
+                Some(found) if !agrees(*set, self.family(), found) => Kind::Changed,
+                Some(_) => continue,
+            };
+            let word = if set.data().is_empty() { "set" } else { "map" };
+            all.push(difference_of(kind, Class::Set, format!("{word} {}", set.name())));
+        }
+        all
+    }
+
+    /// What one set holds. Clients that the kernel has learned are none of our business.
+    pub fn compare_elements(&mut self, set: Set) -> io::Result<Vec<Difference>> {
+        let found = self.reader().sets()?;
+        let found = self.declared(set, &found);
+        let family = self.family();
+        match set {
+            Set::ServiceCidrs => {
+                let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
+                let held = match found {
+                    Some(_) => ranges(&self.reader().service_cidrs()?),
+                    None => BTreeSet::new(),
+                };
+                return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
+            }
+            Set::NodePortIps => {
+                let wanted = self.wanted.node_port_ips.iter().copied().collect();
+                let held = match found {
+                    Some(_) => self.reader().node_port_ips()?,
+                    None => BTreeSet::new(),
+                };
+                return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
+            }
+            _ if set.nature() == Nature::Learning => return Ok(Vec::new()),
+            _ => {}
+        }
+        let (mut held, unknown) = match found {
+            Some(found) => self.held(set, found.count)?,
+            None => (Vec::new(), 0),
+        };
+        held.sort_unstable();
+        let (surplus, missing) = difference(&held, self.wanted_in(set));
+        let mut all: Vec<Difference> = Vec::new();
+        for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
+            all.extend(elements.iter().map(|element| Difference {
+                kind,
+                class: Class::Element,
+                object: format!("element {} {{ {} }}", set.name(), element.show(family)),
+                service: self.wanted.plan.owner_of(element, family).cloned(),
+                fact: fact(element, family),
+            }));
+        }
+        if unknown > 0 {
+            let object = format!("{unknown} elements of {}", set.name());
+            all.push(difference_of(Kind::Surplus, Class::Element, object));
+        }
+        Ok(all)
+    }
+
+    /// What a set of the kernel holds, and how many more that nobody wants.
+    fn held(&mut self, set: Set, count: Option<u32>) -> io::Result<(Vec<Element>, usize)> {
+        let count = count.map(|count| count as usize);
+        let wanted = self.wanted_in(set).to_vec();
+        if set.nature() == Nature::Ranges || count.unwrap_or(wanted.len()) <= LISTED {
+            return Ok((self.reader().listed(set)?, 0));
+        }
+        let held = self.reader().among(set, &wanted)?;
+        let unknown = count.map_or(0, |count| count.saturating_sub(held.len()));
+        Ok((held, unknown))
+    }
+
+    fn wanted_in(&self, set: Set) -> &[Element] {
+        let start = self.elements.partition_point(|element| element.set < set);
+        let end = self.elements.partition_point(|element| element.set <= set);
+        self.elements.get(start..end).unwrap_or_default()
+    }
+
+    /// The set, if the kernel has it as we would make it.
+    fn declared<'a>(&self, set: Set, found: &'a [FoundSet]) -> Option<&'a FoundSet> {
+        found.iter().find(|found| found.name == set.name() && agrees(set, self.family(), found))
+    }
+
+    fn program(&self) -> Program {
+        Program::new(&self.wanted.settings, &self.wanted.plan.timeouts())
+    }
+
+    fn family(&self) -> Family {
+        self.wanted.settings.family
+    }
+
+    fn reader(&mut self) -> Reader<'_> {
+        Reader { family: self.wanted.settings.family, connection: &mut self.connection }
+    }
+}
+
+fn agrees(set: Set, family: Family, found: &FoundSet) -> bool {
+    declare(set, family, |wanted| wanted.agrees_with(found))
+}
+
+/// Rules are known by what we wrote beside them; those of others have no such thing.
+fn compare_rules(wanted: &Chain, found: &[FoundRule], family: Family) -> Vec<Difference> {
+    let prints: Vec<Option<u64>> = wanted.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
+    let missing = wanted
+        .rules
+        .iter()
+        .zip(&prints)
+        .filter(|(_, print)| found.iter().all(|found| found.fingerprint != **print));
+    let mut all: Vec<Difference> = missing
+        .map(|(rule, _)| {
+            let object = format!("rule {} {}", wanted.name, rule.show(family));
+            difference_of(Kind::Missing, Class::Rule, object)
+        })
+        .collect();
+    for rule in found.iter().filter(|found| !prints.contains(&found.fingerprint)) {
+        let words: Vec<&str> = rule.expression_names().collect();
+        let comment =
+            rule.comment.as_ref().map(|comment| format!(" comment \"{comment}\"")).unwrap_or_default();
+        let object = format!("rule {} handle {} ({}){comment}", wanted.name, rule.handle, words.join(" "));
+        all.push(difference_of(Kind::Surplus, Class::Rule, object));
+    }
+    let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
+    if all.is_empty() && held != prints {
+        let object = format!("chain {}: its rules are in another order, or repeated", wanted.name);
+        all.push(difference_of(Kind::Changed, Class::Chain, object));
+    }
+    all
+}
+
+fn by_text<T: Ord>(
+    set: Set,
+    held: &BTreeSet<T>,
+    wanted: &BTreeSet<T>,
+    show: impl Fn(&T) -> String,
+) -> Vec<Difference> {
+    let surplus = held.difference(wanted).map(|it| (Kind::Surplus, it));
+    let missing = wanted.difference(held).map(|it| (Kind::Missing, it));
+    let object = |it| format!("element {} {{ {} }}", set.name(), show(it));
+    surplus.chain(missing).map(|(kind, it)| difference_of(kind, Class::Element, object(it))).collect()
+}
+
+/// The first and last addresses of the ranges with these [`boundaries`].
+fn ranges(boundaries: &BTreeSet<(IpAddr, bool)>) -> BTreeSet<(IpAddr, IpAddr)> {
+    let before = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => IpAddr::V4(u32::from(ip).wrapping_sub(1).into()),
+        IpAddr::V6(ip) => IpAddr::V6(u128::from(ip).wrapping_sub(1).into()),
+    };
+    let last = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => IpAddr::V4(u32::MAX.into()),
+        IpAddr::V6(_) => IpAddr::V6(u128::MAX.into()),
+    };
+    let mut ranges = BTreeSet::new();
+    let mut begun: Option<IpAddr> = None;
+    for (address, is_end) in boundaries {
+        if let Some(first) = begun.take() {
+            ranges.insert((first, before(*address)));
+        }
+        if !is_end {
+            begun = Some(*address);
+        }
+    }
+    ranges.extend(begun.map(|first| (first, last(first))));
+    ranges
+}
+
+/// Of what an element does, as far as a user of the service would notice.
+fn fact(element: &Element, family: Family) -> Option<Fact> {
+    let frontend =
+        |bank| Frontend::from_key(element.key.as_bytes(), bank, family).map(|(frontend, _)| frontend);
+    match element.set {
+        Set::Frontends(bank) => frontend(bank).map(Fact::Frontend),
+        Set::Endpoints(bank) | Set::EndpointsInside(bank) => {
+            let (ip, port) = element.data?;
+            Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
+        }
+        Set::Sticky(_, seconds) => Some(Fact::Affinity(seconds)),
+        Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
+        Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
+        Set::AllowedSources => element.admitted(family).map(show_range).map(Fact::Admitted),
+        Set::ClusterIps
+        | Set::ServiceCidrs
+        | Set::NodePortIps
+        | Set::ExternalLocal(_)
+        | Set::Affinity(_)
+        | Set::Firewalled => None,
+        Set::Hairpin => {
+            let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
+            let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;
+            let &[_, _, _, _, high, low, ..] = rest else { return None };
+            let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
+            Some(Fact::Hairpin { ip: address(ip)?, port })
+        }
+    }
+}
+
+fn difference_of(kind: Kind, class: Class, object: String) -> Difference {
+    Difference { kind, class, object, service: None, fact: None }
+}

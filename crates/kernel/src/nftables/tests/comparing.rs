@@ -1,0 +1,175 @@
+//! The table is compared by others than its owner, and while it has one.
+
+use super::*;
+use crate::difference::{Difference, Fact, Kind};
+
+fn all(family: Family) -> Change {
+    let routings = vec![
+        (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
+        (name("b"), Some(routing(family, 2, &[]))),
+        (name("c"), Some(routing(family, 3, &[1]))),
+    ];
+    Change { routings, ..node_data(family) }
+}
+
+/// What somebody finds who has the same objects, but never spoke to the one that wrote them.
+fn as_a_stranger(family: Family, change: Change) -> Vec<Difference> {
+    let Change { routings, service_cidrs, node_port_ips } = change;
+    let wanted = Wanted::new(settings(family), routings, service_cidrs.unwrap(), node_port_ips.unwrap());
+    Inspection::open(wanted).unwrap().differences().unwrap()
+}
+
+fn texts(differences: &[Difference]) -> Vec<String> {
+    differences.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn what_was_just_written_does_not_differ() {
+    for family in Family::BOTH {
+        in_fresh_netns(move || {
+            let mut table = Table::open(settings(family)).unwrap();
+            table.sync(all(family)).unwrap();
+            // So that slots are no longer in the order of addresses.
+            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
+            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            let before = generation();
+            let mut inspection = Inspection::open(table.wanted()).unwrap();
+            assert_eq!(texts(&inspection.differences().unwrap()), [""; 0]);
+            assert!(inspection.objects() > 100, "{}", inspection.objects());
+            let mut inspection =
+                crate::difference::Wanted::Nftables(Box::new(table.wanted())).open().unwrap();
+            for part in inspection.parts() {
+                assert_eq!(texts(&inspection.compare(part).unwrap()), [""; 0], "{part}");
+            }
+            assert_eq!(texts(&as_a_stranger(family, all(family))), [""; 0]);
+            assert_eq!(generation(), before, "nothing was written");
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_in_place_of_another_is_the_only_difference() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        let mut table = Table::open(settings(family)).unwrap();
+        table.sync(all(family)).unwrap();
+        let mut edited = all(family);
+        edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
+        let found = as_a_stranger(family, edited);
+        assert!(found.iter().all(|it| it.service == Some(name("a"))), "{:?}", texts(&found));
+        let endpoints = |kind| {
+            let of_kind = found.iter().filter(move |it| it.kind == kind);
+            let ips = of_kind.filter_map(|it| match it.fact {
+                Some(Fact::Endpoint { ip, .. }) => Some(ip),
+                _ => None,
+            });
+            ips.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(endpoints(Kind::Surplus), [IpAddr::from([10, 244, 1, 3])].into());
+        assert_eq!(endpoints(Kind::Missing), [IpAddr::from([10, 244, 1, 4])].into());
+        let text = texts(&found).join("\n");
+        assert!(
+            text.contains(
+                "missing: element endpoints { 10.96.1.1 . tcp . 80 . 5 : 10.244.1.4 . 8080 } (ns/a:http)"
+            ),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn damage_is_named() {
+    for (damage, want) in [
+        (
+            "delete element ip kube-proxy cluster-ips { 10.96.1.1 }",
+            &["missing: element cluster-ips { 10.96.1.1 } (ns/a:http)"][..],
+        ),
+        (
+            "add element ip kube-proxy cluster-ips { 10.96.9.9 }",
+            &["surplus: element cluster-ips { 10.96.9.9 }"],
+        ),
+        (
+            "delete element ip kube-proxy allowed-sources { 10.51.1.1 . tcp . 80 . 192.0.2.0/24 }",
+            &["missing: element allowed-sources { 10.51.1.1 . tcp . 80 . 192.0.2.0/24 } (ns/a:http)"],
+        ),
+        (
+            "flush set ip kube-proxy service-cidrs",
+            &["missing: element service-cidrs { 10.96.0.0-10.112.255.255 }"],
+        ),
+        ("flush set ip kube-proxy nodeport-ips", &["missing: element nodeport-ips { 192.0.2.1 }"]),
+        ("insert rule ip kube-proxy services drop", &["surplus: rule services handle "]),
+        (
+            "flush chain ip kube-proxy firewall-check",
+            &[
+                "missing: rule firewall-check ip daddr . meta l4proto . th dport @firewalled ip daddr . meta l4proto . th dport . ip saddr != @allowed-sources drop",
+            ],
+        ),
+        ("delete chain ip kube-proxy filter-postrouting", &["missing: chain filter-postrouting"]),
+        // Whatever the kernel learns, be it nonsense.
+        ("add element ip kube-proxy affinity { 192.0.2.9 . 10.96.1.1 . tcp . 80 : 10.244.1.1 . 8080 }", &[]),
+        // Does no harm: nothing leads there.
+        ("add chain ip kube-proxy mine", &[]),
+    ] {
+        in_fresh_netns(move || {
+            let mut table = Table::open(settings(Family::V4)).unwrap();
+            table.abilities.own = false;
+            table.sync(all(Family::V4)).unwrap();
+            run(&format!("nft {damage}"));
+            let found = Inspection::open(table.wanted()).unwrap().differences().unwrap();
+            assert_eq!(found.len(), want.len(), "{damage}: {:?}", texts(&found));
+            for (found, want) in found.iter().zip(want) {
+                assert!(found.to_string().starts_with(want), "{damage}: {found}");
+            }
+        });
+    }
+}
+
+#[test]
+fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
+    in_fresh_netns(|| {
+        let found = as_a_stranger(Family::V4, all(Family::V4));
+        assert!(found[0].to_string().starts_with("missing: table ip kube-proxy ("), "{}", found[0]);
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let outcome = table.sync(all(Family::V4)).unwrap();
+        let elements = found.iter().filter(|it| it.service.is_some()).count();
+        assert_eq!(elements, outcome.added, "each element has an owner here");
+        assert!(found.iter().all(|it| it.kind == Kind::Missing));
+    });
+}
+
+#[test]
+fn a_timeout_that_nobody_had_before_is_a_set_and_a_rule() {
+    in_fresh_netns(|| {
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        table.sync(all(Family::V4)).unwrap();
+        let mut edited = all(Family::V4);
+        let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
+        edited.routings[2].1 = Some(other);
+        let text = texts(&as_a_stranger(Family::V4, edited)).join("\n");
+        for line in
+            ["missing: set sticky-60\n", "missing: rule learn ", "surplus: element sticky-10800 { 10.96.3.1 "]
+        {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    });
+}
+
+fn clone(routing: &Routing) -> Routing {
+    let Routing { protocol, port, node_port, affinity, internal, external, .. } = *routing;
+    Routing {
+        protocol,
+        port,
+        node_port,
+        affinity,
+        internal,
+        external,
+        addresses: routing.addresses.clone(),
+        cluster: routing.cluster.clone(),
+        local: routing.local.clone(),
+        preserves_client: routing.preserves_client,
+        ranges_admit_node: routing.ranges_admit_node,
+        is_externally_accessible: routing.is_externally_accessible,
+        health_check_node_port: routing.health_check_node_port,
+        serving: routing.serving.clone(),
+    }
+}

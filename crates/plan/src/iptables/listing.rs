@@ -1,0 +1,142 @@
+//! How `iptables-save` prints what `iptables-restore` was told, so that the two can be compared.
+
+use std::collections::BTreeMap;
+
+use model::address::Family;
+
+/// Rules of one table by chain, as they are printed, each without the words that put it there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing(pub BTreeMap<String, Vec<String>>);
+
+impl Listing {
+    /// Without what differs from run to run: remarks and counters.
+    pub fn parse(save: &str) -> Self {
+        let mut listing = Self::default();
+        for line in save.lines() {
+            if let Some(chain) = line.strip_prefix(':') {
+                let name = chain.split(' ').next().unwrap_or_default();
+                listing.0.entry(name.to_owned()).or_default();
+            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' '))
+            {
+                listing.0.entry(chain.to_owned()).or_default().push(rule.to_owned());
+            }
+        }
+        listing
+    }
+}
+
+/// The rule as it is printed: addresses, interface and protocol come first, everything else stays in its order, but
+/// for how it is written.
+pub fn as_saved(rule: &str, family: Family) -> String {
+    let (single, mask) = match family {
+        Family::V4 => ("/32", "255.255.255.255"),
+        Family::V6 => ("/128", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+    };
+    let address = |word: &str| if word.contains('/') { word.to_owned() } else { format!("{word}{single}") };
+    let (mut source, mut destination, mut interface, mut protocol) =
+        <(String, String, String, String)>::default();
+    let (mut rest, mut sign) = (String::new(), "");
+    let words = words(rule);
+    let mut words = words.iter().map(String::as_str).peekable();
+    while let Some(word) = words.next() {
+        let not = std::mem::take(&mut sign);
+        let mut next = || words.next().unwrap_or_default();
+        match word {
+            "!" => sign = "! ",
+            "-s" => source = format!("{not}-s {} ", address(next())),
+            "-d" => destination = format!("{not}-d {} ", address(next())),
+            "-i" => interface = format!("{not}-i {} ", next()),
+            "-p" => protocol = format!("-p {} ", next()),
+            "--comment" => rest += &format!("--comment \"{}\" ", next().trim_matches('"')),
+            "--or-mark" => {
+                let mark = number(next());
+                rest += &format!("--set-xmark {mark}/{mark} ");
+            }
+            "--xor-mark" => rest += &format!("--set-xmark {}/0x0 ", number(next())),
+            "--mark" => {
+                let (mark, mask) = next().split_once('/').unwrap_or_default();
+                rest += &format!("{not}--mark {}/{} ", number(mark), number(mask));
+            }
+            "--probability" => rest += &format!("--probability {} ", probability(next())),
+            // Two blanks, indeed.
+            "--nfacct-name" => rest += &format!("--nfacct-name  {} ", next()),
+            "--name" => {
+                let name = next();
+                while let Some(word) = words.next_if(|word| !["-m", "-p", "-j"].contains(word)) {
+                    rest += &format!("{word} ");
+                }
+                rest += &format!("--name {name} --mask {mask} --rsource ");
+            }
+            word => rest += &format!("{not}{word} "),
+        }
+    }
+    let saved = format!("{source}{destination}{interface}{protocol}{rest}");
+    let saved = saved.trim_end();
+    match (saved.strip_suffix("-j REJECT"), family) {
+        (Some(start), Family::V4) => format!("{start}-j REJECT --reject-with icmp-port-unreachable"),
+        (Some(start), Family::V6) => format!("{start}-j REJECT --reject-with icmp6-port-unreachable"),
+        (None, _) => saved.to_owned(),
+    }
+}
+
+/// The same rule without its comment. In large clusters they are left out.
+pub fn without_comment(rule: &str) -> String {
+    const COMMENT: &str = "-m comment --comment \"";
+    let Some((before, after)) = rule.split_once(COMMENT) else { return rule.to_owned() };
+    let Some((_, after)) = after.split_once('"') else { return rule.to_owned() };
+    format!("{before}{}", after.trim_start())
+}
+
+/// The word after that one, in a rule as it is printed.
+pub fn word_after<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
+    let (_, after) = rule.split_once(option)?;
+    after.strip_prefix(' ')?.split(' ').next()
+}
+
+/// The comment of a rule as it is printed.
+pub fn comment(rule: &str) -> Option<&str> {
+    rule.split_once("--comment \"")?.1.split('"').next()
+}
+
+/// Without the zeros it may begin with.
+fn number(word: &str) -> String {
+    u32::from_str_radix(word.trim_start_matches("0x"), 16)
+        .map_or(word.to_owned(), |mark| format!("{mark:#x}"))
+}
+
+/// The kernel keeps chances as multiples of 2^-31.
+fn probability(text: &str) -> String {
+    let steps = f64::from(1u32 << 31);
+    let chance = text.parse::<f64>().map(|chance| (chance * steps).round() / steps);
+    chance.map_or(text.to_owned(), |chance| format!("{chance:.11}"))
+}
+
+/// Words at blanks, but not within quotes.
+fn words(rule: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut is_quoted = false;
+    for part in rule.split(' ') {
+        match words.last_mut() {
+            Some(last) if is_quoted => *last += &format!(" {part}"),
+            _ => words.push(part.to_owned()),
+        }
+        is_quoted ^= part.matches('"').count() % 2 == 1;
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Against real listings this is held by the tests of the crate `kernel`.
+    #[test]
+    fn words_are_found_in_what_is_printed() {
+        let rule = r#"-d 10.96.0.10/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-X"#;
+        assert_eq!(word_after(rule, "-d"), Some("10.96.0.10/32"));
+        assert_eq!(word_after(rule, "--dport"), Some("80"));
+        assert_eq!(word_after(rule, "--to-destination"), None);
+        assert_eq!(comment(rule), Some("default/web:http cluster IP"));
+        assert_eq!(without_comment(rule), "-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-X");
+    }
+}

@@ -1,0 +1,98 @@
+//! The whole table in the language of `nft -f`, for a person to read or a file to keep.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use model::address::Family;
+
+use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
+use crate::nftables::sets::{Element, Nature, Set, Type};
+use crate::nftables::words::protocol_name;
+
+/// What the sets hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    /// In order.
+    pub elements: &'a [Element],
+    pub service_cidrs: &'a [IpNet],
+    pub node_port_ips: &'a [IpAddr],
+}
+
+/// Writes the table as `nft list table` would.
+pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>) -> String {
+    let family = protocol_name(program.family);
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "table {family} {name} {{\n\tcomment \"{comment}\"");
+    for set in &program.sets {
+        write_set(*set, program.family, content, &mut text);
+    }
+    for chain in &program.chains {
+        write_chain(chain, program.family, &mut text);
+    }
+    text.push_str("}\n");
+    text
+}
+
+fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) {
+    let word = if set.data().is_empty() { "set" } else { "map" };
+    let _ = writeln!(text, "\n\t{word} {} {{", set.name());
+    let of = |types: &[Type]| types.iter().map(|kind| type_of(*kind, family)).collect::<Vec<_>>().join(" . ");
+    let data = if set.data().is_empty() { String::new() } else { format!(" : {}", of(set.data())) };
+    let _ = writeln!(text, "\t\ttypeof {}{data}", of(&set.key()));
+    match set.nature() {
+        Nature::Plain => {}
+        Nature::Counting => text.push_str("\t\tcounter\n"),
+        Nature::Ranges => text.push_str("\t\tflags interval\n"),
+        Nature::Learning => text.push_str("\t\tsize 1048576\n\t\tflags dynamic,timeout\n"),
+    }
+    let _ = writeln!(text, "\t\tcomment \"{}\"", set.comment());
+    let start = content.elements.partition_point(|element| element.set < set);
+    let end = content.elements.partition_point(|element| element.set <= set);
+    let own = content.elements.get(start..end).unwrap_or_default().iter();
+    let shown: Vec<String> = match set {
+        Set::ServiceCidrs => {
+            IpNet::aggregate(&content.service_cidrs.to_vec()).iter().map(ToString::to_string).collect()
+        }
+        Set::NodePortIps => content.node_port_ips.iter().map(ToString::to_string).collect(),
+        _ => own.map(|element| element.show(family)).collect(),
+    };
+    if !shown.is_empty() {
+        let _ = writeln!(text, "\t\telements = {{ {} }}", shown.join(",\n\t\t\t     "));
+    }
+    text.push_str("\t}\n");
+}
+
+fn type_of(kind: Type, family: Family) -> String {
+    match kind {
+        Type::Address => format!("{} daddr", protocol_name(family)),
+        Type::Protocol => "meta l4proto".into(),
+        Type::Port => "th dport".into(),
+        // The type of slots has no name; any modulus stands for it.
+        Type::Slot => "numgen random mod 65536".into(),
+    }
+}
+
+fn write_chain(chain: &Chain, family: Family, text: &mut String) {
+    let _ = writeln!(text, "\n\tchain {} {{", chain.name);
+    if let Some(hook) = chain.hook {
+        let kind = match hook.kind {
+            HookKind::Filter => "filter",
+            HookKind::Nat => "nat",
+        };
+        let point = match hook.point {
+            HookPoint::Prerouting => "prerouting",
+            HookPoint::Input => "input",
+            HookPoint::Forward => "forward",
+            HookPoint::Output => "output",
+            HookPoint::Postrouting => "postrouting",
+        };
+        let priority = hook.priority;
+        let _ = writeln!(text, "\t\ttype {kind} hook {point} priority {priority}; policy accept;");
+    }
+    for rule in &chain.rules {
+        let _ = writeln!(text, "\t\t{}", rule.show(family));
+    }
+    text.push_str("\t}\n");
+}

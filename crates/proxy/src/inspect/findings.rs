@@ -1,0 +1,63 @@
+//! What was found different, in the form in which it leaves the process.
+
+use anyhow::Context as _;
+use kernel::difference::{Difference, Inspection, Wanted};
+use model::address::Family;
+use serde::{Deserialize, Serialize};
+
+/// Of one family.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Findings {
+    pub family: String,
+    /// How many objects there should be.
+    pub objects: usize,
+    pub differences: Vec<Finding>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Finding {
+    /// `missing`, `surplus` or `changed`.
+    pub kind: String,
+    /// `table`, `chain`, `rule`, `set` or `element`.
+    pub class: String,
+    pub object: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub service: Option<String>,
+}
+
+impl Findings {
+    /// Compares the kernel with what is wanted, here and now.
+    pub fn of(family: Family, wanted: Wanted) -> anyhow::Result<Self> {
+        let (inspection, differences) = compare(family, wanted)?;
+        Ok(Self {
+            family: name(family),
+            objects: inspection.objects(),
+            differences: differences.iter().map(Finding::from).collect(),
+        })
+    }
+}
+
+/// The comparison, and what it found.
+pub fn compare(family: Family, wanted: Wanted) -> anyhow::Result<(Inspection, Vec<Difference>)> {
+    let reading =
+        || format!("reading the {} rules of the kernel (it takes root or CAP_NET_ADMIN)", name(family));
+    let mut inspection = wanted.open().with_context(reading)?;
+    let differences = inspection.differences().with_context(reading)?;
+    Ok((inspection, differences))
+}
+
+/// As users write it.
+pub fn name(family: Family) -> String {
+    family.to_string().to_lowercase()
+}
+
+impl From<&Difference> for Finding {
+    fn from(difference: &Difference) -> Self {
+        Self {
+            kind: difference.kind.to_string(),
+            class: difference.class.to_string(),
+            object: difference.object.clone(),
+            service: difference.service.as_ref().map(ToString::to_string),
+        }
+    }
+}
