@@ -38,6 +38,7 @@ bench: ## what things cost, beside what they should cost; wants root for network
 	$(CARGO) bench --package model --bench model
 	$(CARGO) bench --package kernel --bench nftables
 	$(CARGO) bench --package kernel --bench iptables
+	$(CARGO) bench --package kernel --bench conntrack
 
 bench-e2e: setup build ## the same against a real API server: from its write to the kernel, and memory
 	$(CARGO) build --bin control-plane --bin bench-cluster

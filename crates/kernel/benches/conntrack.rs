@@ -1,40 +1,182 @@
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::panic, missing_docs)]
+//! What it costs to look for flows that a change has made wrong, in a table full of flows that have nothing to do with it.
+//!
+//! The kernel can't find flows by their destination: to list some it goes through all, of every protocol and namespace. So
+//! the cheapest look is the one that is not taken, and the nftables mode knows when there is nothing to be found.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::panic,
+    missing_docs,
+    reason = "a benchmark stops at what it did not expect"
+)]
+
 mod shared;
-use netlink::Family;
+
+use std::fs::{read_to_string, write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use kernel::conntrack::{Conntrack, Destination};
+use kernel::nftables::{Change, Table};
+use model::address::Family;
+use model::api;
+use model::cluster::Cluster;
+use model::event::Event;
 use netlink::conntrack::{Connection, Direction};
 use netlink::testing::{in_fresh_netns, run};
-use shared::figures::processor;
-use std::net::{Ipv4Addr, SocketAddr};
+use plan::mark::Mark;
+use plan::nftables::program::Settings;
+
+use shared::figures::{goal, processor};
+use shared::objects::{here, service, slice};
+
+const UNRELATED: u32 = 500_000;
+const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+const CHANGES: usize = 20;
+
+/// Puts the limit of the machine back when dropped.
+struct Limit(String);
+
+impl Limit {
+    fn raise() -> Self {
+        let before = read_to_string(LIMIT).unwrap();
+        write(LIMIT, (2 * UNRELATED).to_string()).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        write(LIMIT, self.0.trim()).unwrap();
+    }
+}
 
 fn main() {
+    let _limit = Limit::raise();
     in_fresh_netns(|| {
-        run("nft add table ip t");
-        run("nft add chain ip t c { type filter hook output priority 0; }");
-        run("nft add rule ip t c ct state invalid drop");
-        let mut c = Connection::open().unwrap();
-        for n in 0..3 {
-            let s = processor();
-            let f = c.flows(Family::Ipv4, 17, |_| false).unwrap();
-            println!("empty {n} {:.2} ms {}", processor() - s, f.len());
+        run("ip link set lo up");
+        run("ip route add default dev lo");
+        let mut line = Line::new();
+        println!(
+            "\none UDP service of 1,000 loses an endpoint: milliseconds of processor time to end its flows (median of {CHANGES})"
+        );
+        println!(
+            "{:>18} {:>22} {:>22}   goal 5.00",
+            "flows in the table", "never used from here", "used from here"
+        );
+        for unrelated in [0, UNRELATED] {
+            fill(unrelated);
+            let unused = line.measure(0);
+            let used = line.measure(1);
+            println!("{unrelated:>18} {:>22} {:>22}", goal(unused, 5.0), goal(used, 5.0));
         }
-        let s = processor();
-        let all: Vec<Direction> = (0..500_000u32)
-            .map(|n| Direction {
-                protocol: 6,
-                source: SocketAddr::new(
-                    Ipv4Addr::from(0x0a01_0000 + n / 50_000).into(),
-                    (n % 50_000 + 1000) as u16,
-                ),
-                destination: SocketAddr::new(Ipv4Addr::from(0x0a02_0000 + n % 1000).into(), 443),
-            })
-            .collect();
-        c.make(Family::Ipv4, &all).unwrap();
-        println!("made in {:.0} ms", processor() - s);
-        for n in 0..5 {
-            let s = processor();
-            let f = c.flows(Family::Ipv4, 17, |_| false).unwrap();
-            println!("full {n} {:.2} ms {}", processor() - s, f.len());
-        }
-        println!("{}", std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap());
     });
+}
+
+/// A node that serves UDP services, as far as flows and rules are concerned.
+struct Line {
+    cluster: Cluster,
+    table: Table,
+    conntrack: Conntrack,
+}
+
+impl Line {
+    fn new() -> Self {
+        let mut cluster = Cluster::new(here());
+        for number in 0..1_000 {
+            cluster.apply(&udp(service(number)));
+            cluster.apply(&udp(slice(number, 2, None)));
+        }
+        let settings = Settings {
+            family: Family::V4,
+            mark: Mark::from_bit(14).unwrap(),
+            masquerade_all: false,
+            from_pod: None,
+            node_ports_everywhere: true,
+        };
+        let mut line =
+            Self { cluster, table: Table::open(settings).unwrap(), conntrack: Conntrack::new(Family::V4) };
+        line.pass();
+        line.look();
+        // Once more, as always, and rested.
+        line.look();
+        line
+    }
+
+    fn pass(&mut self) {
+        let changes = self.cluster.take_changes();
+        self.conntrack.hear(&changes.routings);
+        let change = Change { routings: changes.routings, ..Change::default() };
+        self.table.sync(change).unwrap();
+        self.conntrack.follow_rules();
+    }
+
+    /// Takes the look that is due, whenever that is. Returns the processor time it took.
+    fn look(&mut self) -> f64 {
+        let Some(due) = self.conntrack.due() else { return 0.0 };
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let before = processor();
+        let (conntrack, table) = (&mut self.conntrack, &mut self.table);
+        conntrack.look(Instant::now(), |at: Destination| table.is_unused(at).unwrap()).unwrap();
+        processor() - before
+    }
+
+    /// The median of what it takes to follow one change of the service with that number; all but the first are used.
+    fn measure(&mut self, number: usize) -> f64 {
+        if number > 0 {
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let ip = IpAddr::from([10, 96, 0, number as u8]);
+            // Where it goes there is nobody. That it went is what counts.
+            let _ = client.send_to(b"?", (ip, 80));
+        }
+        let mut all: Vec<f64> = (0..CHANGES)
+            .map(|change| {
+                let endpoints = if change % 2 == 0 { 1 } else { 2 };
+                self.cluster.apply(&udp(shrunk(number, endpoints)));
+                self.pass();
+                let first = self.look();
+                // That which comes a moment later is part of the price.
+                first + self.look()
+            })
+            .step_by(2)
+            .collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap()
+    }
+}
+
+fn shrunk(number: usize, endpoints: usize) -> Event {
+    let Event::SliceApplied(mut slice) = slice(number, 2, None) else { panic!("a slice") };
+    slice.endpoints.truncate(endpoints);
+    Event::SliceApplied(slice)
+}
+
+fn udp(event: Event) -> Event {
+    let udp = || Some("UDP".to_owned());
+    match event {
+        Event::ServiceApplied(mut service) => {
+            service.spec.ports.iter_mut().for_each(|port: &mut api::ServicePort| port.protocol = udp());
+            Event::ServiceApplied(service)
+        }
+        Event::SliceApplied(mut slice) => {
+            slice.ports.iter_mut().for_each(|port: &mut api::EndpointPort| port.protocol = udp());
+            Event::SliceApplied(slice)
+        }
+        _ => panic!("services and slices"),
+    }
+}
+
+/// TCP connections of nobody.
+fn fill(flows: u32) {
+    let flow = |number: u32| Direction {
+        protocol: 6,
+        source: SocketAddr::new(
+            Ipv4Addr::from(0x0a01_0000 + number / 50_000).into(),
+            (1_000 + number % 50_000) as u16,
+        ),
+        destination: SocketAddr::new(Ipv4Addr::from(0x0a02_0000 + number % 1_000).into(), 443),
+    };
+    let all: Vec<Direction> = (0..flows).map(flow).collect();
+    Connection::open().unwrap().make(netlink::Family::Ipv4, &all).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
 }

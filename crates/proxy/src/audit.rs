@@ -41,29 +41,32 @@ impl Auditor {
         let mut took = Duration::ZERO;
         loop {
             sleep(interval.max(took * REST));
-            let started = Instant::now();
-            if let Err(error) = self.look(&mut parts) {
-                tracing::debug!(v = 2, ipFamily = %self.family, err = format!("{error:#}"), "Failed to compare the kernel with what it should hold");
+            match self.look(&mut parts) {
+                Ok(time) => took = time,
+                Err(error) => {
+                    tracing::debug!(v = 2, ipFamily = %self.family, err = format!("{error:#}"), "Failed to compare the kernel with what it should hold");
+                }
             }
-            took = started.elapsed();
         }
     }
 
-    /// At the last of these parts; when there are none left, they are all looked at again.
-    fn look(&self, parts: &mut Vec<Part>) -> anyhow::Result<()> {
+    /// At the last of these parts; when there are none left, they are all looked at again. Returns how long that takes.
+    fn look(&self, parts: &mut Vec<Part>) -> anyhow::Result<Duration> {
         let mut inspection = self.inspection()?;
         if parts.is_empty() {
             *parts = inspection.parts();
         }
-        let Some(part) = parts.pop() else { return Ok(()) };
+        let Some(part) = parts.pop() else { return Ok(Duration::ZERO) };
+        let started = Instant::now();
         let first = inspection.compare(part)?;
-        if first.is_empty() {
-            return Ok(());
+        let took = started.elapsed();
+        if !first.is_empty() {
+            sleep(MOMENT);
+            let mut wrong = self.inspection()?.compare(part)?;
+            wrong.retain(|difference| first.contains(difference));
+            self.tell(part, &wrong)?;
         }
-        sleep(MOMENT);
-        let mut wrong = self.inspection()?.compare(part)?;
-        wrong.retain(|difference| first.contains(difference));
-        self.tell(part, &wrong)
+        Ok(took)
     }
 
     fn inspection(&self) -> anyhow::Result<Inspection> {

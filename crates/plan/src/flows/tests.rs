@@ -121,14 +121,48 @@ fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address(
     flows.replace(&name("heir"), Some(&dns(&[2, 3])));
     flows.take_doubts();
     flows.replace(&name("dns"), None);
-    assert!(!flows.is_wrong(served, &flows.clone_doubts(), &node_ips()), "the heir serves it");
+    let doubts = flows.clone_doubts();
+    assert!(!flows.is_wrong(served, &doubts, &node_ips()), "the heir serves it");
     flows.replace(&name("heir"), None);
-    assert!(flows.is_wrong(served, &flows.clone_doubts(), &node_ips()));
-    assert!(!flows.is_wrong(own, &flows.clone_doubts(), &node_ips()), "a server of the node's own");
+    let doubts = flows.clone_doubts();
+    assert!(flows.is_wrong(served, &doubts, &node_ips()));
+    assert!(!flows.is_wrong(own, &doubts, &node_ips()), "a server of the node's own");
+}
+
+#[test]
+fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
+    let to = Destination::Address("10.96.0.53:53".parse().unwrap());
+    let remains = |flows: &mut Flows| {
+        let mut doubts = flows.take_doubts();
+        doubts.dismiss_unused(|_| true);
+        !doubts.is_empty()
+    };
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    assert!(remains(&mut flows), "flows may be older than our rules");
+    flows.replace(&name("dns"), Some(&dns(&[3])));
+    assert!(!remains(&mut flows));
+    flows.replace(&name("dns"), Some(&dns(&[])));
+    assert!(!remains(&mut flows));
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    assert!(remains(&mut flows), "while there was nobody, packets went where they liked");
+
+    flows.replace(&name("dns"), Some(&dns(&[2, 3])));
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    let doubts = flows.take_doubts();
+    assert!(!flows.is_used(to));
+    assert!(
+        flows.is_wrong(flow("10.96.0.53:53", "10.244.1.3:5353"), &doubts, &node_ips()) && !flows.is_used(to)
+    );
+    assert!(
+        !flows.is_wrong(flow("10.96.0.53:53", "10.244.1.2:5353"), &doubts, &node_ips()) && flows.is_used(to)
+    );
+    flows.replace(&name("dns"), None);
+    assert!(!flows.is_used(to), "whoever has the address next begins anew");
 }
 
 impl Flows {
     fn clone_doubts(&self) -> Doubts {
-        Doubts(self.doubtful.clone())
+        self.doubtful.clone()
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -20,15 +21,46 @@ pub struct Stage {
     /// What is started next.
     pub mode: &'static str,
     pub program: PathBuf,
+    flags: Vec<&'static str>,
+    /// Where it finds programs, if not where we do.
+    path: Option<String>,
 }
 
 impl Stage {
     pub fn new(mode: &'static str, family: Family) -> Self {
-        let program = env!("CARGO_BIN_EXE_kube-proxy").into();
-        let dir = TempDir::new().unwrap();
-        let mut stage = Self { lab: Lab::new(), family, dir, proxy: None, mode, program };
+        Self::told(mode, family, &[])
+    }
+
+    /// With the legacy iptables, and more flags.
+    pub fn legacy(family: Family, flags: &[&'static str]) -> Self {
+        let mut stage = Self::empty("iptables", family, flags);
+        let programs = stage.dir.path().join("programs");
+        fs::create_dir(&programs).unwrap();
+        for name in ["iptables", "ip6tables"] {
+            for what in ["", "-save", "-restore"] {
+                let found =
+                    ["/usr/sbin", "/sbin"].map(|dir| PathBuf::from(format!("{dir}/{name}-legacy{what}")));
+                let program =
+                    found.iter().find(|path| path.exists()).expect("`make setup` installs iptables");
+                symlink(program, programs.join(format!("{name}{what}"))).unwrap();
+            }
+        }
+        stage.path = Some(format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
         stage.start();
         stage
+    }
+
+    fn told(mode: &'static str, family: Family, flags: &[&'static str]) -> Self {
+        let mut stage = Self::empty(mode, family, flags);
+        stage.start();
+        stage
+    }
+
+    fn empty(mode: &'static str, family: Family, flags: &[&'static str]) -> Self {
+        let program = env!("CARGO_BIN_EXE_kube-proxy").into();
+        let dir = TempDir::new().unwrap();
+        fs::create_dir(dir.path().join("manifests")).unwrap();
+        Self { lab: Lab::new(), family, dir, proxy: None, mode, program, flags: flags.to_vec(), path: None }
     }
 
     pub fn start(&mut self) {
@@ -44,7 +76,9 @@ impl Stage {
             ])
             .args(["--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"])
             .args(["--nodeport-addresses=192.0.2.0/24,2001:db8:2::/64", "--manifests"])
-            .arg(self.dir.path())
+            .arg(self.manifests())
+            .args(&self.flags)
+            .envs(self.path.iter().map(|path| ("PATH", path)))
             .stderr(Stdio::from(log));
         self.proxy = Some(self.lab.network.node.spawn(&mut command).unwrap());
     }
@@ -65,6 +99,10 @@ impl Stage {
         }
     }
 
+    fn manifests(&self) -> PathBuf {
+        self.dir.path().join("manifests")
+    }
+
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
@@ -73,7 +111,7 @@ impl Stage {
     pub fn hold(&self, service: Service) {
         let next = self.dir.path().join("next");
         fs::write(&next, write(&[service.into()], self.family)).unwrap();
-        fs::rename(next, self.dir.path().join("all.yaml")).unwrap();
+        fs::rename(next, self.manifests().join("all.yaml")).unwrap();
     }
 }
 
