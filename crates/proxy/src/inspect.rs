@@ -10,6 +10,8 @@
 pub mod completion;
 pub mod desired;
 pub mod running;
+#[cfg(feature = "top")]
+pub mod top;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -24,7 +26,11 @@ struct Tool {
     run: fn(&ArgMatches) -> anyhow::Result<ExitCode>,
 }
 
-const TOOLS: &[Tool] = &[Tool { command: completion::command, run: completion::run }];
+const TOOLS: &[Tool] = &[
+    Tool { command: completion::command, run: completion::run },
+    #[cfg(feature = "top")]
+    Tool { command: top::command, run: top::run },
+];
 
 /// The whole command line: for completions, the manual, and to read what subcommands are given.
 pub fn command() -> Command {

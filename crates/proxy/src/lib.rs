@@ -5,6 +5,7 @@ pub mod backend;
 pub mod checks;
 pub mod cleanup;
 pub mod config;
+pub mod connections;
 pub mod duration;
 pub mod family;
 pub mod flags;

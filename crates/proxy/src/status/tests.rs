@@ -16,6 +16,8 @@ fn facts() -> Facts {
         profiling: true,
         logs: Logs::unused(),
         metrics,
+        lines: Lines::new(),
+        node_name: "node-1".to_owned(),
     }
 }
 
