@@ -1,14 +1,14 @@
 //! The table in the end, and whether all went well.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use ::tests::namespace::Namespace;
 use model::address::Family;
 use netlink::nftables::Connection as Nftables;
 use plan::nftables::elements::Frontend;
 use plan::nftables::sets::{Bank, Set};
-use tests::namespace::Namespace;
 
 use crate::screen::{Screen, milliseconds, wrap};
 use crate::stage::{Pod, WAYS, Way};
@@ -162,7 +162,8 @@ impl Report {
         for (connection, reason) in self.failures().take(5) {
             let at = (connection.began - self.0.began).as_secs_f64();
             let Way { service, name, .. } = connection.way;
-            lines.extend(wrap(&format!("  at {at:.3} s, {service} {name}: {reason}"), screen.width));
+            let words = format!("at {at:.3} s, {service} {name}: {reason}");
+            lines.extend(wrap(&words, screen.width - 2).into_iter().map(|line| format!("  {line}")));
         }
         let counted: u64 = self.0.counted.iter().map(|(_, count)| count).sum();
         let same = if counted == total as u64 { ", too" } else { "" };
@@ -184,8 +185,13 @@ impl Report {
     }
 
     fn bar(&self, connections: usize) -> String {
-        let most = WAYS.into_iter().map(|way| self.by(way).count()).max().unwrap_or_default().max(1);
-        "#".repeat(connections * LONGEST_BAR / most).chars().take(LONGEST_BAR).collect()
+        let mut reached: BTreeMap<SocketAddr, usize> = BTreeMap::new();
+        for endpoint in self.0.connections.iter().filter_map(|it| it.outcome.as_ref().ok()) {
+            *reached.entry(*endpoint).or_default() += 1;
+        }
+        let by_way = WAYS.into_iter().map(|way| self.by(way).count());
+        let most = by_way.chain(reached.into_values()).max().unwrap_or_default().max(1);
+        "#".repeat(connections * LONGEST_BAR / most)
     }
 }
 

@@ -31,9 +31,9 @@ const HELP: &[&str] = &[
     "q Ctrl-C          quit",
     "",
     "NEW/S  new connections per second",
-    "TOTAL  connections since the rules were",
-    "       written; those that stick to an",
-    "       endpoint are counted once there",
+    "TOTAL  since the kernel was told of the service;",
+    "       a client that sticks to an endpoint counts",
+    "       there only once",
 ];
 
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -137,7 +137,7 @@ fn footer(state: &State, line: Rect, canvas: &mut Canvas<'_>) {
 }
 
 fn help(area: Rect, canvas: &mut Canvas<'_>) {
-    let (width, height) = (45, 16);
+    let (width, height) = (50, 16);
     let (width, height) = (area.width.min(width), area.height.min(height));
     let x = area.x + (area.width - width) / 2;
     let y = area.y + (area.height - height) / 2;

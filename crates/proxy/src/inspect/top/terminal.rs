@@ -33,7 +33,7 @@ pub fn show(address: SocketAddr, interval: Duration) -> anyhow::Result<()> {
     let keep_looking = move || {
         loop {
             thread::sleep(interval);
-            let page = look(address).map_err(|error| format!("{error:#}"));
+            let page = look(address).map_err(|error| format!("{address}: {}", error.root_cause()));
             let picture = page.map(|page| meter.look(page, began.elapsed()));
             if send.send(picture).is_err() {
                 return;

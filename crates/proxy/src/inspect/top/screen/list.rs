@@ -3,7 +3,7 @@
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
 
-use super::canvas::{Canvas, cut_top, put, put_right};
+use super::canvas::{Canvas, cut_top, put};
 use super::{BAR, CHART, FAINT, STRONG};
 use crate::inspect::top::meter::Row;
 use crate::inspect::top::state::{Sort, State};
@@ -83,8 +83,6 @@ impl Columns {
 pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
     let columns = Columns::new(area.width);
     let titles = cut_top(&mut area, 1);
-    put(canvas, titles, 0, &title(state, columns), STRONG);
-
     let rows = state.rows();
     let position = state.position(&rows);
     if rows.is_empty() {
@@ -94,6 +92,8 @@ pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
     // The selected one is in sight, and the rest moves no more than it has to.
     let last_first = rows.len().saturating_sub(page);
     let first = state.first.min(last_first).min(position).max((position + 1).saturating_sub(page));
+    let shown = (rows.len() > page).then(|| format!("{}-{} of {}", first + 1, first + page, rows.len()));
+    put(canvas, titles, 0, &title(state, columns, shown), STRONG);
     let busiest = rows.iter().filter_map(|row| row.flow.rate).fold(0.0, f64::max);
     for (line, (number, row)) in (0..area.height).zip(rows.iter().enumerate().skip(first)) {
         let text = columns.line(fields(row, columns, busiest).each_ref().map(String::as_str));
@@ -107,24 +107,17 @@ pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
         put(canvas, place, 0, &text, style);
         colour_bar(canvas, place);
     }
-    if rows.len() > page && page > 0 {
-        let shown = format!(" {}-{} of {} ", first + 1, (first + page).min(rows.len()), rows.len());
-        // Over the names, where there is room.
-        let mut place = titles;
-        place.width = place.width.min(u16::try_from(columns.name()).unwrap_or(u16::MAX));
-        if place.width > 32 {
-            put_right(canvas, place, &shown, FAINT);
-        }
-    }
     (state.first, state.page) = (first, page);
 }
 
-fn title(state: &State, columns: Columns) -> String {
+/// With what part of the rows is in sight, if not all are.
+fn title(state: &State, columns: Columns, shown: Option<String>) -> String {
     let mark = if state.reversed { '▴' } else { '▾' };
     let marked = |sort: Sort, title: &str| {
         if state.sort == sort { format!("{title}{mark}") } else { title.to_owned() }
     };
-    let name = shorten(&marked(Sort::Name, "SERVICE PORT"), columns.name());
+    let name = format!("{}  {}", marked(Sort::Name, "SERVICE PORT"), shown.unwrap_or_default());
+    let name: String = name.chars().take(columns.name()).collect();
     let (rate, total) = (marked(Sort::Rate, "NEW/S"), marked(Sort::Total, "TOTAL"));
     columns.line([&name, "PROTO", "FRONTEND", &rate, "", &total, "ENDPOINTS"])
 }
