@@ -1,6 +1,6 @@
 //! The whole screen, drawn from the state into a buffer of any size: what has no room is left out.
 //!
-//! Colours only stress what is told without them, too; where NO_COLOR is set, crossterm leaves them out.
+//! Colours only stress what is told without them, too.
 
 mod canvas;
 mod detail;
@@ -14,7 +14,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Sparkline, Widget as _};
 use super::meter::Flow;
 use super::state::State;
 use super::text;
-use canvas::{Canvas, cut_bottom, cut_right, cut_top, put, put_right};
+use canvas::{Canvas, cut_bottom, cut_left, cut_right, cut_top, put, put_right};
 
 /// From this width on endpoints stand beside the list, and not in its place.
 const TWO_PANES: u16 = 120;
@@ -31,9 +31,9 @@ const HELP: &[&str] = &[
     "q Ctrl-C          quit",
     "",
     "NEW/S  new connections per second",
-    "TOTAL  since the kernel was told of the service;",
-    "       a client that sticks to an endpoint counts",
-    "       there only once",
+    "TOTAL  since the kernel was told of it",
+    "       (a client that sticks to an endpoint",
+    "       counts there only once)",
 ];
 
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -61,7 +61,11 @@ pub fn draw(state: &mut State, area: Rect, buffer: &mut Buffer) {
     };
     chart(state, cut_top(&mut rest, height), canvas);
     if state.is_open && area.width >= TWO_PANES {
-        let pane = cut_right(&mut rest, area.width / 2);
+        let mut pane = cut_right(&mut rest, area.width / 2);
+        let mut line = cut_left(&mut pane, 1);
+        while !line.is_empty() {
+            put(canvas, cut_top(&mut line, 1), 0, "│", FAINT);
+        }
         list::draw(state, rest, canvas);
         detail::draw(state, pane, canvas);
     } else if state.is_open {
@@ -71,6 +75,13 @@ pub fn draw(state: &mut State, area: Rect, buffer: &mut Buffer) {
     }
     if state.helps {
         help(area, canvas);
+    }
+}
+
+/// For who has set NO_COLOR. crossterm knows it as well, but then each change of colour undoes what is bold or reversed.
+pub fn without_colours(buffer: &mut Buffer) {
+    for cell in &mut buffer.content {
+        cell.set_fg(Color::Reset).set_bg(Color::Reset);
     }
 }
 

@@ -59,8 +59,14 @@ fn run(
     pictures: &Receiver<Result<Picture, String>>,
     ended: &AtomicBool,
 ) -> io::Result<()> {
+    let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     loop {
-        terminal.draw(|frame| screen::draw(state, frame.area(), frame.buffer_mut()))?;
+        terminal.draw(|frame| {
+            screen::draw(state, frame.area(), frame.buffer_mut());
+            if !has_colours {
+                screen::without_colours(frame.buffer_mut());
+            }
+        })?;
         let mut has_news = false;
         while !has_news {
             if ended.load(Ordering::Relaxed) {

@@ -41,3 +41,11 @@ pub fn cut_right(area: &mut Rect, columns: u16) -> Rect {
     area.width -= width;
     Rect { x: area.right(), width, ..*area }
 }
+
+pub fn cut_left(area: &mut Rect, columns: u16) -> Rect {
+    let width = columns.min(area.width);
+    let left = Rect { width, ..*area };
+    area.x += width;
+    area.width -= width;
+    left
+}

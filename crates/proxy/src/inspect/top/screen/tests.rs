@@ -121,6 +121,8 @@ fn help_lies_above_everything() {
         let mut state = shop();
         press(&mut state, &[KeyCode::Char('?')]);
         expect(&mut state, width, height, "help");
+        let shown = show(&mut state, width, height);
+        assert!(HELP.iter().all(|line| shown.contains(line)), "nothing of it is cut off");
     }
 }
 
@@ -150,6 +152,18 @@ fn little_room_is_used_for_what_matters() {
  q quit   Enter endp
 "
     );
+}
+
+#[test]
+fn colours_can_be_left_out() {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, 80, 24));
+    draw(&mut shop(), buffer.area, &mut buffer);
+    let colours = |buffer: &Buffer| buffer.content.iter().filter(|cell| cell.fg != Color::Reset).count();
+    assert!(colours(&buffer) > 0);
+    without_colours(&mut buffer);
+    assert_eq!(colours(&buffer), 0);
+    let is_selected = |line| buffer[(1, line)].modifier.contains(Modifier::REVERSED);
+    assert!(is_selected(5) && !is_selected(6), "that is told without colours");
 }
 
 #[test]
