@@ -46,7 +46,7 @@ Examples:
   kube-proxy top --once --interval 10s -o json    for scripts
   kube-proxy top --once --interval 0 -o json      counts only, without waiting
 
-Asks the proxy that runs on this node at its --metrics-bind-address, or the one that its --config says. Connections are
+Asks the proxy that runs on this node at its --metrics-bind-address, or the one that its --config says. Connections are \
 counted in nftables mode only, for service ports that have endpoints.";
 
 pub fn command() -> Command {
