@@ -15,6 +15,8 @@ pub mod findings;
 pub mod plan;
 pub mod render;
 pub mod running;
+#[cfg(feature = "top")]
+pub mod top;
 pub mod verify;
 pub mod wanted;
 
@@ -35,6 +37,8 @@ const TOOLS: &[Tool] = &[
     Tool { command: completion::command, run: completion::run },
     Tool { command: plan::command, run: plan::run },
     Tool { command: render::command, run: render::run },
+    #[cfg(feature = "top")]
+    Tool { command: top::command, run: top::run },
     Tool { command: verify::command, run: verify::run },
 ];
 

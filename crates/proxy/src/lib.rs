@@ -6,6 +6,7 @@ pub mod backend;
 pub mod checks;
 pub mod cleanup;
 pub mod config;
+pub mod connections;
 pub mod duration;
 pub mod family;
 pub mod flags;

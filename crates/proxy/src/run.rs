@@ -4,11 +4,10 @@
 //!   clean up ─▶ families ─▶ source ─▶ this node ─▶ checks, sysctls, backends ─▶ go ─▶ until there is a reason to end
 //! ```
 
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -41,7 +40,7 @@ use crate::pace::Pause;
 use crate::source::{Lines, Source, Word};
 use crate::status::{self, Facts};
 use crate::version::Build;
-use crate::{audit, cleanup, health, signals, threads, tuning};
+use crate::{audit, cleanup, connections, health, signals, threads, tuning};
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -218,6 +217,7 @@ fn serve_status(
         logs: options.logs.clone(),
         metrics: metrics.clone(),
         lines: lines.clone(),
+        node_name: voice.node_name.clone(),
     };
     if config.mode == ProxyMode::Iptables {
         metrics.collect(Box::new(PacketCounts::new(|| {
@@ -235,17 +235,10 @@ fn serve_status(
     })
 }
 
-/// Only the family's own thread may talk to its table, so it is asked.
 fn count_connections(lines: &Lines, metrics: &Metrics) {
-    const PATIENCE: Duration = Duration::from_secs(10);
     for (family, line) in lines {
         let line = line.clone();
-        let count = move || {
-            let (answer, counted) = sync_channel(1);
-            line.try_send(Message::Count(answer)).map_err(|_| io::ErrorKind::ResourceBusy)?;
-            counted.recv_timeout(PATIENCE).map_err(io::Error::other)?
-        };
-        metrics.collect(Box::new(NewConnections::new(*family, count)));
+        metrics.collect(Box::new(NewConnections::new(*family, move || connections::count(&line))));
     }
 }
 

@@ -28,6 +28,7 @@ use crate::metrics::process::Process;
 use crate::source::Lines;
 use crate::version::Build;
 use healthz::Healthz;
+use local::Here;
 use page::{Flagz, Statusz};
 
 /// What there is to show.
@@ -45,6 +46,7 @@ pub struct Facts {
     pub metrics: Arc<Metrics>,
     /// Whom to ask about services.
     pub lines: Lines,
+    pub node_name: String,
 }
 
 /// Serves it all. An error only where a port that is taken is the end.
@@ -64,13 +66,14 @@ struct Status {
     debug: Option<Logs>,
     metrics: Arc<Metrics>,
     lines: Lines,
+    node_name: String,
     /// Whole seconds since the epoch.
     started: String,
 }
 
 impl Status {
     fn new(facts: Facts) -> Self {
-        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines } = facts;
+        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines, node_name } = facts;
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
@@ -88,6 +91,7 @@ impl Status {
             debug: profiling.then_some(logs),
             metrics,
             lines,
+            node_name,
             started: format!("{:.0}", started.floor()),
         }
     }
@@ -120,7 +124,8 @@ impl Status {
 impl Site for Status {
     fn reply(&self, request: &Request) -> Reply {
         if request.uri().path() != "/metrics" {
-            return local::find(request, &self.lines).unwrap_or_else(|| Reply::Now(self.find(request)));
+            let here = Here { node_name: &self.node_name, mode: self.mode, lines: &self.lines };
+            return local::find(request, here).unwrap_or_else(|| Reply::Now(self.find(request)));
         }
         let (metrics, started) = (self.metrics.clone(), self.started.clone());
         let gzip = accepts_gzip(request);

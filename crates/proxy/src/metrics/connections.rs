@@ -1,10 +1,6 @@
 //! New connections per service port and per endpoint, as the kernel counts them. Our own; the reference has no such
 //! thing. Nothing is asked for unless somebody wants it, since it costs a series for each of them.
-//!
-//! The kernel counts per element of a set, and an element that is replaced starts again. Totals here keep growing over
-//! that, so that a rate over them means something.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::{fmt, io};
 
@@ -12,6 +8,8 @@ use kernel::nftables::Connections;
 use model::address::{Family, host_port};
 use model::names::{Port, ServicePortName};
 use plan::nftables::elements::Frontend;
+
+use crate::connections::Totals;
 
 use super::text::{About, Entry, Kind, Stability};
 use super::{Collector, ip_family};
@@ -44,12 +42,12 @@ const LEFT_OUT: About = About {
 pub struct NewConnections {
     family: Family,
     count: Box<dyn FnMut() -> io::Result<Vec<Connections>> + Send>,
-    totals: Totals,
+    totals: ByEndpoint,
 }
 
 impl NewConnections {
     pub fn new(family: Family, count: impl FnMut() -> io::Result<Vec<Connections>> + Send + 'static) -> Self {
-        Self { family, count: Box::new(count), totals: Totals::default() }
+        Self { family, count: Box::new(count), totals: ByEndpoint::default() }
     }
 }
 
@@ -73,38 +71,22 @@ impl Collector for NewConnections {
 
 type Endpoint = (IpAddr, Port);
 
-/// What was counted since the process began to look.
+/// What was counted since the process began to look. Without an endpoint: everything at the service port.
 #[derive(Debug, Default)]
-struct Totals {
-    /// As the kernel last told.
-    counted: BTreeMap<(ServicePortName, Option<Endpoint>, Frontend), u64>,
-    /// Without an endpoint: everything at the service port.
-    totals: BTreeMap<(ServicePortName, Option<Endpoint>), u64>,
-}
+struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), Frontend>);
 
-impl Totals {
+impl ByEndpoint {
     fn add(&mut self, connections: Vec<Connections>) {
-        let mut counted: BTreeMap<_, u64> = BTreeMap::new();
-        for Connections { service, endpoint, frontend, count } in connections {
-            *counted.entry((service, endpoint, frontend)).or_default() += count;
-        }
-        let mut present = BTreeSet::new();
-        for (key, count) in &counted {
-            let before = self.counted.get(key).copied().unwrap_or_default();
-            let more = count.checked_sub(before).unwrap_or(*count);
-            let whose = (key.0.clone(), key.1);
-            *self.totals.entry(whose.clone()).or_default() += more;
-            present.insert(whose);
-        }
-        self.totals.retain(|whose, _| present.contains(whose));
-        self.counted = counted;
+        let each =
+            |Connections { service, endpoint, frontend, count }| ((service, endpoint), frontend, count);
+        self.0.add(connections.into_iter().map(each));
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts are floats to Prometheus")]
     fn entries(&self, family: Family, most: usize) -> Vec<Entry> {
         let (mut by_service, mut by_endpoint) = (Entry::new(BY_SERVICE), Entry::new(BY_ENDPOINT));
         let (mut services, mut endpoints) = (0, 0);
-        for ((name, endpoint), total) in &self.totals {
+        for ((name, endpoint), total) in self.0.iter() {
             let (shown, entry) = match endpoint {
                 None => (&mut services, &mut by_service),
                 Some(_) => (&mut endpoints, &mut by_endpoint),
@@ -122,8 +104,10 @@ impl Totals {
                 ("protocol", &protocol),
                 ("service", &*name.service.name),
             ];
-            entry
-                .sample(endpoint.iter().map(|text| ("endpoint", text.as_str())).chain(labels), *total as f64);
+            entry.sample(
+                endpoint.iter().map(|text| ("endpoint", text.as_str())).chain(labels),
+                total.count as f64,
+            );
         }
         let mut left_out = Entry::new(LEFT_OUT);
         let beyond = |shown: usize| shown.saturating_sub(most) as f64;
@@ -153,14 +137,14 @@ mod tests {
         }
     }
 
-    fn samples(totals: &Totals, most: usize) -> Vec<String> {
+    fn samples(totals: &ByEndpoint, most: usize) -> Vec<String> {
         let page = page(totals.entries(Family::V4, most));
         page.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
     }
 
     #[test]
     fn totals_outlive_the_elements_that_were_counted() {
-        let mut totals = Totals::default();
+        let mut totals = ByEndpoint::default();
         totals.add(vec![
             connections("cart", None, 1, 5),
             connections("cart", None, 2, 2),
@@ -179,7 +163,7 @@ mod tests {
 
     #[test]
     fn only_so_many_are_shown() {
-        let mut totals = Totals::default();
+        let mut totals = ByEndpoint::default();
         totals.add(vec![
             connections("a", None, 1, 1),
             connections("a", Some("10.0.0.1"), 1, 1),

@@ -6,24 +6,35 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
+use model::address::Family;
 
+use crate::connections::{self, Page};
 use crate::family::Message;
-use crate::http::answer::{JSON, answer, plain};
-use crate::http::{Local, Reply, Request};
+use crate::http::answer::{JSON, answer, nosniff, plain};
+use crate::http::{Answer, Local, Reply, Request};
 use crate::inspect::findings::Findings;
 use crate::inspect::running::PREFIX;
 use crate::inspect::verify;
 use crate::source::Lines;
 
+/// Whom to ask, and about what.
+#[derive(Clone, Copy, Debug)]
+pub struct Here<'a> {
+    pub node_name: &'a str,
+    pub mode: &'static str,
+    pub lines: &'a Lines,
+}
+
 /// Nothing if it is not one of these questions.
-pub fn find(request: &Request, lines: &Lines) -> Option<Reply> {
+pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
     let question = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
     if request.extensions().get::<Local>().is_none() {
         let refusal = plain(StatusCode::FORBIDDEN, "only answered to who asks from this node\n");
         return Some(Reply::Now(refusal));
     }
     match question {
-        verify::PATH => Some(compare(lines)),
+        verify::PATH => Some(compare(here.lines)),
+        "connections" => Some(connections(here)),
         _ => None,
     }
 }
@@ -50,4 +61,30 @@ fn findings(lines: &Lines) -> anyhow::Result<String> {
         found.push(Findings::of(*family, wanted)?);
     }
     Ok(serde_json::to_string(&found)?)
+}
+
+/// How many new connections there were.
+fn connections(Here { node_name, mode, lines }: Here<'_>) -> Reply {
+    if mode != "nftables" {
+        let refusal = format!("new connections are counted in nftables mode only, and this is {mode} mode\n");
+        return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
+    }
+    let (node_name, lines) = (node_name.to_owned(), lines.clone());
+    Reply::Later(Box::new(move || {
+        let mut all = Vec::new();
+        for (family, line) in &lines {
+            match connections::count(line) {
+                Ok(counted) => all.extend(counted.into_iter().map(|one| (one, *family == Family::V6))),
+                Err(error) => return failure(&format!("counting {family} connections: {error}\n")),
+            }
+        }
+        match serde_json::to_vec(&Page::new(&node_name, mode, all)) {
+            Ok(page) => nosniff(answer(StatusCode::OK, JSON, page)),
+            Err(error) => failure(&format!("writing what was counted: {error}\n")),
+        }
+    }))
+}
+
+fn failure(what: &str) -> Answer {
+    plain(StatusCode::INTERNAL_SERVER_ERROR, what.to_owned())
 }

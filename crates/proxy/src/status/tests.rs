@@ -17,6 +17,7 @@ fn facts() -> Facts {
         logs: Logs::unused(),
         metrics,
         lines: Lines::new(),
+        node_name: "node-1".to_owned(),
     }
 }
 
@@ -123,4 +124,18 @@ fn the_verbosity_changes_while_running() {
     let logs = facts.logs.clone();
     ask(Arc::new(Status::new(facts)), "PUT /debug/flags/v\n\n7");
     assert_eq!(logs.verbosity(), 7);
+}
+
+#[test]
+fn connections_are_told_of_where_the_kernel_counts_them() {
+    let (head, body) = ask(status(), "GET /debug/sluice/connections");
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.contains("Content-Type: application/json\r\n"),
+        "{head}"
+    );
+    assert_eq!(body, r#"{"node":"node-1","mode":"nftables","servicePorts":[]}"#);
+    let site = Arc::new(Status::new(Facts { mode: ProxyMode::Iptables, ..facts() }));
+    let (head, body) = ask(site, "GET /debug/sluice/connections");
+    assert!(head.starts_with("HTTP/1.1 501 "), "{head}");
+    assert_eq!(body, "new connections are counted in nftables mode only, and this is iptables mode\n");
 }

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::report::Report;
+use crate::screen::Screen;
 use crate::stage::Stage;
 use crate::timeline::{Stop, Tempo, Timeline};
 
@@ -77,22 +78,26 @@ fn complain(line: &str) -> ExitCode {
 /// Whatever it makes is gone when it returns.
 fn run(tempo: Tempo, stay: bool, stopped: &AtomicBool) -> ExitCode {
     let mut stage = Stage::set();
-    screen::introduce(&stage);
-    let mut timeline = Timeline::new(&mut stage, tempo, stopped);
+    let screen = Screen::here();
+    println!("{}", screen.introduction(&proxy::flags(stage.manifests.folder())));
+    let mut timeline = Timeline::new(&mut stage, tempo, screen, stopped);
     let outcome = timeline.tell();
     let report = Report::new(timeline.end());
-    println!("{report}");
+    // It may be another by now.
+    let screen = Screen::here();
+    println!("{}", report.on(screen));
     let code = match outcome {
         Ok(proxy) => {
             if stay {
-                screen::invite(&stage);
+                let (folder, log) = (stage.manifests.folder(), stage.log_file());
+                println!("{}", screen.invitation(folder, &log, &stage.node().path(), &proxy::binary()));
                 proxy.wait_until(stopped);
             }
             if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(Stop::Interrupted) => INTERRUPTED.into(),
         Err(Stop::Failed(what)) => {
-            println!("{}\n", screen::bad(&format!("Failed: {what}.")));
+            println!("{}\n", screen.bad(&format!("Failed: {what}.")));
             ExitCode::FAILURE
         }
     };

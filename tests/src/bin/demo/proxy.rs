@@ -34,7 +34,7 @@ pub fn flags(manifests: &Path) -> Vec<String> {
 }
 
 /// Built beside us.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     std::env::current_exe().expect("a program knows its file").with_file_name("kube-proxy")
 }
 

@@ -1,17 +1,16 @@
 //! The table in the end, and whether all went well.
 
-use std::collections::BTreeSet;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use ::tests::namespace::Namespace;
 use model::address::Family;
 use netlink::nftables::Connection as Nftables;
 use plan::nftables::elements::Frontend;
 use plan::nftables::sets::{Bank, Set};
-use tests::namespace::Namespace;
 
-use crate::screen::{bad, good, milliseconds, strong};
+use crate::screen::{Screen, milliseconds, wrap};
 use crate::stage::{Pod, WAYS, Way};
 use crate::traffic::Connection;
 
@@ -105,45 +104,50 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.connections.is_empty() {
-            return Ok(());
-        }
-        let title = row(["service", "endpoint", "connections", "failures", "update latency"]);
-        writeln!(f, "\n{}", strong(&title))?;
-        for service in ["web", "dns"] {
-            self.write_service(f, service)?;
-        }
-        writeln!(f, "latency: from the edit to the first connection (in) or the last one (out)")?;
-        self.write_verdict(f)
-    }
-}
+/// What the table has beside its first columns, on a screen that has room for it.
+const LONGEST_BAR: usize = 40;
 
 impl Report {
-    fn write_service(&self, f: &mut fmt::Formatter<'_>, service: &str) -> fmt::Result {
+    /// The whole of it; empty if nothing was tried.
+    pub fn on(&self, screen: Screen) -> String {
+        if self.0.connections.is_empty() {
+            return String::new();
+        }
+        let titles = ["service", "endpoint", "connections", "failures", "update latency"];
+        let mut lines = vec![String::new(), screen.strong(&self.row(screen, titles, 0))];
+        for service in ["web", "dns"] {
+            self.write_service(screen, service, &mut lines);
+        }
+        let legend = "latency: from the edit to the first connection (in) or the last one (out)";
+        lines.extend(wrap(legend, screen.width));
+        self.write_verdict(screen, &mut lines);
+        lines.join("\n") + "\n"
+    }
+
+    fn write_service(&self, screen: Screen, service: &str, lines: &mut Vec<String>) {
         let connections: Vec<_> = self.0.connections.iter().filter(|it| it.way.service == service).collect();
         let endpoints: BTreeSet<_> =
             connections.iter().filter_map(|it| it.outcome.as_ref().ok()).copied().collect();
         let mut name = service;
         for endpoint in endpoints {
-            let count = connections.iter().filter(|it| it.reached(endpoint)).count().to_string();
+            let count = connections.iter().filter(|it| it.reached(endpoint)).count();
             let pod = Pod::with_ip(endpoint.ip()).map_or("", Pod::name);
             let shown = format!("{pod} {endpoint}");
-            writeln!(f, "{}", row([name, &shown, &count, "", &self.updates_of(endpoint)]))?;
+            let updates = self.updates_of(endpoint);
+            lines.push(self.row(screen, [name, &shown, &count.to_string(), "", &updates], count));
             name = "";
         }
         for way in WAYS.into_iter().filter(|way| way.service == service) {
             let (count, failed) =
                 (self.by(way).count(), self.by(way).filter(|it| it.outcome.is_err()).count());
-            let line = row([name, way.name, &count.to_string(), &failed.to_string(), ""]);
-            writeln!(f, "{}", if failed == 0 { good(&line) } else { bad(&line) })?;
+            let fields = [name, way.name, &count.to_string(), &failed.to_string(), ""];
+            let line = self.row(screen, fields, count);
+            lines.push(if failed == 0 { screen.good(&line) } else { screen.bad(&line) });
             name = "";
         }
-        Ok(())
     }
 
-    fn write_verdict(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_verdict(&self, screen: Screen, lines: &mut Vec<String>) {
         let total = self.0.connections.len();
         let failed = self.failures().count();
         let slowest = self.0.connections.iter().map(|it| it.ended - it.began).max().unwrap_or_default();
@@ -152,19 +156,99 @@ impl Report {
             "{total} connections in {seconds:.1} s, {failed} failed; the slowest took {}.",
             milliseconds(slowest)
         );
-        writeln!(f, "\n{}", if failed == 0 { good(&summary) } else { bad(&summary) })?;
+        let summary = wrap(&summary, screen.width).join("\n");
+        lines.push(String::new());
+        lines.push(if failed == 0 { screen.good(&summary) } else { screen.bad(&summary) });
         for (connection, reason) in self.failures().take(5) {
             let at = (connection.began - self.0.began).as_secs_f64();
             let Way { service, name, .. } = connection.way;
-            writeln!(f, "  at {at:.3} s, {service} {name}: {reason}")?;
+            let words = format!("at {at:.3} s, {service} {name}: {reason}");
+            lines.extend(wrap(&words, screen.width - 2).into_iter().map(|line| format!("  {line}")));
         }
         let counted: u64 = self.0.counted.iter().map(|(_, count)| count).sum();
         let same = if counted == total as u64 { ", too" } else { "" };
-        writeln!(f, "The kernel's own counters say {counted}{same}.")
+        lines.push(format!("The kernel's own counters say {counted}{same}."));
+    }
+
+    /// A line of the table. Where there is room, a bar shows the number of connections.
+    fn row(&self, screen: Screen, fields: [&str; 5], connections: usize) -> String {
+        let [service, endpoint, count, failures, update] = fields;
+        let bar = if screen.is_wide() {
+            format!("{:<LONGEST_BAR$}  ", self.bar(connections))
+        } else {
+            String::new()
+        };
+        let line = format!("{service:<8} {endpoint:<22} {count:>11} {failures:>9}  {bar}");
+        let room = screen.width.saturating_sub(line.chars().count());
+        let indent = format!("\n{}", " ".repeat(line.chars().count()));
+        format!("{line}{}", wrap(update, room).join(&indent)).trim_end().to_owned()
+    }
+
+    fn bar(&self, connections: usize) -> String {
+        let mut reached: BTreeMap<SocketAddr, usize> = BTreeMap::new();
+        for endpoint in self.0.connections.iter().filter_map(|it| it.outcome.as_ref().ok()) {
+            *reached.entry(*endpoint).or_default() += 1;
+        }
+        let by_way = WAYS.into_iter().map(|way| self.by(way).count());
+        let most = by_way.chain(reached.into_values()).max().unwrap_or_default().max(1);
+        "#".repeat(connections * LONGEST_BAR / most)
     }
 }
 
-fn row([service, endpoint, connections, failures, update]: [&str; 5]) -> String {
-    let line = format!("{service:<8} {endpoint:<22} {connections:>11} {failures:>9}  {update}");
-    line.trim_end().to_owned()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::screen::tests::{SIZES, expect};
+    use crate::stage::{DNS_BY_CLUSTER_IP, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT};
+
+    /// As it went on some day, once without a failure and once with some.
+    fn report(failures: usize) -> Report {
+        let began = Instant::now();
+        let at = Duration::from_millis;
+        let mut connections = Vec::new();
+        let dns = SocketAddr::new(Pod::C.ip(), 5353);
+        for (way, endpoint, count) in [
+            (&WEB_BY_NODE_PORT, Pod::A.web(), 2_101),
+            (&WEB_BY_CLUSTER_IP, Pod::A.web(), 2_040),
+            (&WEB_BY_NODE_PORT, Pod::B.web(), 402),
+            (&WEB_BY_CLUSTER_IP, Pod::C.web(), 1_255),
+            (&DNS_BY_CLUSTER_IP, dns, 3_312),
+        ] {
+            let (began, ended) = (began + at(1), began + at(14));
+            connections.extend((0..count).map(|_| Connection { way, began, ended, outcome: Ok(endpoint) }));
+        }
+        for number in 0..failures {
+            let began = began + at(1_234 + number as u64);
+            let outcome = Err("Connection refused (os error 111)".to_owned());
+            connections.push(Connection { way: &WEB_BY_NODE_PORT, began, ended: began + at(3_000), outcome });
+        }
+        let update = |pod: Pod, direction, latency| Update { endpoint: pod.web(), direction, latency };
+        Report::new(Facts {
+            counted: vec![(&WEB_BY_NODE_PORT, connections.len() as u64)],
+            connections,
+            updates: vec![
+                update(Pod::B, Direction::In, Duration::from_micros(3_456)),
+                update(Pod::C, Direction::In, at(12)),
+                update(Pod::B, Direction::Out, Duration::ZERO),
+            ],
+            began,
+            took: Duration::from_millis(15_432),
+        })
+    }
+
+    #[test]
+    fn the_report_fits() {
+        for size in SIZES {
+            let screen = Screen { width: size.0, has_colours: false };
+            expect("report", size, &report(0).on(screen));
+            expect("failures", size, &report(7).on(screen));
+            assert!(report(0).is_good() && !report(7).is_good());
+        }
+    }
+
+    #[test]
+    fn a_narrow_screen_gets_narrow_lines() {
+        let shown = report(1).on(Screen { width: 66, has_colours: false });
+        assert!(shown.lines().all(|line| line.chars().count() <= 66), "{shown}");
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::proxy::Proxy;
 use crate::report::{Direction, Facts, Update, counted_by_kernel};
-use crate::screen::{milliseconds, say};
+use crate::screen::{Screen, milliseconds};
 use crate::stage::{Pod, Stage, WAYS, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 use crate::traffic::{PER_SECOND, Traffic, try_once};
 
@@ -41,6 +41,7 @@ pub enum Stop {
 pub struct Timeline<'a> {
     stage: &'a mut Stage,
     tempo: Tempo,
+    screen: Screen,
     stopped: &'a AtomicBool,
     proxy: Option<Proxy>,
     traffic: Option<Traffic>,
@@ -51,10 +52,11 @@ pub struct Timeline<'a> {
 }
 
 impl<'a> Timeline<'a> {
-    pub fn new(stage: &'a mut Stage, tempo: Tempo, stopped: &'a AtomicBool) -> Self {
+    pub fn new(stage: &'a mut Stage, tempo: Tempo, screen: Screen, stopped: &'a AtomicBool) -> Self {
         Self {
             stage,
             tempo,
+            screen,
             stopped,
             proxy: None,
             traffic: None,
@@ -184,11 +186,11 @@ fn complaint(line: &str) -> String {
 
 impl Timeline<'_> {
     fn say(&self, line: &str) {
-        say(self.began.elapsed(), line);
+        println!("{}", self.screen.line(self.began.elapsed(), line));
     }
 
     fn detail(&self, line: &str) {
-        println!("         {line}");
+        println!("{}", self.screen.detail(line));
     }
 
     fn note(&mut self, pod: Pod, direction: Direction, latency: Duration) {

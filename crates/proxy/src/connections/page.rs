@@ -1,0 +1,141 @@
+//! What the proxy of a node tells about new connections; `/debug/sluice/connections`.
+
+use std::collections::BTreeMap;
+
+use kernel::nftables::Connections;
+use model::address::host_port;
+use model::names::ServicePortName;
+use plan::nftables::elements;
+use serde::{Deserialize, Serialize};
+
+/// Everything the kernel has counted, in both families.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Page {
+    pub node: String,
+    pub mode: String,
+    /// Those that have endpoints, in the order of their names.
+    pub service_ports: Vec<ServicePort>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServicePort {
+    pub namespace: String,
+    pub service: String,
+    /// Empty for the only port of a Service that does not name it.
+    pub port: String,
+    pub protocol: String,
+    pub frontends: Vec<Frontend>,
+}
+
+/// What clients connect to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Frontend {
+    /// `10.96.0.10:80`; a node port has no address of its own: `*:30080`, and `[*]:30080` in IPv6.
+    pub address: String,
+    /// Since the kernel was told of it.
+    pub connections: u64,
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// Where connections to a frontend go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoint {
+    pub address: String,
+    /// Since the kernel was told of it, for this frontend. One that clients stick to gets more than are counted here.
+    pub connections: u64,
+}
+
+type Frontends = BTreeMap<String, (u64, BTreeMap<String, u64>)>;
+
+impl Page {
+    /// `is_v6` tells node ports of the families apart.
+    pub fn new(node: &str, mode: &str, counted: impl IntoIterator<Item = (Connections, bool)>) -> Self {
+        let mut found: BTreeMap<ServicePortName, Frontends> = BTreeMap::new();
+        for (Connections { service, endpoint, frontend, count }, is_v6) in counted {
+            let frontends = found.entry(service).or_default();
+            let (connections, endpoints) = frontends.entry(address(&frontend, is_v6)).or_default();
+            match endpoint {
+                None => *connections += count,
+                Some((ip, port)) => *endpoints.entry(host_port(ip, port.get())).or_default() += count,
+            }
+        }
+        let service_ports = found.into_iter().map(|(name, frontends)| ServicePort {
+            namespace: name.service.namespace.to_string(),
+            service: name.service.name.to_string(),
+            port: name.port.to_string(),
+            protocol: name.protocol.to_string(),
+            frontends: frontends.into_iter().map(frontend).collect(),
+        });
+        Self { node: node.to_owned(), mode: mode.to_owned(), service_ports: service_ports.collect() }
+    }
+}
+
+fn frontend((address, (connections, endpoints)): (String, (u64, BTreeMap<String, u64>))) -> Frontend {
+    let endpoints = endpoints.into_iter().map(|(address, connections)| Endpoint { address, connections });
+    Frontend { address, connections, endpoints: endpoints.collect() }
+}
+
+fn address(frontend: &elements::Frontend, is_v6: bool) -> String {
+    match frontend.ip {
+        Some(ip) => host_port(ip, frontend.port.get()),
+        None if is_v6 => format!("[*]:{}", frontend.port),
+        None => format!("*:{}", frontend.port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use model::names::{NamespacedName, Port, Protocol};
+
+    #[test]
+    fn counters_of_both_families_become_one_page() {
+        let port = |number| Port::from_api(number).unwrap();
+        let counted = |endpoint: Option<&str>, ip: Option<&str>, number, count| Connections {
+            service: ServicePortName {
+                service: NamespacedName::new("shop", "cart"),
+                port: "http".into(),
+                protocol: Protocol::Tcp,
+            },
+            endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(8080))),
+            frontend: elements::Frontend {
+                ip: ip.map(|ip| ip.parse().unwrap()),
+                protocol: Protocol::Tcp,
+                port: port(number),
+            },
+            count,
+        };
+        let page = Page::new(
+            "node-1",
+            "nftables",
+            [
+                (counted(None, Some("10.96.0.10"), 80, 5), false),
+                (counted(Some("10.244.0.5"), Some("10.96.0.10"), 80, 3), false),
+                (counted(Some("10.244.0.5"), Some("10.96.0.10"), 80, 2), false),
+                (counted(None, None, 30080, 1), false),
+                (counted(None, None, 30080, 2), true),
+                (counted(Some("fd00::5"), None, 30080, 2), true),
+            ],
+        );
+        let json = serde_json::to_value(&page).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"node": "node-1", "mode": "nftables", "servicePorts": [{
+                "namespace": "shop", "service": "cart", "port": "http", "protocol": "TCP",
+                "frontends": [
+                    {"address": "*:30080", "connections": 1, "endpoints": []},
+                    {"address": "10.96.0.10:80", "connections": 5,
+                     "endpoints": [{"address": "10.244.0.5:8080", "connections": 5}]},
+                    {"address": "[*]:30080", "connections": 2,
+                     "endpoints": [{"address": "[fd00::5]:8080", "connections": 2}]},
+                ],
+            }]})
+        );
+        assert_eq!(serde_json::from_value::<Page>(json).unwrap(), page);
+    }
+}
