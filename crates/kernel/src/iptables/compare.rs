@@ -11,7 +11,7 @@ use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::Routing;
 use netlink::accounting;
 use plan::iptables::chains::{
-    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, Purpose, SERVICES, Table, is_ours,
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, Table, is_ours,
 };
 use plan::iptables::listing::{Listing, comment, without_comment, word_after};
 use plan::iptables::plan::Plan;
@@ -338,12 +338,12 @@ fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
         }
         (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
             let seconds = word_after(rule, "--seconds")?.parse().ok()?;
-            Some(Fact::Affinity(seconds))
+            Some(Fact::Affinity { at: None, seconds })
         }
         (Table::Nat, Some(Purpose::Firewall)) => {
             let source = word_after(rule, "-s")?;
             let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
-            Some(Fact::Admitted(single.unwrap_or(source).to_owned()))
+            Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
         }
         (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
             // Twice the same way in: this one only counts.
@@ -352,6 +352,7 @@ fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
             }
             frontend(rule).map(Fact::Frontend)
         }
+        (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(rule).map(Fact::Restricted),
         (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
             let frontend = frontend(rule)?;
             match word_after(rule, "-j")? {

@@ -88,16 +88,24 @@ pub struct Inspection {
     wanted: Wanted,
     /// In order.
     elements: Vec<Element>,
+    /// Seconds of affinity that the kernel has sets for, or should.
+    timeouts: BTreeSet<u32>,
 }
 
 impl Inspection {
     pub fn open(wanted: Wanted) -> io::Result<Self> {
         let elements = wanted.plan.elements();
-        Ok(Self { connection: Connection::open()?, wanted, elements })
+        let mut connection = Connection::open()?;
+        let sets = Reader { family: wanted.settings.family, connection: &mut connection }.sets()?;
+        let timeouts = timeouts(&sets).union(&wanted.plan.timeouts()).copied().collect();
+        Ok(Self { connection, wanted, elements, timeouts })
     }
 
     pub fn parts(&self) -> Vec<Part> {
-        let compared = self.program().sets.into_iter().filter(|set| set.nature() != Nature::Learning);
+        let compared = Program::new(&self.wanted.settings, &self.timeouts)
+            .sets
+            .into_iter()
+            .filter(|set| set.nature() != Nature::Learning);
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
@@ -376,16 +384,17 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
             let (ip, port) = element.data?;
             Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
         }
-        Set::Sticky(_, seconds) => Some(Fact::Affinity(seconds)),
+        Set::Sticky(bank, seconds) => Some(Fact::Affinity { at: frontend(bank), seconds }),
         Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
         Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
-        Set::AllowedSources => element.admitted(family).map(show_range).map(Fact::Admitted),
-        Set::ClusterIps
-        | Set::ServiceCidrs
-        | Set::NodePortIps
-        | Set::ExternalLocal(_)
-        | Set::Affinity(_)
-        | Set::Firewalled => None,
+        Set::AllowedSources => {
+            let range = show_range(element.admitted(family)?);
+            Some(Fact::Admitted { at: frontend(Bank::Addresses), range })
+        }
+        Set::Firewalled => frontend(Bank::Addresses).map(Fact::Restricted),
+        Set::ExternalLocal(bank) => frontend(bank).map(Fact::KeepsClients),
+        Set::ClusterIps => address(element.key.as_bytes()).map(Fact::ClusterIp),
+        Set::ServiceCidrs | Set::NodePortIps | Set::Affinity(_) => None,
         Set::Hairpin => {
             let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
             let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;
