@@ -169,7 +169,25 @@ fn after_a_sync_there_is_nothing_to_do_whether_the_proxy_runs_or_not() {
 #[test]
 fn a_plan_prints_the_edit_and_nothing_else() {
     let three = ["10.244.0.5", "10.244.0.6", "10.244.0.7"];
-    let edits: [(&str, &str, String, &[&str]); 8] = [
+    let edits: [(&str, &str, String, &[&str]); 10] = [
+        (
+            "another cluster IP",
+            "web",
+            web("10.96.0.99", "80", "30080", &three),
+            &["~ ipv4 default/web:http", "    - 10.96.0.10:80/TCP", "    + 10.96.0.99:80/TCP"],
+        ),
+        (
+            "another port and other endpoints",
+            "dns",
+            web("10.96.0.53", "54", "30053", &["10.244.0.10"]).replace("web", "dns"),
+            &[
+                "~ ipv4 default/dns:http",
+                "    - 10.96.0.53:53/TCP",
+                "    - endpoint 10.244.0.9:8080",
+                "    + 10.96.0.53:54/TCP",
+                "    + endpoint 10.244.0.10:8080",
+            ],
+        ),
         (
             "another endpoint",
             "web",

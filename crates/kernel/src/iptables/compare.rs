@@ -20,7 +20,7 @@ use plan::iptables::wanted::{self, Chains, WantedChain};
 use plan::nftables::elements::Frontend;
 
 use super::runner::Runner;
-use super::{Access, Error, Programs};
+use super::{Access, Error, Programs, Variant};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 
 const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
@@ -70,7 +70,7 @@ pub struct Present {
 /// Whether there are rules of this mode in the kernel. None where there is no iptables to look with.
 pub fn present(family: Family) -> io::Result<Option<Present>> {
     let runner = Runner::new(Arc::new(Programs::default()), family);
-    if runner.check_presence().is_err() {
+    if !may_have_tables(&runner) || runner.check_presence().is_err() {
         return Ok(None);
     }
     let nat = Listing::parse(&runner.save(Table::Nat.name()).map_err(other)?);
@@ -95,6 +95,17 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
         objects: [&filter, &nat].into_iter().map(objects).sum(),
         forward_drops: text.lines().any(|line| line.starts_with(":FORWARD DROP")),
     }))
+}
+
+/// With the legacy variant a table comes to be when somebody asks for it. We are not to be the one.
+fn may_have_tables(runner: &Runner) -> bool {
+    let names = match runner.family() {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    runner.variant() == Variant::Nft
+        || std::fs::read_to_string(names)
+            .is_ok_and(|names| names.lines().any(|name| name == Table::Nat.name()))
 }
 
 fn objects(table: &Listing) -> usize {

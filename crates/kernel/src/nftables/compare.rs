@@ -1,6 +1,6 @@
 //! What the table holds otherwise than it should: read by a connection of its own, whoever owns the table.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 
@@ -226,25 +226,24 @@ impl Inspection {
         let found = self.reader().sets()?;
         let found = self.declared(set, &found);
         let family = self.family();
-        match set {
-            Set::ServiceCidrs => {
-                let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
-                let held = match found {
-                    Some(_) => ranges(&self.reader().service_cidrs()?),
-                    None => BTreeSet::new(),
-                };
-                return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
-            }
-            Set::NodePortIps => {
-                let wanted = self.wanted.node_port_ips.iter().copied().collect();
-                let held = match found {
-                    Some(_) => self.reader().node_port_ips()?,
-                    None => BTreeSet::new(),
-                };
-                return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
-            }
-            _ if set.nature() == Nature::Learning => return Ok(Vec::new()),
-            _ => {}
+        if set == Set::ServiceCidrs {
+            let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
+            let held = match found {
+                Some(_) => ranges(&self.reader().service_cidrs()?),
+                None => BTreeSet::new(),
+            };
+            return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
+        }
+        if set == Set::NodePortIps {
+            let wanted = self.wanted.node_port_ips.iter().copied().collect();
+            let held = match found {
+                Some(_) => self.reader().node_port_ips()?,
+                None => BTreeSet::new(),
+            };
+            return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
+        }
+        if set.nature() == Nature::Learning {
+            return Ok(Vec::new());
         }
         let (mut held, unknown) = match found {
             Some(found) => self.held(set, found.count)?,
@@ -253,12 +252,15 @@ impl Inspection {
         held.sort_unstable();
         let (surplus, missing) = difference(&held, self.wanted_in(set));
         let mut all: Vec<Difference> = Vec::new();
+        let plan = &self.wanted.plan;
+        let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin) && surplus.len() + missing.len() > 0;
+        let shared = if is_shared { plan.shared_owners() } else { HashMap::default() };
         for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
             all.extend(elements.iter().map(|element| Difference {
                 kind,
                 class: Class::Element,
                 object: format!("element {} {{ {} }}", set.name(), element.show(family)),
-                service: self.wanted.plan.owner_of(element, family).cloned(),
+                service: shared.get(element).copied().or_else(|| plan.owner_of(element, family)).cloned(),
                 fact: fact(element, family),
             }));
         }

@@ -55,12 +55,12 @@ fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) 
     let start = content.elements.partition_point(|element| element.set < set);
     let end = content.elements.partition_point(|element| element.set <= set);
     let own = content.elements.get(start..end).unwrap_or_default().iter();
-    let shown: Vec<String> = match set {
-        Set::ServiceCidrs => {
-            IpNet::aggregate(&content.service_cidrs.to_vec()).iter().map(ToString::to_string).collect()
-        }
-        Set::NodePortIps => content.node_port_ips.iter().map(ToString::to_string).collect(),
-        _ => own.map(|element| element.show(family)).collect(),
+    let shown: Vec<String> = if set == Set::ServiceCidrs {
+        IpNet::aggregate(&content.service_cidrs.to_vec()).iter().map(ToString::to_string).collect()
+    } else if set == Set::NodePortIps {
+        content.node_port_ips.iter().map(ToString::to_string).collect()
+    } else {
+        own.map(|element| element.show(family)).collect()
     };
     if !shown.is_empty() {
         let _ = writeln!(text, "\t\telements = {{ {} }}", shown.join(",\n\t\t\t     "));

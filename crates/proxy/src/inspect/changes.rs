@@ -72,24 +72,35 @@ impl<'a> FormerOwners<'a> {
                 let has = |list: &[Endpoint]| endpoints == list.iter().map(|it| (it.ip, it.port)).collect();
                 routing.protocol == frontend.protocol && (has(&routing.cluster) || has(&routing.local))
             };
-            let mut candidates = movers.iter().filter(|(_, routing)| has_moved(routing));
-            if let (Some((name, _)), None) = (candidates.next(), candidates.next()) {
-                owners.frontends.insert(frontend, name);
-            }
+            // Or else whoever is at the same address.
+            let is_there =
+                |routing: &Routing| routing.protocol == frontend.protocol && has_ip(routing, frontend.ip);
+            let owner = only(movers.iter().filter(|(_, routing)| has_moved(routing)))
+                .or_else(|| only(movers.iter().filter(|(_, routing)| is_there(routing))));
+            owners.frontends.extend(owner.map(|(name, _)| (frontend, name)));
         }
         owners
     }
 
     fn owner(&self, fact: &Fact) -> Option<&'a ServicePortName> {
-        match fact {
-            Fact::Hairpin { ip, port } => self.endpoints.get(&(*ip, *port)).copied(),
-            Fact::ClusterIp(ip) => {
-                let there = |(at, _): &(&Frontend, _)| at.ip == Some(*ip);
-                self.frontends.iter().find(there).map(|(_, name)| *name)
-            }
-            fact => self.frontends.get(fact.frontend()?).copied(),
+        if let Fact::Hairpin { ip, port } = fact {
+            return self.endpoints.get(&(*ip, *port)).copied();
         }
+        if let Fact::ClusterIp(ip) = fact {
+            let there = |(at, _): &(&Frontend, _)| at.ip == Some(*ip);
+            return self.frontends.iter().find(there).map(|(_, name)| *name);
+        }
+        self.frontends.get(fact.frontend()?).copied()
     }
+}
+
+/// The first, if there is no other.
+fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    all.next().filter(|_| all.next().is_none())
+}
+
+fn has_ip(routing: &Routing, ip: Option<IpAddr>) -> bool {
+    ip.is_some() && frontends(routing).iter().any(|frontend| frontend.ip == ip)
 }
 
 fn change(
@@ -257,7 +268,7 @@ impl Facts {
             let at: BTreeSet<Option<Frontend>> =
                 at.iter().filter(|at| moved.is_none_or(|moved| !moved.contains(at))).copied().collect();
             let endpoint = host_port(*ip, port.get());
-            match self.places(&at, &side.frontends) {
+            match self.places(&at, side, other) {
                 Places::Everywhere => all.push(format!("endpoint {endpoint}")),
                 Places::Some(at) if at.is_empty() => {}
                 Places::Some(at) => all.push(format!("endpoint {endpoint} at {}", at.join(", "))),
@@ -267,12 +278,17 @@ impl Facts {
     }
 
     /// Where an endpoint comes or goes. That a frontend comes or goes as a whole has been said.
-    fn places(&self, at: &BTreeSet<Option<Frontend>>, told: &BTreeSet<Frontend>) -> Places {
-        let has_all = || self.frontends.iter().all(|it| at.contains(&Some(*it)));
+    fn places(&self, at: &BTreeSet<Option<Frontend>>, side: &Side, other: &Side) -> Places {
+        let comes: BTreeSet<Frontend> = side.frontends.difference(&other.frontends).copied().collect();
+        let goes: BTreeSet<Frontend> = other.frontends.difference(&side.frontends).copied().collect();
+        // All that there are on this side.
+        let all: BTreeSet<Frontend> =
+            self.frontends.difference(&goes).copied().chain(comes.clone()).collect();
+        let has_all = || all.iter().all(|it| at.contains(&Some(*it)));
         if at.contains(&None) || (!at.is_empty() && !self.frontends.is_empty() && has_all()) {
             return Places::Everywhere;
         }
-        let known = at.iter().flatten().filter(|it| self.frontends.is_empty() || !told.contains(it));
+        let known = at.iter().flatten().filter(|it| self.frontends.is_empty() || !comes.contains(it));
         Places::Some(known.map(ToString::to_string).collect())
     }
 }

@@ -16,6 +16,7 @@ fn facts() -> Facts {
         profiling: true,
         logs: Logs::unused(),
         metrics,
+        lines: Lines::new(),
     }
 }
 
