@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,10 @@ impl Cluster {
         let next = self.folder.path().join("next");
         fs::write(&next, content).unwrap();
         fs::rename(next, self.folder.path().join(format!("{name}.yaml"))).unwrap();
+    }
+
+    fn open_to_all(&self) {
+        fs::set_permissions(self.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     fn flags(&self) -> Vec<String> {
@@ -362,6 +366,43 @@ fn a_change_of_modes_says_what_clients_will_notice() {
     });
 }
 
+/// The modes differ in what serves node ports if nobody says it.
+#[test]
+fn a_change_of_modes_names_the_addresses_that_fall_silent() {
+    in_fresh_netns(|| {
+        let mut cluster = Cluster::new("iptables");
+        run("ip addr add 192.0.2.11/32 dev lo");
+        run("ip addr add 198.51.100.7/32 dev lo");
+        let node = "apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+";
+        cluster.write("node", node);
+        cluster.sync();
+        cluster.mode = "nftables";
+        let (_, text) = cluster.tool("plan", &[]);
+        let line = "    node port 30080/TCP (default/web:http) stops answering on 198.51.100.7\n";
+        assert!(text.contains(line) && !text.contains("answering on 192.0.2.11"), "{text}");
+    });
+}
+
+#[test]
+fn who_may_not_look_is_told_so() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.open_to_all();
+        let (code, text) = as_nobody(&cluster, "plan", &[]);
+        assert_eq!(code, 1, "{text}");
+        assert!(
+            text.starts_with(
+                "Error: reading the ipv4 rules of the kernel (it takes root or CAP_NET_ADMIN): "
+            ),
+            "{text}"
+        );
+    });
+}
+
 #[test]
 fn a_table_of_somebody_else_is_written_anew() {
     in_fresh_netns(|| {
@@ -485,10 +526,10 @@ fn feed(command: &[&str], text: &str) {
 fn rendering_takes_no_privileges_and_loads() {
     in_fresh_netns(|| {
         let cluster = Cluster::new("iptables");
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(cluster.folder.path(), open).unwrap();
+        cluster.open_to_all();
         for (family, restore) in [("ipv4", "iptables"), ("ipv6", "ip6tables")] {
-            let text = as_nobody(&cluster, family);
+            let (code, text) = as_nobody(&cluster, "render", &["--family", family]);
+            assert_eq!(code, 0, "{text}");
             for variant in ["legacy", "nft"] {
                 feed(&[&format!("{restore}-{variant}-restore"), "--test", "--noflush"], &text);
             }
@@ -500,19 +541,13 @@ fn rendering_takes_no_privileges_and_loads() {
     });
 }
 
-fn as_nobody(cluster: &Cluster, family: &str) -> String {
+fn as_nobody(cluster: &Cluster, tool: &str, more: &[&str]) -> (i32, String) {
     // The build folder may be closed to others.
-    let copy = Path::new("/tmp").join(format!("kube-proxy-{}-{family}", std::process::id()));
+    let copy = cluster.folder.path().join("kube-proxy");
     fs::copy(env!("CARGO_BIN_EXE_kube-proxy"), &copy).unwrap();
-    let output = Command::new("setpriv")
-        .args(["--reuid=65534", "--clear-groups"])
-        .arg(&copy)
-        .arg("render")
-        .args(cluster.flags())
-        .args(["--family", family])
-        .output();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--clear-groups"]).arg(&copy).arg(tool).args(cluster.flags()).args(more);
+    let output = command.output();
     fs::remove_file(copy).unwrap();
-    let (code, text) = outcome(output.unwrap());
-    assert_eq!(code, 0, "{text}");
-    text
+    outcome(output.unwrap())
 }
