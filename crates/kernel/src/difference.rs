@@ -60,11 +60,38 @@ pub enum Fact {
     /// Left unanswered: there are no endpoints on this node.
     Dropped(Frontend),
     /// Clients stick to their endpoint for so many seconds.
-    Affinity(u32),
-    /// Clients from there may use the service's load-balancer addresses.
-    Admitted(String),
+    Affinity { at: Option<Frontend>, seconds: u32 },
+    /// Clients from there may use it.
+    Admitted { at: Option<Frontend>, range: String },
+    /// Nobody else may.
+    Restricted(Frontend),
+    /// Endpoints see the addresses of clients.
+    KeepsClients(Frontend),
+    /// What is not for a port that it has is refused.
+    ClusterIp(IpAddr),
     /// The endpoint may connect to itself by way of the service.
     Hairpin { ip: IpAddr, port: Port },
+}
+
+impl Fact {
+    /// The frontend that it is about, if it is one.
+    pub fn frontend(&self) -> Option<&Frontend> {
+        match self {
+            Self::Frontend(at)
+            | Self::Refused(at)
+            | Self::Dropped(at)
+            | Self::Restricted(at)
+            | Self::KeepsClients(at)
+            | Self::Endpoint { at: Some(at), .. }
+            | Self::Affinity { at: Some(at), .. }
+            | Self::Admitted { at: Some(at), .. } => Some(at),
+            Self::Endpoint { at: None, .. }
+            | Self::Affinity { at: None, .. }
+            | Self::Admitted { at: None, .. }
+            | Self::ClusterIp(_)
+            | Self::Hairpin { .. } => None,
+        }
+    }
 }
 
 /// What the rules of one family should be. A snapshot that shares what is large with those that keep the rules.
@@ -191,8 +218,11 @@ impl fmt::Display for Fact {
             }
             Self::Refused(frontend) => write!(f, "{frontend} refused: no endpoints"),
             Self::Dropped(frontend) => write!(f, "{frontend} dropped: no endpoints on this node"),
-            Self::Affinity(seconds) => write!(f, "session affinity {seconds}s"),
-            Self::Admitted(range) => write!(f, "source range {range}"),
+            Self::Affinity { seconds, .. } => write!(f, "session affinity {seconds}s"),
+            Self::Admitted { range, .. } => write!(f, "source range {range}"),
+            Self::Restricted(frontend) => write!(f, "{frontend} restricted to source ranges"),
+            Self::KeepsClients(frontend) => write!(f, "{frontend} keeps client addresses"),
+            Self::ClusterIp(ip) => write!(f, "cluster IP {ip}"),
             Self::Hairpin { ip, port } => {
                 write!(f, "connections of {} to itself", host_port(*ip, port.get()))
             }

@@ -11,7 +11,7 @@ use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::Routing;
 use netlink::accounting;
 use plan::iptables::chains::{
-    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, Purpose, SERVICES, Table, is_ours,
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, Table, is_ours,
 };
 use plan::iptables::listing::{Listing, comment, without_comment, word_after};
 use plan::iptables::plan::Plan;
@@ -20,7 +20,7 @@ use plan::iptables::wanted::{self, Chains, WantedChain};
 use plan::nftables::elements::Frontend;
 
 use super::runner::Runner;
-use super::{Access, Error, Programs};
+use super::{Access, Error, Programs, Variant};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 
 const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
@@ -70,7 +70,7 @@ pub struct Present {
 /// Whether there are rules of this mode in the kernel. None where there is no iptables to look with.
 pub fn present(family: Family) -> io::Result<Option<Present>> {
     let runner = Runner::new(Arc::new(Programs::default()), family);
-    if runner.check_presence().is_err() {
+    if !may_have_tables(&runner) || runner.check_presence().is_err() {
         return Ok(None);
     }
     let nat = Listing::parse(&runner.save(Table::Nat.name()).map_err(other)?);
@@ -95,6 +95,17 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
         objects: [&filter, &nat].into_iter().map(objects).sum(),
         forward_drops: text.lines().any(|line| line.starts_with(":FORWARD DROP")),
     }))
+}
+
+/// With the legacy variant a table comes to be when somebody asks for it. We are not to be the one.
+fn may_have_tables(runner: &Runner) -> bool {
+    let names = match runner.family() {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    runner.variant() == Variant::Nft
+        || std::fs::read_to_string(names)
+            .is_ok_and(|names| names.lines().any(|name| name == Table::Nat.name()))
 }
 
 fn objects(table: &Listing) -> usize {
@@ -338,12 +349,12 @@ fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
         }
         (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
             let seconds = word_after(rule, "--seconds")?.parse().ok()?;
-            Some(Fact::Affinity(seconds))
+            Some(Fact::Affinity { at: None, seconds })
         }
         (Table::Nat, Some(Purpose::Firewall)) => {
             let source = word_after(rule, "-s")?;
             let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
-            Some(Fact::Admitted(single.unwrap_or(source).to_owned()))
+            Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
         }
         (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
             // Twice the same way in: this one only counts.
@@ -352,6 +363,7 @@ fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
             }
             frontend(rule).map(Fact::Frontend)
         }
+        (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(rule).map(Fact::Restricted),
         (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
             let frontend = frontend(rule)?;
             match word_after(rule, "-j")? {

@@ -1,6 +1,6 @@
 //! What the table holds otherwise than it should: read by a connection of its own, whoever owns the table.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 
@@ -88,16 +88,24 @@ pub struct Inspection {
     wanted: Wanted,
     /// In order.
     elements: Vec<Element>,
+    /// Seconds of affinity that the kernel has sets for, or should.
+    timeouts: BTreeSet<u32>,
 }
 
 impl Inspection {
     pub fn open(wanted: Wanted) -> io::Result<Self> {
         let elements = wanted.plan.elements();
-        Ok(Self { connection: Connection::open()?, wanted, elements })
+        let mut connection = Connection::open()?;
+        let sets = Reader { family: wanted.settings.family, connection: &mut connection }.sets()?;
+        let timeouts = timeouts(&sets).union(&wanted.plan.timeouts()).copied().collect();
+        Ok(Self { connection, wanted, elements, timeouts })
     }
 
     pub fn parts(&self) -> Vec<Part> {
-        let compared = self.program().sets.into_iter().filter(|set| set.nature() != Nature::Learning);
+        let compared = Program::new(&self.wanted.settings, &self.timeouts)
+            .sets
+            .into_iter()
+            .filter(|set| set.nature() != Nature::Learning);
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
@@ -218,25 +226,24 @@ impl Inspection {
         let found = self.reader().sets()?;
         let found = self.declared(set, &found);
         let family = self.family();
-        match set {
-            Set::ServiceCidrs => {
-                let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
-                let held = match found {
-                    Some(_) => ranges(&self.reader().service_cidrs()?),
-                    None => BTreeSet::new(),
-                };
-                return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
-            }
-            Set::NodePortIps => {
-                let wanted = self.wanted.node_port_ips.iter().copied().collect();
-                let held = match found {
-                    Some(_) => self.reader().node_port_ips()?,
-                    None => BTreeSet::new(),
-                };
-                return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
-            }
-            _ if set.nature() == Nature::Learning => return Ok(Vec::new()),
-            _ => {}
+        if set == Set::ServiceCidrs {
+            let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
+            let held = match found {
+                Some(_) => ranges(&self.reader().service_cidrs()?),
+                None => BTreeSet::new(),
+            };
+            return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
+        }
+        if set == Set::NodePortIps {
+            let wanted = self.wanted.node_port_ips.iter().copied().collect();
+            let held = match found {
+                Some(_) => self.reader().node_port_ips()?,
+                None => BTreeSet::new(),
+            };
+            return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
+        }
+        if set.nature() == Nature::Learning {
+            return Ok(Vec::new());
         }
         let (mut held, unknown) = match found {
             Some(found) => self.held(set, found.count)?,
@@ -245,12 +252,15 @@ impl Inspection {
         held.sort_unstable();
         let (surplus, missing) = difference(&held, self.wanted_in(set));
         let mut all: Vec<Difference> = Vec::new();
+        let plan = &self.wanted.plan;
+        let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin) && surplus.len() + missing.len() > 0;
+        let shared = if is_shared { plan.shared_owners() } else { HashMap::default() };
         for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
             all.extend(elements.iter().map(|element| Difference {
                 kind,
                 class: Class::Element,
                 object: format!("element {} {{ {} }}", set.name(), element.show(family)),
-                service: self.wanted.plan.owner_of(element, family).cloned(),
+                service: shared.get(element).copied().or_else(|| plan.owner_of(element, family)).cloned(),
                 fact: fact(element, family),
             }));
         }
@@ -376,16 +386,17 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
             let (ip, port) = element.data?;
             Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
         }
-        Set::Sticky(_, seconds) => Some(Fact::Affinity(seconds)),
+        Set::Sticky(bank, seconds) => Some(Fact::Affinity { at: frontend(bank), seconds }),
         Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
         Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
-        Set::AllowedSources => element.admitted(family).map(show_range).map(Fact::Admitted),
-        Set::ClusterIps
-        | Set::ServiceCidrs
-        | Set::NodePortIps
-        | Set::ExternalLocal(_)
-        | Set::Affinity(_)
-        | Set::Firewalled => None,
+        Set::AllowedSources => {
+            let range = show_range(element.admitted(family)?);
+            Some(Fact::Admitted { at: frontend(Bank::Addresses), range })
+        }
+        Set::Firewalled => frontend(Bank::Addresses).map(Fact::Restricted),
+        Set::ExternalLocal(bank) => frontend(bank).map(Fact::KeepsClients),
+        Set::ClusterIps => address(element.key.as_bytes()).map(Fact::ClusterIp),
+        Set::ServiceCidrs | Set::NodePortIps | Set::Affinity(_) => None,
         Set::Hairpin => {
             let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
             let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;

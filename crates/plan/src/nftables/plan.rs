@@ -138,11 +138,9 @@ impl Plan {
         self.claims.get(frontend)?.first()
     }
 
-    /// Whose element it is; of what several have a part in, one of them. Takes its time with what is not a frontend's.
+    /// Whose frontend the element is about; nobody's if it is about none, or about one that nobody asks for.
     pub fn owner_of(&self, element: &Element, family: Family) -> Option<&ServicePortName> {
         let bank = match element.set {
-            Set::ServiceCidrs | Set::NodePortIps => return None,
-            Set::ClusterIps | Set::Hairpin => return self.part_owner_of(element),
             Set::Frontends(bank)
             | Set::ExternalLocal(bank)
             | Set::Endpoints(bank)
@@ -150,15 +148,26 @@ impl Plan {
             | Set::Sticky(bank, _)
             | Set::NoEndpoints(bank)
             | Set::NoLocalEndpoints(bank) => bank,
-            Set::Affinity(_) => return None,
             Set::Firewalled | Set::AllowedSources => Bank::Addresses,
+            Set::ServiceCidrs | Set::NodePortIps | Set::ClusterIps | Set::Hairpin | Set::Affinity(_) => {
+                return None;
+            }
         };
         self.owner(&Frontend::from_key(element.key.as_bytes(), bank, family)?.0)
     }
 
-    fn part_owner_of(&self, element: &Element) -> Option<&ServicePortName> {
-        let asks_for = |unit: &Unit| shared(&unit.routing).any(|shared| shared.element() == *element);
-        self.units.iter().filter(|(_, unit)| asks_for(unit)).map(|(name, _)| name).min()
+    /// What several may ask for, each with the first that does.
+    pub fn shared_owners(&self) -> HashMap<Element, &ServicePortName, RandomState> {
+        let mut owners: HashMap<Element, &ServicePortName, RandomState> = HashMap::default();
+        for (name, unit) in &self.units {
+            for shared in shared(&unit.routing) {
+                owners
+                    .entry(shared.element())
+                    .and_modify(|first| *first = (*first).min(name))
+                    .or_insert(name);
+            }
+        }
+        owners
     }
 
     /// Seconds of affinity that anybody asks for.

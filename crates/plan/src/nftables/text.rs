@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 
-use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
+use crate::nftables::program::{Chain, Hook, HookKind, HookPoint, Program};
 use crate::nftables::sets::{Element, Nature, Set, Type};
 use crate::nftables::words::protocol_name;
 
@@ -38,9 +38,13 @@ pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>)
 fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) {
     let word = if set.data().is_empty() { "set" } else { "map" };
     let _ = writeln!(text, "\n\t{word} {} {{", set.name());
-    let of = |types: &[Type]| types.iter().map(|kind| type_of(*kind, family)).collect::<Vec<_>>().join(" . ");
+    // Slots have a type without a name: of a set with one it is said by example.
+    let key = set.key();
+    let (verb, name): (_, fn(Type, Family) -> String) =
+        if key.contains(&Type::Slot) { ("typeof", example) } else { ("type", type_name) };
+    let of = |types: &[Type]| types.iter().map(|kind| name(*kind, family)).collect::<Vec<_>>().join(" . ");
     let data = if set.data().is_empty() { String::new() } else { format!(" : {}", of(set.data())) };
-    let _ = writeln!(text, "\t\ttypeof {}{data}", of(&set.key()));
+    let _ = writeln!(text, "\t\t{verb} {}{data}", of(&key));
     match set.nature() {
         Nature::Plain => {}
         Nature::Counting => text.push_str("\t\tcounter\n"),
@@ -51,12 +55,12 @@ fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) 
     let start = content.elements.partition_point(|element| element.set < set);
     let end = content.elements.partition_point(|element| element.set <= set);
     let own = content.elements.get(start..end).unwrap_or_default().iter();
-    let shown: Vec<String> = match set {
-        Set::ServiceCidrs => {
-            IpNet::aggregate(&content.service_cidrs.to_vec()).iter().map(ToString::to_string).collect()
-        }
-        Set::NodePortIps => content.node_port_ips.iter().map(ToString::to_string).collect(),
-        _ => own.map(|element| element.show(family)).collect(),
+    let shown: Vec<String> = if set == Set::ServiceCidrs {
+        IpNet::aggregate(&content.service_cidrs.to_vec()).iter().map(ToString::to_string).collect()
+    } else if set == Set::NodePortIps {
+        content.node_port_ips.iter().map(ToString::to_string).collect()
+    } else {
+        own.map(|element| element.show(family)).collect()
     };
     if !shown.is_empty() {
         let _ = writeln!(text, "\t\telements = {{ {} }}", shown.join(",\n\t\t\t     "));
@@ -64,13 +68,34 @@ fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) 
     text.push_str("\t}\n");
 }
 
-fn type_of(kind: Type, family: Family) -> String {
+fn type_name(kind: Type, family: Family) -> String {
+    match (kind, family) {
+        (Type::Address, Family::V4) => "ipv4_addr".into(),
+        (Type::Address, Family::V6) => "ipv6_addr".into(),
+        (Type::Protocol, _) => "inet_proto".into(),
+        (Type::Port, _) => "inet_service".into(),
+        (Type::Slot, _) => example(kind, family),
+    }
+}
+
+fn example(kind: Type, family: Family) -> String {
     match kind {
         Type::Address => format!("{} daddr", protocol_name(family)),
         Type::Protocol => "meta l4proto".into(),
         Type::Port => "th dport".into(),
-        // The type of slots has no name; any modulus stands for it.
+        // Any modulus will do.
         Type::Slot => "numgen random mod 65536".into(),
+    }
+}
+
+/// Some have names, some of those at certain hooks only.
+fn priority(hook: Hook) -> String {
+    match (hook.point, hook.priority) {
+        (_, 0) => "filter".into(),
+        (HookPoint::Prerouting, -100) => "dstnat".into(),
+        (HookPoint::Prerouting, number @ -110..-100) => format!("dstnat - {}", -100 - number),
+        (HookPoint::Postrouting, 100) => "srcnat".into(),
+        (_, number) => number.to_string(),
     }
 }
 
@@ -88,7 +113,7 @@ fn write_chain(chain: &Chain, family: Family, text: &mut String) {
             HookPoint::Output => "output",
             HookPoint::Postrouting => "postrouting",
         };
-        let priority = hook.priority;
+        let priority = priority(hook);
         let _ = writeln!(text, "\t\ttype {kind} hook {point} priority {priority}; policy accept;");
     }
     for rule in &chain.rules {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kernel::difference::{Class, Difference, Fact, Kind};
 use model::address::host_port;
 use model::names::{Port, ServicePortName};
-use model::routing::Routing;
+use model::routing::{Endpoint, Routing};
 use plan::nftables::elements::{Frontend, frontends};
 use serde::Serialize;
 
@@ -30,25 +30,77 @@ const FEW: usize = 10;
 /// Groups what was found by service, in order of names; what is nobody's comes first.
 pub fn changes(found: &[Difference], wanted: &[(ServicePortName, Arc<Routing>)]) -> Vec<Change> {
     let mut groups: BTreeMap<Option<&ServicePortName>, Vec<&Difference>> = BTreeMap::new();
-    let lost = lost_endpoints(found);
+    let owners = FormerOwners::of(found, wanted);
     for difference in found {
-        let service = difference.service.as_ref().or_else(|| match &difference.fact {
-            Some(Fact::Hairpin { ip, port }) => lost.get(&(*ip, *port)).copied(),
-            _ => None,
-        });
+        let service = difference.service.as_ref().or_else(|| owners.owner(difference.fact.as_ref()?));
         groups.entry(service).or_default().push(difference);
     }
     groups.into_iter().map(|(service, group)| change(service, &group, wanted)).collect()
 }
 
-/// Who loses an endpoint. What the endpoint could do with itself goes with it, and says no more whose it was.
-fn lost_endpoints(found: &[Difference]) -> BTreeMap<(IpAddr, Port), &ServicePortName> {
-    let lost = found.iter().filter(|it| it.kind == Kind::Surplus);
-    lost.filter_map(|it| match it.fact {
-        Some(Fact::Endpoint { ip, port, .. }) => Some(((ip, port), it.service.as_ref()?)),
-        _ => None,
-    })
-    .collect()
+/// Who had what nobody wants any more. The kernel does not say it in every mode, but it can be told from what a service
+/// has and gets instead.
+#[derive(Debug, Default)]
+struct FormerOwners<'a> {
+    frontends: BTreeMap<Frontend, &'a ServicePortName>,
+    endpoints: BTreeMap<(IpAddr, Port), &'a ServicePortName>,
+}
+
+impl<'a> FormerOwners<'a> {
+    fn of(found: &'a [Difference], wanted: &'a [(ServicePortName, Arc<Routing>)]) -> Self {
+        let mut owners = Self::default();
+        let mut orphans: BTreeMap<Frontend, BTreeSet<(IpAddr, Port)>> = BTreeMap::new();
+        let mut movers: BTreeSet<&ServicePortName> = BTreeSet::new();
+        for it in found {
+            match (&it.service, it.kind, &it.fact) {
+                (None, Kind::Surplus, Some(Fact::Frontend(at))) => drop(orphans.entry(*at).or_default()),
+                (None, Kind::Surplus, Some(Fact::Endpoint { at: Some(at), ip, port })) => {
+                    orphans.entry(*at).or_default().insert((*ip, *port));
+                }
+                (Some(service), Kind::Missing, Some(Fact::Frontend(_))) => drop(movers.insert(service)),
+                (Some(service), Kind::Surplus, Some(Fact::Endpoint { ip, port, .. })) => {
+                    owners.endpoints.insert((*ip, *port), service);
+                }
+                _ => {}
+            }
+        }
+        // Whoever gets a frontend and has just the endpoints that were behind the old one, has moved.
+        let movers: Vec<&(ServicePortName, Arc<Routing>)> =
+            wanted.iter().filter(|(name, _)| movers.contains(name)).collect();
+        for (frontend, endpoints) in orphans {
+            let has_moved = |routing: &Routing| {
+                let has = |list: &[Endpoint]| endpoints == list.iter().map(|it| (it.ip, it.port)).collect();
+                routing.protocol == frontend.protocol && (has(&routing.cluster) || has(&routing.local))
+            };
+            // Or else whoever is at the same address.
+            let is_there =
+                |routing: &Routing| routing.protocol == frontend.protocol && has_ip(routing, frontend.ip);
+            let owner = only(movers.iter().filter(|(_, routing)| has_moved(routing)))
+                .or_else(|| only(movers.iter().filter(|(_, routing)| is_there(routing))));
+            owners.frontends.extend(owner.map(|(name, _)| (frontend, name)));
+        }
+        owners
+    }
+
+    fn owner(&self, fact: &Fact) -> Option<&'a ServicePortName> {
+        if let Fact::Hairpin { ip, port } = fact {
+            return self.endpoints.get(&(*ip, *port)).copied();
+        }
+        if let Fact::ClusterIp(ip) = fact {
+            let there = |(at, _): &(&Frontend, _)| at.ip == Some(*ip);
+            return self.frontends.iter().find(there).map(|(_, name)| *name);
+        }
+        self.frontends.get(fact.frontend()?).copied()
+    }
+}
+
+/// The first, if there is no other.
+fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    all.next().filter(|_| all.next().is_none())
+}
+
+fn has_ip(routing: &Routing, ip: Option<IpAddr>) -> bool {
+    ip.is_some() && frontends(routing).iter().any(|frontend| frontend.ip == ip)
 }
 
 fn change(
@@ -131,6 +183,8 @@ struct Side {
     endpoints: BTreeMap<(IpAddr, Port), BTreeSet<Option<Frontend>>>,
     affinity: BTreeSet<u32>,
     admitted: BTreeSet<String>,
+    restricted: BTreeSet<Frontend>,
+    keeps_clients: BTreeSet<Frontend>,
 }
 
 impl Facts {
@@ -149,9 +203,11 @@ impl Facts {
                 Some(Fact::Endpoint { at, ip, port }) => {
                     side.endpoints.entry((ip, port)).or_default().insert(at);
                 }
-                Some(Fact::Affinity(seconds)) => drop(side.affinity.insert(seconds)),
-                Some(Fact::Admitted(range)) => drop(side.admitted.insert(range)),
-                Some(Fact::Hairpin { .. }) | None => {}
+                Some(Fact::Affinity { seconds, .. }) => drop(side.affinity.insert(seconds)),
+                Some(Fact::Admitted { range, .. }) => drop(side.admitted.insert(range)),
+                Some(Fact::Restricted(frontend)) => drop(side.restricted.insert(frontend)),
+                Some(Fact::KeepsClients(frontend)) => drop(side.keeps_clients.insert(frontend)),
+                Some(Fact::Hairpin { .. } | Fact::ClusterIp(_)) | None => {}
             }
         }
         facts
@@ -178,34 +234,61 @@ impl Facts {
             side.dropped
                 .difference(&other.dropped)
                 .for_each(|it| say(format!("{it} dropped: no endpoints on this node")));
+            // Of a frontend that comes or goes it need not be said.
+            let said: BTreeSet<&Frontend> = side.frontends.difference(&other.frontends).collect();
+            let lasting = |mine: &BTreeSet<Frontend>, other: &BTreeSet<Frontend>| -> Vec<Frontend> {
+                let changed = mine.difference(other).filter(|it| self.is_new() || !said.contains(it));
+                changed.copied().collect()
+            };
+            lasting(&side.keeps_clients, &other.keeps_clients)
+                .iter()
+                .for_each(|it| say(format!("{it} keeps client addresses")));
+            lasting(&side.restricted, &other.restricted)
+                .iter()
+                .for_each(|it| say(format!("{it} restricted to source ranges")));
             side.admitted.difference(&other.admitted).for_each(|it| say(format!("source range {it}")));
+            let endpoints = self.endpoints(side, other);
             for seconds in side.affinity.difference(&other.affinity) {
-                // An endpoint that comes or goes brings its own.
-                if side.endpoints.is_empty() || !other.affinity.is_empty() || self.is_new() {
+                // An endpoint or a frontend that comes or goes brings its own.
+                let is_its_own = endpoints.is_empty() && said.is_empty();
+                if is_its_own || !other.affinity.is_empty() || self.is_new() {
                     say(format!("session affinity {seconds}s"));
                 }
             }
-            for ((ip, port), at) in &side.endpoints {
-                let moved = other.endpoints.get(&(*ip, *port));
-                let at: BTreeSet<Option<Frontend>> =
-                    at.iter().filter(|at| moved.is_none_or(|moved| !moved.contains(at))).copied().collect();
-                let endpoint = host_port(*ip, port.get());
-                match self.places(&at, &side.frontends) {
-                    Places::Everywhere => say(format!("endpoint {endpoint}")),
-                    Places::Some(at) if at.is_empty() => {}
-                    Places::Some(at) => say(format!("endpoint {endpoint} at {}", at.join(", "))),
-                }
-            }
+            endpoints.into_iter().for_each(say);
         }
         lines
     }
 
+    /// Those that come or go, rather than move from slot to slot.
+    fn endpoints(&self, side: &Side, other: &Side) -> Vec<String> {
+        let mut all = Vec::new();
+        for ((ip, port), at) in &side.endpoints {
+            let moved = other.endpoints.get(&(*ip, *port));
+            let at: BTreeSet<Option<Frontend>> =
+                at.iter().filter(|at| moved.is_none_or(|moved| !moved.contains(at))).copied().collect();
+            let endpoint = host_port(*ip, port.get());
+            match self.places(&at, side, other) {
+                Places::Everywhere => all.push(format!("endpoint {endpoint}")),
+                Places::Some(at) if at.is_empty() => {}
+                Places::Some(at) => all.push(format!("endpoint {endpoint} at {}", at.join(", "))),
+            }
+        }
+        all
+    }
+
     /// Where an endpoint comes or goes. That a frontend comes or goes as a whole has been said.
-    fn places(&self, at: &BTreeSet<Option<Frontend>>, told: &BTreeSet<Frontend>) -> Places {
-        if at.contains(&None) || (!at.is_empty() && self.frontends.iter().all(|it| at.contains(&Some(*it)))) {
+    fn places(&self, at: &BTreeSet<Option<Frontend>>, side: &Side, other: &Side) -> Places {
+        let comes: BTreeSet<Frontend> = side.frontends.difference(&other.frontends).copied().collect();
+        let goes: BTreeSet<Frontend> = other.frontends.difference(&side.frontends).copied().collect();
+        // All that there are on this side.
+        let all: BTreeSet<Frontend> =
+            self.frontends.difference(&goes).copied().chain(comes.clone()).collect();
+        let has_all = || all.iter().all(|it| at.contains(&Some(*it)));
+        if at.contains(&None) || (!at.is_empty() && !self.frontends.is_empty() && has_all()) {
             return Places::Everywhere;
         }
-        let known = at.iter().flatten().filter(|it| self.frontends.is_empty() || !told.contains(it));
+        let known = at.iter().flatten().filter(|it| self.frontends.is_empty() || !comes.contains(it));
         Places::Some(known.map(ToString::to_string).collect())
     }
 }
@@ -217,12 +300,15 @@ enum Places {
 
 impl Side {
     fn is_empty(&self) -> bool {
-        let Self { frontends, refused, dropped, endpoints, affinity, admitted } = self;
+        let Self { frontends, refused, dropped, endpoints, affinity, admitted, restricted, keeps_clients } =
+            self;
         frontends.is_empty()
             && refused.is_empty()
             && dropped.is_empty()
             && endpoints.is_empty()
             && affinity.is_empty()
             && admitted.is_empty()
+            && restricted.is_empty()
+            && keeps_clients.is_empty()
     }
 }

@@ -14,7 +14,7 @@ pub struct Findings {
     pub differences: Vec<Finding>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// `missing`, `surplus` or `changed`.
     pub kind: String,

@@ -17,26 +17,29 @@ use crate::config::{Config, ProxyMode};
 use crate::node::Node;
 
 const EXAMPLES: &str = "\
-Takes the flags of the proxy, reads the objects once and compares what they ask for with what the kernel holds. Nothing is
-written. Prints nothing if there is nothing to do.
+Takes the flags of the proxy, reads the objects once and compares what they ask for with what the
+kernel holds. Nothing is written, and nothing is printed if there is nothing to do. Where rules of
+another mode are in the kernel, it says what clients will notice of the change.
 Exit code: 0 nothing to change, 2 changes, 1 it could not be found out.
 
 Examples:
   kube-proxy plan --config /var/lib/kube-proxy/config.conf
   kube-proxy plan --proxy-mode nftables --manifests examples/demo
-  kube-proxy plan --proxy-mode nftables --kubeconfig /var/lib/kube-proxy/kubeconfig.conf   # before a change of modes";
+  kube-proxy plan --proxy-mode nftables --kubeconfig /var/lib/kube-proxy/kubeconfig.conf";
 
 pub fn command() -> Command {
-    let objects = Arg::new("objects")
-        .long("objects")
-        .action(ArgAction::SetTrue)
-        .help("Also print every object of the kernel that would be added (+) or removed (-)");
+    let objects = Arg::new("objects").long("objects").action(ArgAction::SetTrue).help(
+        "Also print every service and every object of the kernel that would be added (+) or removed (-)",
+    );
     Command::new("plan")
         .about("Print what would change in the kernel; change nothing")
         .after_help(EXAMPLES)
         .args(desired::arguments())
         .args([objects, output()])
 }
+
+/// More services than this are only counted where a mode takes over.
+const MANY: usize = 20;
 
 /// Of one family.
 #[derive(Debug, Serialize)]
@@ -100,8 +103,17 @@ impl Section {
     fn show(&self, mode: ProxyMode, with_objects: bool) -> String {
         let mut text = String::new();
         let family = &self.family;
-        // Writing to a string cannot fail.
+        // Another mode writes every service anew, which says little. Writing to a string cannot fail.
+        let anew = |change: &&Change| change.sign == '+' && change.service.is_some();
+        let anew = if self.takes_over_from.is_some() { self.changes.iter().filter(anew).count() } else { 0 };
+        let in_brief = anew > MANY && !with_objects;
+        if in_brief {
+            let _ = writeln!(text, "+ {family} {anew} services");
+        }
         for Change { sign, service, lines, .. } in &self.changes {
+            if in_brief && *sign == '+' && service.is_some() {
+                continue;
+            }
             let service = service.as_deref().unwrap_or("of no service");
             let _ = writeln!(text, "{sign} {family} {service}");
             lines.iter().for_each(|line| _ = writeln!(text, "    {line}"));

@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use kernel::nftables::{TABLE, TABLE_COMMENT};
 use model::address::Family;
-use plan::iptables::chains::Jump;
+use plan::iptables::chains::{Jump, Table};
 use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
 use plan::iptables::rules::Unit;
@@ -24,13 +24,13 @@ use crate::modes;
 use crate::node::Node;
 
 const NOTES: &str = "\
-The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`. Two things are not in
-the text: packet counters of iptables, which not every kernel has; and of rules that learn session affinity nft prints
-what it does not read back.
+The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`.
+The text has no packet counters of iptables, which not every kernel has. Of the rules that learn
+session affinity nft prints what it cannot read: without these the text loads.
 
 Examples:
   kube-proxy render --proxy-mode nftables --manifests examples/demo
-  kube-proxy render --proxy-mode iptables --manifests examples/demo --family ipv4 | iptables-restore --test --noflush";
+  kube-proxy render --proxy-mode iptables --manifests examples/demo --family ipv4";
 
 pub fn command() -> Command {
     let family = Arg::new("family")
@@ -94,10 +94,7 @@ fn iptables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<S
     for jump in Jump::ALL {
         let section = restore.section(jump.table);
         // The kubelet's, which we have no rule for here.
-        if jump.table == plan::iptables::chains::Table::Filter
-            && !made.contains(&jump.to)
-            && !more.contains(&jump.to)
-        {
+        if jump.table == Table::Filter && !made.contains(&jump.to) && !more.contains(&jump.to) {
             more.push(jump.to);
             section.chain(jump.to);
         }

@@ -17,8 +17,8 @@ use super::wanted::{Rulings, wanted};
 pub const PATH: &str = "verify";
 
 const EXAMPLES: &str = "\
-Asks the proxy that runs on this node, unless --manifests, --kubeconfig or --master says where the objects are:
-then the kernel is compared with what they ask for, be there a proxy or not.
+Asks the proxy that runs on this node, unless --manifests, --kubeconfig or --master says where the
+objects are: then the kernel is compared with what they ask for, be there a proxy or not.
 Exit code: 0 kernel and plan agree, 2 they differ, 1 it could not be found out.
 
 Examples:

@@ -154,6 +154,23 @@ fn a_timeout_that_nobody_had_before_is_a_set_and_a_rule() {
     });
 }
 
+#[test]
+fn what_nobody_sticks_to_any_more_is_surplus() {
+    in_fresh_netns(|| {
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        table.sync(all(Family::V4)).unwrap();
+        let mut edited = all(Family::V4);
+        for (_, routing) in &mut edited.routings {
+            *routing = routing.as_ref().map(|routing| Arc::new(Routing { affinity: None, ..clone(routing) }));
+        }
+        let found = as_a_stranger(Family::V4, edited);
+        assert!(!found.is_empty());
+        for it in &found {
+            assert!(it.kind == Kind::Surplus && it.object.contains("sticky-10800 {"), "{it}");
+        }
+    });
+}
+
 fn clone(routing: &Routing) -> Routing {
     let Routing { protocol, port, node_port, affinity, internal, external, .. } = *routing;
     Routing {

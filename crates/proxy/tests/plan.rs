@@ -1,0 +1,553 @@
+//! `plan`, `verify` and `render` beside a real proxy, each test alone in a network namespace.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use netlink::testing::{in_fresh_netns, run};
+use tempfile::TempDir;
+
+const MODES: [&str; 2] = ["nftables", "iptables"];
+
+/// A folder of manifests, and how proxies and tools are told of it.
+struct Cluster {
+    folder: TempDir,
+    mode: &'static str,
+}
+
+/// A running proxy, killed when dropped.
+struct Proxy(Child);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Cluster {
+    fn new(mode: &'static str) -> Self {
+        run("ip link set lo up");
+        let cluster = Self { folder: TempDir::new().unwrap(), mode };
+        cluster.write("web", &web("10.96.0.10", "80", "30080", &["10.244.0.5", "10.244.0.6", "10.244.0.7"]));
+        cluster.write("dns", &web("10.96.0.53", "53", "30053", &["10.244.0.9"]).replace("web", "dns"));
+        cluster.write("sticky", &sticky());
+        cluster.write("none", &web("10.96.0.11", "80", "30081", &[]).replace("web", "none"));
+        cluster
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        let next = self.folder.path().join("next");
+        fs::write(&next, content).unwrap();
+        fs::rename(next, self.folder.path().join(format!("{name}.yaml"))).unwrap();
+    }
+
+    fn open_to_all(&self) {
+        fs::set_permissions(self.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn flags(&self) -> Vec<String> {
+        let mode = self.mode;
+        vec![
+            format!("--proxy-mode={mode}"),
+            format!("--manifests={}", self.folder.path().display()),
+            "--hostname-override=node-1".into(),
+            "--conntrack-max-per-core=0".into(),
+            "--iptables-min-sync-period=0".into(),
+            "--cluster-cidr=10.244.0.0/16".into(),
+        ]
+    }
+
+    fn start(&self) -> Proxy {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        Proxy(command.args(self.flags()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// What a proxy leaves that has synced and ended.
+    fn sync(&self) {
+        let _proxy = self.start();
+        self.wait_until_verified();
+    }
+
+    fn wait_until_verified(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let (code, text) = self.tool("verify", &[]);
+            if code == 0 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{}: {text}", self.mode);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn tool(&self, name: &str, more: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        outcome(command.arg(name).args(self.flags()).args(more).output().unwrap())
+    }
+
+    /// Lines of a plan but for the sum at its end, which must say that there is something.
+    fn plan(&self, what: &str) -> Vec<String> {
+        let (code, text) = self.tool("plan", &[]);
+        assert_eq!(code, 2, "{} {what}: {text}", self.mode);
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let sum = lines.pop().unwrap();
+        assert!(sum.starts_with(&format!("ipv4 {}: ", self.mode)), "{text}");
+        lines
+    }
+}
+
+/// The running proxy is asked, wherever it takes its objects from.
+fn verify_running() -> (i32, String) {
+    outcome(
+        Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
+            .args(["verify", "--proxy-mode=nftables"])
+            .output()
+            .unwrap(),
+    )
+}
+
+fn outcome(output: Output) -> (i32, String) {
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &stderr;
+    (output.status.code().unwrap(), text)
+}
+
+fn web(ip: &str, port: &str, node_port: &str, endpoints: &[&str]) -> String {
+    let endpoints: Vec<String> =
+        endpoints.iter().map(|ip| format!("{{addresses: [{ip}], nodeName: node-1}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: web}}
+spec:
+  type: NodePort
+  clusterIP: {ip}
+  ports: [{{name: http, port: {port}, nodePort: {node_port}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080}}]
+endpoints: [{}]
+",
+        endpoints.join(", ")
+    )
+}
+
+fn sticky() -> String {
+    web("10.96.0.12", "80", "30082", &["10.244.0.20", "10.244.0.21"])
+        .replace("web", "sticky")
+        .replace("type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP")
+}
+
+const NOTHING: (i32, String) = (0, String::new());
+
+#[test]
+fn after_a_sync_there_is_nothing_to_do_whether_the_proxy_runs_or_not() {
+    for mode in MODES {
+        in_fresh_netns(move || {
+            let cluster = Cluster::new(mode);
+            let (code, text) = cluster.tool("plan", &[]);
+            assert_eq!(code, 2, "{text}");
+            assert!(text.contains("+ ipv4 default/web:http\n    + node port 30080/TCP\n    + 10.96.0.10:80/TCP\n    + endpoint 10.244.0.5:8080\n"), "{text}");
+            assert!(
+                text.contains("+ ipv4 default/none:http\n    + node port 30081/TCP refused: no endpoints\n"),
+                "{text}"
+            );
+            assert!(text.contains("    + session affinity 10800s\n"), "{text}");
+            let proxy = cluster.start();
+            cluster.wait_until_verified();
+            assert_eq!(cluster.tool("plan", &[]), NOTHING, "{mode}, while it runs");
+            drop(proxy);
+            assert_eq!(cluster.tool("plan", &[]), NOTHING, "{mode}, after it ended");
+        });
+    }
+}
+
+#[test]
+fn a_plan_prints_the_edit_and_nothing_else() {
+    let three = ["10.244.0.5", "10.244.0.6", "10.244.0.7"];
+    let edits: [(&str, &str, String, &[&str]); 10] = [
+        (
+            "another cluster IP",
+            "web",
+            web("10.96.0.99", "80", "30080", &three),
+            &["~ ipv4 default/web:http", "    - 10.96.0.10:80/TCP", "    + 10.96.0.99:80/TCP"],
+        ),
+        (
+            "another port and other endpoints",
+            "dns",
+            web("10.96.0.53", "54", "30053", &["10.244.0.10"]).replace("web", "dns"),
+            &[
+                "~ ipv4 default/dns:http",
+                "    - 10.96.0.53:53/TCP",
+                "    - endpoint 10.244.0.9:8080",
+                "    + 10.96.0.53:54/TCP",
+                "    + endpoint 10.244.0.10:8080",
+            ],
+        ),
+        (
+            "another endpoint",
+            "web",
+            web("10.96.0.10", "80", "30080", &["10.244.0.5", "10.244.0.8", "10.244.0.7"]),
+            &["~ ipv4 default/web:http", "    - endpoint 10.244.0.6:8080", "    + endpoint 10.244.0.8:8080"],
+        ),
+        (
+            "one less",
+            "web",
+            web("10.96.0.10", "80", "30080", &["10.244.0.5", "10.244.0.7"]),
+            &["~ ipv4 default/web:http", "    - endpoint 10.244.0.6:8080"],
+        ),
+        (
+            "one more",
+            "sticky",
+            sticky().replace(
+                "[{addresses: [10.244.0.20]",
+                "[{addresses: [10.244.0.19]}, {addresses: [10.244.0.20]",
+            ),
+            &["~ ipv4 default/sticky:http", "    + endpoint 10.244.0.19:8080"],
+        ),
+        (
+            "another node port",
+            "web",
+            web("10.96.0.10", "80", "30090", &three),
+            &["~ ipv4 default/web:http", "    - node port 30080/TCP", "    + node port 30090/TCP"],
+        ),
+        (
+            "no endpoints any more",
+            "dns",
+            web("10.96.0.53", "53", "30053", &[]).replace("web", "dns"),
+            &[
+                "~ ipv4 default/dns:http",
+                "    - node port 30053/TCP",
+                "    - 10.96.0.53:53/TCP",
+                "    - endpoint 10.244.0.9:8080",
+                "    + node port 30053/TCP refused: no endpoints",
+                "    + 10.96.0.53:53/TCP refused: no endpoints",
+            ],
+        ),
+        (
+            "no affinity any more",
+            "sticky",
+            sticky().replace("sessionAffinity: ClientIP", "sessionAffinity: None"),
+            &["~ ipv4 default/sticky:http", "    - session affinity 10800s"],
+        ),
+        (
+            "a new service",
+            "new",
+            web("10.96.0.14", "80", "30084", &["10.244.0.5"]).replace("web", "new"),
+            &[
+                "+ ipv4 default/new:http",
+                "    + node port 30084/TCP",
+                "    + 10.96.0.14:80/TCP",
+                "    + endpoint 10.244.0.5:8080",
+            ],
+        ),
+        (
+            "nothing",
+            "web",
+            web("10.96.0.10", "80", "30080", &three).replace("  type", "  # a remark\n  type"),
+            &[],
+        ),
+    ];
+    for mode in MODES {
+        let edits = edits.clone();
+        in_fresh_netns(move || {
+            let cluster = Cluster::new(mode);
+            cluster.sync();
+            for (what, name, content, want) in edits {
+                let path = cluster.folder.path().join(format!("{name}.yaml"));
+                let before = fs::read_to_string(&path).ok();
+                cluster.write(name, &content);
+                if want.is_empty() {
+                    assert_eq!(cluster.tool("plan", &[]), NOTHING, "{mode}: {what}");
+                } else {
+                    assert_eq!(cluster.plan(what), want, "{mode}: {what}");
+                }
+                match before {
+                    Some(before) => cluster.write(name, &before),
+                    None => fs::remove_file(path).unwrap(),
+                }
+            }
+            assert_eq!(cluster.tool("plan", &[]), NOTHING, "{mode}: all as it was");
+            a_service_that_goes(&cluster);
+        });
+    }
+}
+
+/// Only the iptables mode writes beside its rules whose they are.
+fn a_service_that_goes(cluster: &Cluster) {
+    fs::remove_file(cluster.folder.path().join("dns.yaml")).unwrap();
+    let (first, at) = match cluster.mode {
+        "iptables" => ("- ipv4 default/dns:http", ""),
+        _ => ("- ipv4 of no service", " at node port 30053/TCP, 10.96.0.53:53/TCP"),
+    };
+    let endpoint = format!("    - endpoint 10.244.0.9:8080{at}");
+    assert_eq!(
+        cluster.plan("a service that goes"),
+        [first, "    - node port 30053/TCP", "    - 10.96.0.53:53/TCP", &endpoint],
+        "{}",
+        cluster.mode
+    );
+}
+
+#[test]
+fn a_plan_can_be_read_by_programs_and_in_every_detail() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.sync();
+        assert_eq!(cluster.tool("plan", &["-o", "json"]), (0, "[]\n".into()));
+        cluster.write("dns", &web("10.96.0.53", "53", "30053", &["10.244.0.8"]).replace("web", "dns"));
+        let (code, text) = cluster.tool("plan", &["--objects"]);
+        assert_eq!(code, 2);
+        assert!(
+            text.contains("    + element endpoints { 10.96.0.53 . tcp . 53 . 0 : 10.244.0.8 . 8080 }\n"),
+            "{text}"
+        );
+        let (code, text) = cluster.tool("plan", &["-o=json"]);
+        assert_eq!(code, 2);
+        let plan: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(plan[0]["family"], "ipv4");
+        assert_eq!(plan[0]["changes"][0]["service"], "default/dns:http");
+        assert_eq!(
+            plan[0]["changes"][0]["lines"],
+            serde_json::json!(["- endpoint 10.244.0.9:8080", "+ endpoint 10.244.0.8:8080"])
+        );
+        assert_eq!(plan[0]["add"], 3);
+        assert_eq!(plan[0]["objects"].as_array().unwrap().len(), 6);
+    });
+}
+
+#[test]
+fn a_change_of_modes_says_what_clients_will_notice() {
+    in_fresh_netns(|| {
+        let mut cluster = Cluster::new("iptables");
+        cluster.sync();
+        cluster.mode = "nftables";
+        let (code, text) = cluster.tool("plan", &[]);
+        assert_eq!(code, 2);
+        for line in [
+            "ipv4: takes over from the iptables mode (",
+            "    node port 30080/TCP (default/web:http) stops answering on 127.0.0.1\n",
+            "    ports that no service has at a cluster IP are refused instead of sent to the network, as at 10.96.0.53 (default/dns:http) and 3 more\n",
+            "    forwarded packets that belong to no connection (ct state invalid) are no longer dropped\n",
+            "    clients of default/sticky:http (session affinity 10800s) are balanced once more",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        assert!(!text.contains("(default/none:http) stops"), "it never answered:\n{text}");
+        run("iptables -P FORWARD DROP");
+        let (_, text) = cluster.tool("plan", &[]);
+        assert!(text.contains("    the FORWARD chain of iptables drops what no rule accepts"), "{text}");
+        run("iptables -P FORWARD ACCEPT");
+
+        cluster.sync();
+        let gone = Instant::now() + Duration::from_secs(20);
+        while cluster.tool("plan", &[]) != NOTHING {
+            assert!(Instant::now() < gone, "the other mode's rules go: {:?}", cluster.tool("plan", &[]));
+            let _proxy = cluster.start();
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        cluster.mode = "iptables";
+        let (code, text) = cluster.tool("plan", &[]);
+        assert_eq!(code, 2);
+        for line in [
+            "ipv4: takes over from the nftables mode of this program (",
+            "    node port 30080/TCP (default/web:http) starts to answer on 127.0.0.1\n",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    });
+}
+
+/// The modes differ in what serves node ports if nobody says it.
+#[test]
+fn a_change_of_modes_names_the_addresses_that_fall_silent() {
+    in_fresh_netns(|| {
+        let mut cluster = Cluster::new("iptables");
+        run("ip addr add 192.0.2.11/32 dev lo");
+        run("ip addr add 198.51.100.7/32 dev lo");
+        let node = "apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+";
+        cluster.write("node", node);
+        cluster.sync();
+        cluster.mode = "nftables";
+        let (_, text) = cluster.tool("plan", &[]);
+        let line = "    node port 30080/TCP (default/web:http) stops answering on 198.51.100.7\n";
+        assert!(text.contains(line) && !text.contains("answering on 192.0.2.11"), "{text}");
+    });
+}
+
+#[test]
+fn who_may_not_look_is_told_so() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.open_to_all();
+        let (code, text) = as_nobody(&cluster, "plan", &[]);
+        assert_eq!(code, 1, "{text}");
+        assert!(
+            text.starts_with(
+                "Error: reading the ipv4 rules of the kernel (it takes root or CAP_NET_ADMIN): "
+            ),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn a_table_of_somebody_else_is_written_anew() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        run("nft add table ip kube-proxy");
+        run("nft add chain ip kube-proxy services");
+        run(
+            "nft add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }",
+        );
+        let (code, text) = cluster.tool("plan", &[]);
+        assert_eq!(code, 2);
+        assert!(
+            text.contains("ipv4: takes over from a table kube-proxy that is not this program's ("),
+            "{text}"
+        );
+        assert!(text.contains("+ ipv4 default/web:http\n"), "{text}");
+    });
+}
+
+#[test]
+fn verify_names_the_damage_and_only_that() {
+    for (mode, damage, want) in [
+        (
+            "nftables",
+            "nft delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
+            "  missing element cluster-ips { 10.96.0.10 } (default/web:http)\n",
+        ),
+        (
+            "iptables",
+            "iptables -t nat -D KUBE-SERVICES 1",
+            "  missing -t nat -A KUBE-SERVICES -d 10.96.0.53/32 -p tcp -m comment --comment \"default/dns:http cluster IP\" -m tcp --dport 53 -j KUBE-SVC-",
+        ),
+    ] {
+        in_fresh_netns(move || {
+            let cluster = Cluster::new(mode);
+            cluster.sync();
+            run(damage);
+            let (code, text) = cluster.tool("verify", &[]);
+            assert_eq!(code, 2, "{text}");
+            let lines: Vec<&str> = text.lines().collect();
+            assert!(lines[0].starts_with("ipv4: 1 of "), "{text}");
+            assert!(format!("{}\n", lines[1]).starts_with(want), "{text}");
+            assert!(lines[2].starts_with("ipv6: kernel and plan agree ("), "{text}");
+            assert_eq!(lines.len(), 3, "{text}");
+            let (code, text) = cluster.tool("verify", &["-o=json"]);
+            assert_eq!(code, 2);
+            let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(found[0]["differences"][0]["kind"], "missing");
+        });
+    }
+}
+
+#[test]
+fn the_running_proxy_can_be_asked() {
+    for mode in MODES {
+        in_fresh_netns(move || {
+            let (code, text) = verify_running();
+            assert_eq!(code, 1, "{text}");
+            assert!(text.contains("Error: asking the proxy at 127.0.0.1:10249 (is it running"), "{text}");
+            let cluster = Cluster::new(mode);
+            let _proxy = cluster.start();
+            cluster.wait_until_verified();
+            let (code, text) = verify_running();
+            assert_eq!(code, 0, "{text}");
+            let lines: Vec<&str> = text.lines().collect();
+            assert!(lines[0].starts_with("ipv4: kernel and plan agree ("), "{text}");
+            assert!(lines[1].starts_with("ipv6: kernel and plan agree ("), "{text}");
+            // It hears of edits: what it wants is what is in the kernel, not what we read first.
+            cluster.write("dns", &web("10.96.0.53", "53", "30053", &["10.244.0.8"]).replace("web", "dns"));
+            cluster.wait_until_verified();
+            assert_eq!(verify_running().0, 0);
+        });
+    }
+}
+
+#[test]
+fn what_is_rendered_is_what_the_kernel_lists() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.sync();
+        for (family, ip) in [("ipv4", "ip"), ("ipv6", "ip6")] {
+            let (code, text) = cluster.tool("render", &["--family", family]);
+            assert_eq!(code, 0, "{text}");
+            let listed = run(&format!("nft list table {ip} kube-proxy"));
+            let (ours, theirs) = (words(&text), words(&listed));
+            let more = |a: &BTreeMap<String, usize>, b: &BTreeMap<String, usize>| {
+                a.iter()
+                    .filter(|(word, count)| b.get(*word) != Some(count))
+                    .map(|(word, _)| word.clone())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!((more(&ours, &theirs), more(&theirs, &ours)), (vec![], vec![]), "{family}");
+            // `nft` does not read what it prints of rules that look at the original port of a connection.
+            let readable: Vec<&str> =
+                text.lines().filter(|line| !line.contains("ct original proto-dst")).collect();
+            let readable = readable.join("\n");
+            // Where there is no such table: of its own maps by example `nft` reads back something else.
+            in_fresh_netns(move || feed(&["nft", "-c", "-f", "-"], &readable));
+        }
+    });
+}
+
+/// In any order, without what was counted, how lines are broken, and whose the table is.
+fn words(text: &str) -> BTreeMap<String, usize> {
+    let lines = text.lines().filter(|line| !line.starts_with("\tflags"));
+    let text = lines.collect::<Vec<_>>().join("\n").replace(" counter packets 0 bytes 0", "");
+    let mut words = BTreeMap::new();
+    for word in text.replace([',', '{', '}'], " ").split_whitespace() {
+        *words.entry(word.to_owned()).or_default() += 1;
+    }
+    words
+}
+
+fn feed(command: &[&str], text: &str) {
+    let mut child = Command::new(command[0]).args(&command[1..]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{command:?}:\n{text}");
+}
+
+#[test]
+fn rendering_takes_no_privileges_and_loads() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("iptables");
+        cluster.open_to_all();
+        for (family, restore) in [("ipv4", "iptables"), ("ipv6", "ip6tables")] {
+            let (code, text) = as_nobody(&cluster, "render", &["--family", family]);
+            assert_eq!(code, 0, "{text}");
+            for variant in ["legacy", "nft"] {
+                feed(&[&format!("{restore}-{variant}-restore"), "--test", "--noflush"], &text);
+            }
+            feed(&[&format!("{restore}-restore"), "--noflush"], &text);
+        }
+        // Loaded by others than us, it is what we want. That there are no counters may be.
+        let (code, text) = cluster.tool("verify", &[]);
+        assert_eq!(code, 0, "{text}");
+    });
+}
+
+fn as_nobody(cluster: &Cluster, tool: &str, more: &[&str]) -> (i32, String) {
+    // The build folder may be closed to others.
+    let copy = cluster.folder.path().join("kube-proxy");
+    fs::copy(env!("CARGO_BIN_EXE_kube-proxy"), &copy).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--clear-groups"]).arg(&copy).arg(tool).args(cluster.flags()).args(more);
+    let output = command.output();
+    fs::remove_file(copy).unwrap();
+    outcome(output.unwrap())
+}
