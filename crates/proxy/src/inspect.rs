@@ -9,6 +9,7 @@
 
 pub mod completion;
 pub mod desired;
+pub mod explain;
 pub mod running;
 
 use std::io::Write as _;
@@ -24,7 +25,10 @@ struct Tool {
     run: fn(&ArgMatches) -> anyhow::Result<ExitCode>,
 }
 
-const TOOLS: &[Tool] = &[Tool { command: completion::command, run: completion::run }];
+const TOOLS: &[Tool] = &[
+    Tool { command: explain::command, run: explain::run },
+    Tool { command: completion::command, run: completion::run },
+];
 
 /// The whole command line: for completions, the manual, and to read what subcommands are given.
 pub fn command() -> Command {
