@@ -6,7 +6,7 @@
 //! ```
 
 mod compile;
-
+mod lookup;
 mod read;
 
 use std::collections::BTreeSet;
@@ -26,6 +26,7 @@ use plan::nftables::sets::{Bank, Element, Set};
 
 use crate::wire_family;
 use compile::{add_rule, declare, hook};
+pub use lookup::Lookup;
 use read::{Content, Counted, Found, Ours, Reader};
 
 /// The name that operators and other tools know.

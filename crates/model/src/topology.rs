@@ -77,7 +77,8 @@ pub fn unused<'a>(
     let local = policy == TrafficPolicy::Local;
     let choice = choose(candidates, Uses { cluster: !local, local }, zone);
     let used = if local { choice.local } else { choice.cluster };
-    let left_out = candidates.iter().filter(|candidate| !used.iter().any(|used| std::ptr::eq(*used, *candidate)));
+    let left_out =
+        candidates.iter().filter(|candidate| !used.iter().any(|used| std::ptr::eq(*used, *candidate)));
     let nearness = nearness(candidates, zone);
     left_out.map(|candidate| (candidate, why_unused(candidate, policy, nearness))).collect()
 }
@@ -197,10 +198,7 @@ mod tests {
             hinted(2, NodeHint::OtherNodes, zones(&["b", "c"])),
         ];
         let others = zones(&["b", "c"]).unwrap();
-        assert_eq!(
-            why(&by_zone, TrafficPolicy::Cluster, Some("a")),
-            [(2, Unused::ForOtherZones(others))]
-        );
+        assert_eq!(why(&by_zone, TrafficPolicy::Cluster, Some("a")), [(2, Unused::ForOtherZones(others))]);
         assert_eq!(why(&by_zone, TrafficPolicy::Cluster, Some("d")), []);
         let by_node =
             [hinted(1, NodeHint::ThisNode, zones(&["b"])), hinted(2, NodeHint::OtherNodes, zones(&["a"]))];

@@ -8,7 +8,9 @@
 //! of a mode look at a packet, `nftables` and `iptables` apart, for they differ where the reference's do.
 
 mod iptables;
+pub mod live;
 mod nftables;
+pub mod saved;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,6 +24,7 @@ use model::topology;
 use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
+use live::Live;
 
 /// The first packet of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +81,9 @@ pub struct Explanation {
     pub chains: Vec<String>,
     /// Whether the cluster has changed since rules were last written.
     pub pending: bool,
+    /// What the kernel as it is would do; only if somebody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live: Option<Live>,
 }
 
 /// Where a packet comes from, as far as rules care.
@@ -271,7 +277,11 @@ struct Course<'a> {
 
 enum End {
     /// To one of the endpoints of this kind of traffic.
-    Translated { traffic: Traffic, mark: Option<Masquerade>, short_circuit: bool },
+    Translated {
+        traffic: Traffic,
+        mark: Option<Masquerade>,
+        short_circuit: bool,
+    },
     Stopped(Fate, Reason),
 }
 
@@ -399,6 +409,7 @@ impl<'a> Traveller<'a> {
             affinity_seconds: None,
             chains: course.chains,
             pending,
+            live: None,
         };
         let short_circuit = matches!(course.end, End::Translated { short_circuit: true, .. });
         if let Some((claim, kind)) = course.met {

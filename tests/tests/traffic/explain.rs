@@ -1,4 +1,5 @@
 //! What `explain` says of a packet is what a packet finds out: random states of a cluster, random packets, every mode.
+//! And what it reads in the kernel with `--live` agrees.
 //!
 //! `SEED=…` repeats a run, which says at its beginning and in every surprise what its seed was.
 
@@ -8,14 +9,18 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kernel::iptables::Variant;
+use kernel::nftables::Lookup;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::names::Protocol;
+use plan::trace::live::{Live, through_sets};
+use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode, Packet, Settings, Target, trace};
 use tests::chains::Chains;
 use tests::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
 use tests::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
 use tests::namespace::Namespace;
+use tests::network::of;
 use tests::node::Node;
 use tests::options::{DetectLocal, Options};
 use tests::talk::{Answer, ask_here};
@@ -135,9 +140,15 @@ fn run(
         for (_, explanation) in &explained {
             *seen.lock().unwrap().entry(name(explanation)).or_default() += 1;
         }
-        surprises.extend(send(lab, family, &explained).into_iter().map(|surprise| {
-            format!("{family}, {options:?}, {mode:?}: {surprise}\n{manifests}")
-        }));
+        let found = look(&lab.network.node, family, &addresses, &explained);
+        surprises.extend(
+            found.into_iter().map(|surprise| format!("{family}, {options:?}: {surprise}\n{manifests}")),
+        );
+        surprises.extend(
+            send(lab, family, &explained)
+                .into_iter()
+                .map(|surprise| format!("{family}, {options:?}, {mode:?}: {surprise}\n{manifests}")),
+        );
     }
     surprises
 }
@@ -151,6 +162,30 @@ fn name(explanation: &Explanation) -> &'static str {
         Fate::Dropped => "dropped",
         Fate::Untouched => "untouched",
     }
+}
+
+/// Where the kernel does not hold what was said.
+fn look(
+    node: &Namespace,
+    family: Family,
+    addresses: &[IpAddr],
+    explained: &[(Question, Explanation)],
+) -> Vec<String> {
+    let save =
+        |table: &str| node.run(&format!("{}-nft-save -t {table}", of(family, ["iptables", "ip6tables"])));
+    let mode = explained.first().map(|(_, explanation)| explanation.mode);
+    let saved = (mode == Some(Mode::Iptables)).then(|| (save("nat"), save("filter")));
+    let look = |explanation: &Explanation| match &saved {
+        Some((nat, filter)) => through_rules(explanation, nat, filter, addresses),
+        None => through_sets(explanation, &mut Lookup::open(family).unwrap()).unwrap(),
+    };
+    node.enter(|| {
+        let differs = |(question, explanation): &(Question, Explanation)| {
+            let live = Live::new(explanation, look(explanation));
+            (!live.agrees).then(|| format!("{question:?}: {live:?} is in the kernel:\n{explanation:#?}"))
+        };
+        explained.iter().filter_map(differs).collect()
+    })
 }
 
 /// Sends packets at the same time. Only what could hear each other's errors goes one after the other.
@@ -198,19 +233,22 @@ impl Question {
             Who::RemotePod,
         ]);
         let (address, port) = match chance.below(10) {
-            0..3 => (Address::ClusterIp, chance.of(&[80, 80, 80, 81])),
+            0..3 => (Address::ClusterIp, chance.of(&[80, 80, 80, 80, 81])),
             3..6 => {
                 let address =
                     chance.of(&[Address::ExternalIp, Address::LoadBalancerIp, Address::OtherLoadBalancerIp]);
-                (address, chance.of(&[80, 80, 80, 81]))
+                (address, chance.of(&[80, 80, 80, 80, 80, 81]))
             }
             6..8 => {
                 let mut addresses = vec![Address::NodeIp, Address::NodeIp, Address::BridgeIp];
                 addresses.push(Address::NodeIpTowardsRemote);
                 addresses.extend((from == Who::Node).then_some(Address::Loopback));
-                (chance.of(&addresses), chance.of(&[NODE_PORT, NODE_PORT, 30081, 80]))
+                (chance.of(&addresses), chance.of(&[NODE_PORT, NODE_PORT, NODE_PORT, 30081, 80]))
             }
-            _ => (chance.of(&[Address::OtherClusterIp, Address::UnusedClusterIp]), chance.of(&[80, 80, 81])),
+            _ => {
+                let others = [Address::OtherClusterIp, Address::OtherClusterIp, Address::UnusedClusterIp];
+                (chance.of(&others), chance.of(&[80, 80, 81]))
+            }
         };
         let protocol = chance.of(&[Protocol::Tcp, Protocol::Udp]);
         let number = chance.below(40);
@@ -329,7 +367,8 @@ const PROTOCOLS: &[Protocol] = &[Protocol::Tcp, Protocol::Udp];
 
 /// A service with everything.
 fn first(chance: &mut Chance) -> Service {
-    let mut ports = vec![Port { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: PROTOCOLS }];
+    let mut ports =
+        vec![Port { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: PROTOCOLS }];
     if chance.one_in(3) {
         ports.push(Port { number: 81, target: OTHER_TARGET, node_port: Some(30081), protocols: PROTOCOLS });
     }
@@ -344,7 +383,7 @@ fn first(chance: &mut Chance) -> Service {
         ports,
         external_ips: chance.some(&[Address::ExternalIp, Address::NodeIp, Address::OtherClusterIp]),
         load_balancer_ips: vec![
-            (Address::LoadBalancerIp, chance.of(&[None, None, Some("VIP"), Some("Proxy")])),
+            (Address::LoadBalancerIp, chance.of(&[None, None, None, Some("VIP"), Some("Proxy")])),
             (Address::OtherLoadBalancerIp, None),
         ],
         internal_policy: chance.of(&["Cluster", "Local"]),
@@ -367,11 +406,20 @@ fn second(chance: &mut Chance) -> Service {
 }
 
 fn endpoints(chance: &mut Chance) -> Vec<Endpoint> {
+    if chance.one_in(5) {
+        return vec![A.but(State::Unready), R.but(State::Gone)];
+    }
     let every = chance.one_in(3);
     let mut endpoints = chance.some(&[A, B, R, S, HOST]);
     for endpoint in &mut endpoints {
-        endpoint.state =
-            chance.of(&[State::Ready, State::Ready, State::Ready, State::Draining, State::Unready, State::Gone]);
+        endpoint.state = chance.of(&[
+            State::Ready,
+            State::Ready,
+            State::Ready,
+            State::Draining,
+            State::Unready,
+            State::Gone,
+        ]);
         if every || chance.one_in(8) {
             endpoint.zone = Some(chance.of(&["east", "west"]));
         }

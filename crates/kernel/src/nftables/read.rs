@@ -198,7 +198,7 @@ impl Reader<'_> {
     }
 }
 
-fn odd(set: &str) -> io::Error {
+pub fn odd(set: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
 }
 
@@ -207,7 +207,7 @@ fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
     known.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
 }
 
-fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
+pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
     let key = match element.key_end {
         // Both ends of the range begin with the same frontend; we keep it once.
         Some(end) => {
@@ -227,7 +227,7 @@ fn endpoint(element: &FoundElement<'_>, family: Family) -> Option<(IpAddr, Port)
     Some((address(ip)?, Port::from_api(u16::from_be_bytes([high, low]).into())?))
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }

@@ -4,14 +4,10 @@ use model::cluster::Considered;
 use model::routing::{Routing, Traffic};
 
 use super::{Course, End, External, Fate, Kind, Reason, Traveller, leads_on, refusal};
-use crate::iptables::chains::{
-    EXTERNAL_SERVICES, NODE_PORTS, Namer, PROXY_FIREWALL, Purpose, SERVICES,
-};
+use crate::iptables::chains::{EXTERNAL_SERVICES, NODE_PORTS, Namer, PROXY_FIREWALL, Purpose, SERVICES};
 
 pub(super) fn course<'a>(traveller: &'a Traveller<'a>) -> Course<'a> {
-    translation(traveller)
-        .or_else(|| check(traveller))
-        .unwrap_or_else(|| traveller.untouched(Vec::new()))
+    translation(traveller).or_else(|| check(traveller)).unwrap_or_else(|| traveller.untouched(Vec::new()))
 }
 
 /// Nat: the first rule that leads to an endpoint. A chain that leads nowhere returns, and the next rule has its turn.

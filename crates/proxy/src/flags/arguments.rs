@@ -47,7 +47,9 @@ impl Flags {
     pub fn from_matches(matches: &ArgMatches) -> Result<Self, String> {
         let mut flags = Self::default();
         for flag in TABLE {
-            for value in matches.get_many::<String>(flag.name).into_iter().flatten() {
+            // A subcommand leaves out what would mean nothing to it.
+            let given = matches.try_get_many::<String>(flag.name).ok().flatten();
+            for value in given.into_iter().flatten() {
                 flags.set(flag, value, &mut |_| ())?;
             }
         }

@@ -14,7 +14,7 @@ use model::cluster::Cluster;
 use crate::config::{self, Config};
 use crate::family::{Message, QUEUE};
 use crate::flags::{self, Flags};
-use crate::logs::Logs;
+use crate::logs::{Logs, Settings};
 use crate::metrics::Metrics;
 use crate::modes;
 use crate::node::{self, Node};
@@ -39,6 +39,8 @@ pub fn arguments() -> Vec<Arg> {
 pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> {
     let mut flags = Flags::from_matches(matches).map_err(anyhow::Error::msg)?;
     let logs = Logs::install()?;
+    // Whoever asks wants the answer, and not how we came to it.
+    logs.apply(Settings { quiet: true, ..Settings::default() })?;
     let completed = config::complete(&mut flags)?;
     let mut settings = config::log_settings(&completed.config.logging, &completed.gates)?;
     settings.quiet = settings.verbosity == 0;

@@ -4,6 +4,7 @@
 //!   question ─▶ the running proxy, or what manifests and the API server ask for ─▶ Explanation ─▶ text or JSON
 //! ```
 
+mod live;
 pub mod question;
 mod text;
 
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::trace::{Explanation, trace};
@@ -32,6 +33,8 @@ Examples:
       from a pod
   kube-proxy explain --from 203.0.113.9 tcp '[2001:db8::5]:443' -o json
       from a client elsewhere, for a program to read
+  kube-proxy explain --live tcp 192.0.2.11:30080
+      also looks whether the kernel holds what it should for this packet
   kube-proxy explain --manifests examples/demo --hostname-override demo-node tcp 10.96.0.10:80
       from a folder, with no proxy running
 
@@ -40,7 +43,9 @@ node is asked at --metrics-bind-address. Otherwise give the flags that the proxy
 
 pub fn command() -> Command {
     Command::new("explain")
-        .about("Tell what would happen to a packet: who would answer, whom they would see, or why nobody would")
+        .about(
+            "Tell what would happen to a packet: who would answer, whom they would see, or why nobody would",
+        )
         .after_help(EXAMPLES)
         .arg(
             Arg::new("protocol")
@@ -71,17 +76,25 @@ pub fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(["text", "json"]))
                 .help("How to say it"),
         )
+        .arg(
+            Arg::new("live").long("live").action(ArgAction::SetTrue).help(
+                "Also read the kernel, and say whether it would do the same; needs root, changes nothing",
+            ),
+        )
         .args(desired::arguments())
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let question = question(matches)?;
     let (config, options) = desired::configuration(matches)?;
-    let explanation = if names_a_source(&config, &options) {
+    let mut explanation = if names_a_source(&config, &options) {
         from_objects(&question, config, &options)?
     } else {
         from_running(&question, config.metrics_bind_address)?
     };
+    if matches.get_flag("live") {
+        explanation.live = Some(live::look(&explanation)?);
+    }
     let is_json = matches.get_one::<String>("output").is_some_and(|output| output == "json");
     let said = if is_json {
         serde_json::to_string_pretty(&explanation).context("writing JSON")? + "\n"
@@ -94,9 +107,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    let address = |text: &str| {
-        parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"))
-    };
+    let address = |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"));
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
@@ -118,8 +129,7 @@ fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Expl
 fn from_objects(question: &Question, config: Config, options: &Options) -> anyhow::Result<Explanation> {
     let Desired { config, node, mut clusters } = Desired::read(config, options)?;
     let family = Family::of(question.destination.ip());
-    let mut cluster =
-        clusters.remove(&family).with_context(|| format!("this kernel has no {family}"))?;
+    let mut cluster = clusters.remove(&family).with_context(|| format!("this kernel has no {family}"))?;
     // What is wanted is as good as written here.
     cluster.take_changes();
     let settings = modes::tracing(&config, family, &node)?;

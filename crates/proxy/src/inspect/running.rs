@@ -23,7 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let address = reachable(address);
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let asked = runtime.block_on(timeout(PATIENCE, converse(address, &format!("{PREFIX}/{path}"))));
+    let path = format!("{PREFIX}/{path}");
+    // Within the runtime: a timeout begins to count where it is made.
+    let asked = runtime.block_on(async { timeout(PATIENCE, converse(address, &path)).await });
     asked.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}"))).with_context(|| {
         format!("asking the proxy at {address} (is it running, and is this its --metrics-bind-address?)")
     })

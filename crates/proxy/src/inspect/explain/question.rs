@@ -53,7 +53,9 @@ impl Question {
     pub fn from_query(query: &str) -> anyhow::Result<Self> {
         let parts = || query.split('&').filter_map(|part| part.split_once('='));
         let value = |name: &str| parts().find(|(key, _)| *key == name).map(|(_, value)| value);
-        if let Some((key, _)) = parts().find(|(key, _)| !["protocol", "to", "from", "interface"].contains(key)) {
+        if let Some((key, _)) =
+            parts().find(|(key, _)| !["protocol", "to", "from", "interface"].contains(key))
+        {
             bail!("{key}: not a part of this question");
         }
         let protocol = value("protocol").and_then(protocol).context("protocol: tcp, udp or sctp")?;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use plan::trace::live::Live;
 use plan::trace::{
     Explanation, Fate, Frontend, Kind, Masquerade, Mode, Origin, Policy, PolicyField, PolicyValue, Reason,
     Target, Unused, UnusedReason,
@@ -40,6 +41,9 @@ pub fn of(explanation: &Explanation) -> String {
     }
     if !explanation.chains.is_empty() {
         say(&format!("  by way of {}", explanation.chains.join(" > ")));
+    }
+    if let Some(live) = &explanation.live {
+        say(&format!("  {}", kernel(live)));
     }
     if explanation.pending {
         say("  the cluster has changed just now: the rules are about to follow");
@@ -178,6 +182,23 @@ fn why_unused(unused: &Unused) -> String {
         UnusedReason::ForOtherNodes => "for other nodes (hints)".into(),
         UnusedReason::ForOtherZones => format!("for other zones (hints: {})", unused.zones.join(", ")),
     }
+}
+
+fn kernel(live: &Live) -> String {
+    if live.agrees {
+        return "the kernel agrees".into();
+    }
+    let endpoints: Vec<String> = live.endpoints.iter().map(ToString::to_string).collect();
+    let does = match live.fate {
+        Fate::Forwarded if live.may_miss => {
+            format!("forwards to {}, and by chance to nobody", endpoints.join(", "))
+        }
+        Fate::Forwarded => format!("forwards to {}", endpoints.join(", ")),
+        Fate::Refused => "refuses it".into(),
+        Fate::Dropped => "drops it".into(),
+        Fate::Untouched => "leaves it alone".into(),
+    };
+    format!("the kernel DISAGREES: it {does}")
 }
 
 /// `3h`, `1h30m`, `90s` is `1m30s`.
