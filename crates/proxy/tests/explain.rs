@@ -66,7 +66,7 @@ fn a_folder_is_explained_with_no_proxy_running() {
   from outside the cluster; externalTrafficPolicy Cluster
   goes to the only endpoint, which sees this node's address (external traffic, policy Cluster):
     10.244.0.5:8080   100%  this node
-  by way of KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-LOLE4ISW44XBNF3G > KUBE-SVC-LOLE4ISW44XBNF3G
+  by way of KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-CDGGSHYLG3RE2FKL > KUBE-SVC-CDGGSHYLG3RE2FKL
 "
         );
         let unused = of_demo("nftables", &["udp", "10.96.0.99:53"]);
@@ -77,6 +77,81 @@ fn a_folder_is_explained_with_no_proxy_running() {
   from this node itself
   dropped, the client waits in vain: services get their cluster IPs from there, and no service has this one
   by way of cluster-ips-check
+"
+        );
+    });
+}
+
+const RICH: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1, labels: {topology.kubernetes.io/zone: a}}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  externalIPs: [198.51.100.1]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web-2, namespace: shop}
+spec: {clusterIP: 10.96.0.77, externalIPs: [198.51.100.1], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [10.244.0.5], nodeName: node-1, hints: {forZones: [{name: a}]}}
+- {addresses: [10.244.0.6], nodeName: node-1, conditions: {ready: false}}
+- {addresses: [10.244.1.5], nodeName: node-2, hints: {forZones: [{name: a}]}}
+- {addresses: [10.244.1.16], nodeName: node-2, conditions: {ready: false, serving: true, terminating: true}}
+- {addresses: [10.244.2.7], nodeName: node-3, hints: {forZones: [{name: b}]}}
+";
+
+#[test]
+fn all_there_is_to_say_is_said() {
+    in_fresh_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("all.yaml"), RICH).unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let ask = |arguments: &[&str]| {
+            let mut command = explain(&["--manifests", folder, "--hostname-override", "node-1"]);
+            command.args(["--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16"]).args(arguments);
+            said(&command.output().unwrap())
+        };
+        assert_eq!(
+            ask(&["--from", "10.244.0.5", "tcp", "10.96.0.10:80"]),
+            "10.244.0.5 -> tcp 10.96.0.10:80
+  cluster IP of shop/web:http (nftables mode)
+  from a pod; internalTrafficPolicy Cluster
+  goes to one of 2 endpoints:
+    10.244.0.5:8080     50%  this node; sees this node's address (back to the pod it comes from)
+    10.244.1.5:8080     50%  another node; sees the client's own address
+  a client that came before goes where it went, for 3h
+  not used:
+    10.244.0.6:8080          not ready
+    10.244.1.16:8080         terminating, while others are ready
+    10.244.2.7:8080          for other zones (hints: b)
+  by way of services > frontend > cluster-ip > pick
+"
+        );
+        let contested = ask(&["--from", "203.0.113.9", "tcp", "198.51.100.1:80"]);
+        assert!(contested.contains("  external IP of shop/web:http (nftables mode)\n"), "{contested}");
+        assert!(contested.contains("  also asked for, in vain, by shop/web-2\n"), "{contested}");
+        assert_eq!(
+            ask(&["tcp", "10.96.0.77:80"]),
+            "192.0.2.11 -> tcp 10.96.0.77:80
+  cluster IP of shop/web-2 (nftables mode)
+  from this node itself; internalTrafficPolicy Cluster
+  refused at once: no usable endpoint exists
+  by way of service-endpoints-check
 "
         );
     });

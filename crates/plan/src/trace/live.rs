@@ -76,7 +76,7 @@ pub trait Sets {
 
 /// What sets lead a packet to.
 pub fn through_sets<S: Sets>(explanation: &Explanation, sets: &mut S) -> Result<Observed, S::Error> {
-    Ok(Walk::new(explanation, sets)?.course()?)
+    Walk::new(explanation, sets)?.course()
 }
 
 struct Walk<'a, S> {
@@ -158,12 +158,14 @@ impl<'a, S: Sets> Walk<'a, S> {
         let short_circuit =
             is_inside && !is_cluster_ip && self.sets.contains(Set::ExternalLocal(bank), key)?;
         let map = if short_circuit { Set::EndpointsInside(bank) } else { Set::Endpoints(bank) };
+        // Tables are filled from their first slot on, so that one look tells which of them is in use.
         for Draw { first, count } in tables() {
+            if self.sets.endpoints(map, vec![key.slot(first)])?.is_empty() {
+                continue;
+            }
             let slots = (first..first.saturating_add(count)).map(|slot| key.slot(slot));
             let found = self.sets.endpoints(map, slots.collect())?;
-            if !found.is_empty() {
-                return Ok(found.into_iter().map(|(ip, port)| SocketAddr::new(ip, port.get())).collect());
-            }
+            return Ok(found.into_iter().map(|(ip, port)| SocketAddr::new(ip, port.get())).collect());
         }
         Ok(BTreeSet::new())
     }

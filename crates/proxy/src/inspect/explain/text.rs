@@ -99,19 +99,17 @@ fn origin_and_policy(explanation: &Explanation) -> String {
 }
 
 fn fate(explanation: &Explanation) -> String {
-    let why = explanation.reason.map(|reason| format!(": {}", because(reason))).unwrap_or_default();
+    let why =
+        explanation.reason.map(|reason| format!(": {}", because(reason, explanation))).unwrap_or_default();
     match explanation.fate {
         Fate::Forwarded => {
-            let source = match explanation.endpoints.first().map(|target| target.masquerade) {
-                Some(Some(why)) if is_uniform(explanation) => {
-                    format!("which sees this node's address ({})", masquerade(why))
-                }
-                Some(None) if is_uniform(explanation) => "which sees the client's own address".into(),
-                _ => "which sees".into(),
+            let sees = match explanation.endpoints.first() {
+                Some(target) if is_uniform(explanation) => format!(", which {}", sees(target.masquerade)),
+                _ => String::new(),
             };
             match explanation.endpoints.len() {
-                1 => format!("goes to the only endpoint, {source}:"),
-                count => format!("goes to one of {count} endpoints, {source}:"),
+                1 => format!("goes to the only endpoint{sees}:"),
+                count => format!("goes to one of {count} endpoints{sees}:"),
             }
         }
         Fate::Refused => format!("refused at once{why}"),
@@ -130,18 +128,32 @@ fn is_uniform(explanation: &Explanation) -> bool {
     seen.all(|next| Some(next) == first)
 }
 
-fn because(reason: Reason) -> &'static str {
+fn because(reason: Reason, explanation: &Explanation) -> &'static str {
     match reason {
         Reason::NoEndpoints => "no usable endpoint exists",
         Reason::NoLocalEndpoints => "the policy wants an endpoint on this node, and there is none",
         Reason::NotInSourceRanges => "loadBalancerSourceRanges do not admit the source",
         Reason::NoSuchPort => "the service at this cluster IP has no such port",
         Reason::UnusedClusterIp => "services get their cluster IPs from there, and no service has this one",
+        Reason::NodePortNotServedHere if explanation.destination.ip().is_loopback() => match explanation.mode
+        {
+            Mode::Nftables => "node ports are never served at loopback in this mode",
+            Mode::Iptables => {
+                "node ports are not served at loopback (--iptables-localhost-nodeports, --nodeport-addresses; IPv4 only)"
+            }
+        },
         Reason::NodePortNotServedHere => "node ports are not served at this address (--nodeport-addresses)",
         Reason::UncheckedFromNode => {
             "there is no usable endpoint, but what this node itself sends to external addresses is not refused in this mode"
         }
         Reason::NoService => "no service has this address and port",
+    }
+}
+
+fn sees(why: Option<Masquerade>) -> String {
+    match why {
+        Some(why) => format!("sees this node's address ({})", masquerade(why)),
+        None => "sees the client's own address".into(),
     }
 }
 
@@ -159,11 +171,7 @@ fn endpoint(target: &Target, width: usize, is_uniform: bool) -> String {
     let address = target.address.to_string();
     let chance = percent(target.probability);
     let place = if target.on_this_node { "this node" } else { "another node" };
-    let sees = match target.masquerade {
-        _ if is_uniform => String::new(),
-        None => ", the client's own address".into(),
-        Some(why) => format!(", this node's address ({})", masquerade(why)),
-    };
+    let sees = if is_uniform { String::new() } else { format!("; {}", sees(target.masquerade)) };
     format!("{address:<width$}  {chance:>5}  {place}{sees}")
 }
 
