@@ -7,6 +7,7 @@
 
 mod compare;
 mod compile;
+mod lookup;
 mod read;
 
 use std::collections::BTreeSet;
@@ -29,6 +30,7 @@ use crate::stranger::Drift;
 use crate::wire_family;
 pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
+pub use lookup::Lookup;
 use read::{Content, Counted, Found, Ours, Reader};
 
 /// The name that operators and other tools know.

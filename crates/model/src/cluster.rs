@@ -24,8 +24,9 @@ use crate::names::{NamespacedName, Protocol, ServicePortName, Shared};
 use crate::note::Note;
 use crate::pending::Pending;
 use crate::routing::{Routing, Traffic};
-use crate::service::Service;
-use crate::slices::{PortCandidates, Slice, SliceReader, Zones, merge};
+use crate::service::{Service, ServicePort, TrafficPolicy};
+use crate::slices::{Candidate, PortCandidates, Slice, SliceReader, Zones, merge};
+use crate::topology::{Unused, unused};
 
 /// What the model has to know about where and when it runs.
 #[derive(Clone, Debug)]
@@ -103,6 +104,24 @@ pub struct Changes {
     pub touches_udp: bool,
 }
 
+/// One service port as it is known right now, whether or not that has been taken: for somebody who asks about it.
+#[derive(Debug)]
+pub struct Considered<'a> {
+    pub name: ServicePortName,
+    pub routing: Routing,
+    pub internal_policy: TrafficPolicy,
+    pub external_policy: TrafficPolicy,
+    candidates: Vec<Candidate>,
+    zone: Option<&'a str>,
+}
+
+impl Considered<'_> {
+    /// The endpoints that traffic under this policy does not get, and why.
+    pub fn unused(&self, policy: TrafficPolicy) -> Vec<(&Candidate, Unused)> {
+        unused(&self.candidates, policy, self.zone)
+    }
+}
+
 impl Changes {
     /// Whether the kernel or the health-check servers have anything to do.
     pub fn is_empty(&self) -> bool {
@@ -174,6 +193,11 @@ impl Cluster {
         self.here.node_ip = node_ip;
     }
 
+    /// This node's address in the family.
+    pub fn node_ip(&self) -> IpAddr {
+        self.here.node_ip
+    }
+
     /// Whether all Services and slices have been heard of. Nothing may be programmed from less.
     pub fn is_complete(&self) -> bool {
         self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::EndpointSlice)
@@ -202,6 +226,38 @@ impl Cluster {
         let mut all: Vec<_> = all.map(|(name, routing)| (name, routing)).collect();
         all.sort_by_key(|(name, _)| *name);
         all
+    }
+
+    /// What the service ports that `wanted` picks do as things are now, ordered by name. Looks at every Service there is.
+    pub fn consider(&self, wanted: impl Fn(&Service, &ServicePort) -> bool) -> Vec<Considered<'_>> {
+        let zone = self.zone.as_deref();
+        let mut found = Vec::new();
+        for (name, known) in &self.services {
+            let Some(service) = &known.service else { continue };
+            if !service.ports.iter().any(|port| wanted(service, port)) {
+                continue;
+            }
+            let all = candidates(name, known, &self.slices);
+            for port in service.ports.iter().filter(|port| wanted(service, port)) {
+                let candidates = of_port(&all, port);
+                found.push(Considered {
+                    name: service_port_name(name, port),
+                    routing: Routing::decide(service, port, candidates, zone, self.here.node_ip),
+                    internal_policy: service.internal_policy,
+                    external_policy: service.external_policy,
+                    candidates: candidates.to_vec(),
+                    zone,
+                });
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found
+    }
+
+    /// Whether it is the cluster IP of any Service.
+    pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
+        let mut services = self.services.values().filter_map(|known| known.service.as_ref());
+        services.any(|service| service.addresses.cluster_ip == ip)
     }
 
     /// Every service CIDR of the family, ordered, each once.
@@ -245,11 +301,7 @@ impl Cluster {
 
     fn reconsider(&mut self, name: &NamespacedName, changes: &mut Changes) {
         let Some(known) = self.services.get_mut(name) else { return };
-        let namespace = name.namespace.clone();
-        let slices = known.slices.iter().filter_map(|slice| {
-            self.slices.get(&NamespacedName { namespace: namespace.clone(), name: slice.clone() })
-        });
-        let ports = merge(slices);
+        let ports = candidates(name, known, &self.slices);
 
         self.counts.endpoints -= known.endpoints;
         known.endpoints = ports.iter().map(|port| port.candidates.len()).sum();
@@ -457,7 +509,25 @@ impl Cluster {
     }
 }
 
-/// What each port of a Service does. Ports and candidates are both ordered by name and protocol.
+/// The candidates of all ports of a Service, from its slices.
+fn candidates(name: &NamespacedName, known: &Known, slices: &Map<Slice>) -> Vec<PortCandidates> {
+    let slice = |slice: &Arc<str>| {
+        slices.get(&NamespacedName { namespace: name.namespace.clone(), name: slice.clone() })
+    };
+    merge(known.slices.iter().filter_map(slice))
+}
+
+/// Those of one port. They are ordered by name and protocol.
+fn of_port<'a>(candidates: &'a [PortCandidates], port: &ServicePort) -> &'a [Candidate] {
+    let found = candidates.binary_search_by(|c| (&c.name, c.protocol).cmp(&(&port.name, port.protocol)));
+    found.ok().and_then(|at| candidates.get(at)).map_or(&[][..], |found| &found.candidates)
+}
+
+fn service_port_name(service: &NamespacedName, port: &ServicePort) -> ServicePortName {
+    ServicePortName { service: service.clone(), port: port.name.clone(), protocol: port.protocol }
+}
+
+/// What each port of a Service does.
 fn route(
     name: &NamespacedName,
     service: &Service,
@@ -465,17 +535,11 @@ fn route(
     zone: Option<&str>,
     node_ip: IpAddr,
 ) -> Vec<(ServicePortName, Routing)> {
-    let of_port = |port: &crate::service::ServicePort| {
-        let found = candidates.binary_search_by(|c| (&c.name, c.protocol).cmp(&(&port.name, port.protocol)));
-        found.ok().and_then(|at| candidates.get(at)).map_or(&[][..], |found| &found.candidates)
-    };
     let ports = service.ports.iter();
     ports
         .map(|port| {
-            let routing = Routing::decide(service, port, of_port(port), zone, node_ip);
-            let name =
-                ServicePortName { service: name.clone(), port: port.name.clone(), protocol: port.protocol };
-            (name, routing)
+            let routing = Routing::decide(service, port, of_port(candidates, port), zone, node_ip);
+            (service_port_name(name, port), routing)
         })
         .collect()
 }

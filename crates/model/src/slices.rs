@@ -59,8 +59,17 @@ pub enum NodeHint {
 pub struct Zones(Box<[Box<str>]>);
 
 impl Zones {
+    #[cfg(test)]
+    pub(crate) fn of(names: &[&str]) -> Self {
+        Self(names.iter().map(|name| (*name).into()).collect())
+    }
+
     pub fn contain(&self, zone: &str) -> bool {
         self.0.iter().any(|hint| &**hint == zone)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|name| &**name)
     }
 }
 

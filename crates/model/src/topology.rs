@@ -2,7 +2,10 @@
 //!
 //! Only the hints on endpoints count; what the Service asked for has been turned into hints by the controller.
 
-use crate::slices::{Candidate, NodeHint};
+use std::sync::Arc;
+
+use crate::service::TrafficPolicy;
+use crate::slices::{Candidate, NodeHint, Zones};
 
 /// What a service port needs candidates for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,50 @@ pub fn choose<'a>(candidates: &'a [Candidate], uses: Uses, zone: Option<&str>) -
     choice
 }
 
+/// Why a candidate gets none of the traffic that a policy binds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unused {
+    NotReady,
+    /// It terminates and still serves, but others are ready.
+    Draining,
+    /// It terminates and serves no more.
+    Gone,
+    /// Traffic must stay on this node.
+    OnAnotherNode,
+    /// Hints reserve it for other nodes.
+    ForOtherNodes,
+    /// Hints reserve it for these zones.
+    ForOtherZones(Arc<Zones>),
+}
+
+/// The candidates that [`choose`] leaves out, and why.
+pub fn unused<'a>(
+    candidates: &'a [Candidate],
+    policy: TrafficPolicy,
+    zone: Option<&str>,
+) -> Vec<(&'a Candidate, Unused)> {
+    let local = policy == TrafficPolicy::Local;
+    let choice = choose(candidates, Uses { cluster: !local, local }, zone);
+    let used = if local { choice.local } else { choice.cluster };
+    let left_out =
+        candidates.iter().filter(|candidate| !used.iter().any(|used| std::ptr::eq(*used, *candidate)));
+    let nearness = nearness(candidates, zone);
+    left_out.map(|candidate| (candidate, why_unused(candidate, policy, nearness))).collect()
+}
+
+fn why_unused(candidate: &Candidate, policy: TrafficPolicy, nearness: Nearness) -> Unused {
+    let conditions = candidate.conditions;
+    match (nearness, &candidate.zone_hints) {
+        _ if policy == TrafficPolicy::Local && !conditions.local => Unused::OnAnotherNode,
+        _ if !conditions.ready && is_draining(candidate) => Unused::Draining,
+        _ if !conditions.ready && conditions.terminating => Unused::Gone,
+        _ if !conditions.ready => Unused::NotReady,
+        // Ready and yet not chosen: hints it is.
+        (Nearness::SameZone(_), Some(zones)) => Unused::ForOtherZones(zones.clone()),
+        (Nearness::SameZone(_) | Nearness::SameNode | Nearness::Anywhere, _) => Unused::ForOtherNodes,
+    }
+}
+
 fn or_draining<'a>(
     ready: Vec<&'a Candidate>,
     all: impl Iterator<Item = &'a Candidate>,
@@ -85,5 +132,76 @@ impl Nearness<'_> {
             Self::SameZone(zone) => candidate.zone_hints.as_ref().is_some_and(|zones| zones.contain(zone)),
             Self::SameNode => candidate.node_hint == NodeHint::ThisNode,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Port;
+    use crate::slices::Conditions;
+
+    fn candidate(ip: u8, ready: bool, serving: bool, terminating: bool, local: bool) -> Candidate {
+        Candidate {
+            ip: [10, 0, 0, ip].into(),
+            port: Port::from_api(80).unwrap(),
+            conditions: Conditions { ready, serving, terminating, local },
+            node_hint: NodeHint::Absent,
+            zone_hints: None,
+        }
+    }
+
+    fn ready(ip: u8, local: bool) -> Candidate {
+        candidate(ip, true, true, false, local)
+    }
+
+    fn why(candidates: &[Candidate], policy: TrafficPolicy, zone: Option<&str>) -> Vec<(u8, Unused)> {
+        let last = |candidate: &Candidate| match candidate.ip {
+            std::net::IpAddr::V4(ip) => ip.octets()[3],
+            std::net::IpAddr::V6(_) => 0,
+        };
+        unused(candidates, policy, zone).into_iter().map(|(one, why)| (last(one), why)).collect()
+    }
+
+    #[test]
+    fn what_is_left_out_is_left_out_for_its_state_or_its_place() {
+        let all = [
+            ready(1, true),
+            ready(2, false),
+            candidate(3, false, false, false, true),
+            candidate(4, false, true, true, true),
+            candidate(5, false, false, true, false),
+        ];
+        assert_eq!(
+            why(&all, TrafficPolicy::Cluster, None),
+            [(3, Unused::NotReady), (4, Unused::Draining), (5, Unused::Gone)]
+        );
+        assert_eq!(
+            why(&all, TrafficPolicy::Local, None),
+            [
+                (2, Unused::OnAnotherNode),
+                (3, Unused::NotReady),
+                (4, Unused::Draining),
+                (5, Unused::OnAnotherNode)
+            ]
+        );
+        // Where nobody is ready, those that drain are used.
+        assert_eq!(why(&all[2..4], TrafficPolicy::Cluster, None), [(3, Unused::NotReady)]);
+    }
+
+    #[test]
+    fn what_is_ready_is_left_out_for_hints_that_count() {
+        let zones = |names: &[&str]| Some(Arc::new(Zones::of(names)));
+        let hinted = |ip, node_hint, zones| Candidate { node_hint, zone_hints: zones, ..ready(ip, false) };
+        let by_zone = [
+            hinted(1, NodeHint::OtherNodes, zones(&["a"])),
+            hinted(2, NodeHint::OtherNodes, zones(&["b", "c"])),
+        ];
+        let others = zones(&["b", "c"]).unwrap();
+        assert_eq!(why(&by_zone, TrafficPolicy::Cluster, Some("a")), [(2, Unused::ForOtherZones(others))]);
+        assert_eq!(why(&by_zone, TrafficPolicy::Cluster, Some("d")), []);
+        let by_node =
+            [hinted(1, NodeHint::ThisNode, zones(&["b"])), hinted(2, NodeHint::OtherNodes, zones(&["a"]))];
+        assert_eq!(why(&by_node, TrafficPolicy::Cluster, Some("a")), [(2, Unused::ForOtherNodes)]);
     }
 }

@@ -7,3 +7,4 @@ pub mod flows;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;
+pub mod trace;

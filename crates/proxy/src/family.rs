@@ -24,11 +24,13 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
+use plan::trace::{self, Explanation};
 
 use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
+use crate::inspect::explain::question::Question;
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
 use crate::threads;
@@ -56,6 +58,8 @@ pub enum Message {
     Count(SyncSender<std::io::Result<Vec<Connections>>>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
     Compare(SyncSender<Wanted>),
+    /// Somebody wants to know what would happen to a packet.
+    Explain(Box<Question>, SyncSender<Result<Explanation, String>>),
 }
 
 /// What passes need to know about the node. None of it changes afterwards.
@@ -65,6 +69,7 @@ pub struct Start {
     /// All addresses of the node.
     pub addresses: Arc<[IpAddr]>,
     pub node_port_addresses: NodePortAddresses,
+    pub tracing: trace::Settings,
     pub pause: Pause,
     /// After a failure.
     pub sync_period: Duration,
@@ -98,6 +103,9 @@ struct Running {
     family: Family,
     backend: Box<dyn Backend>,
     conntrack: Conntrack,
+    /// All addresses of the node.
+    addresses: Arc<[IpAddr]>,
+    tracing: trace::Settings,
     node_port_addresses: NodePortAddresses,
     /// The node's addresses that serve node ports; none where all do.
     node_port_ips: Vec<IpAddr>,
@@ -177,6 +185,7 @@ impl Line {
             Message::Moved(addresses) => {
                 if let Some(running) = &mut self.running {
                     running.move_to(&addresses);
+                    running.addresses = addresses;
                 }
             }
             Message::Count(answer) => {
@@ -189,7 +198,18 @@ impl Line {
                     let _ = answer.try_send(running.backend.wanted());
                 }
             }
+            Message::Explain(question, answer) => {
+                let _ = answer.try_send(self.explain(&question));
+            }
         }
+    }
+
+    fn explain(&self, question: &Question) -> Result<Explanation, String> {
+        let known = self.running.as_ref().filter(|_| self.cluster.is_complete());
+        let running = known.ok_or("the proxy has only just started: ask again in a moment")?;
+        let packet = question.packet(&running.addresses, self.cluster.node_ip());
+        let explained = trace::trace(&packet, &running.tracing, &running.addresses, &self.cluster);
+        explained.map_err(|error| error.to_string())
     }
 
     /// Because of an event: health counts from here.
@@ -232,6 +252,7 @@ impl Line {
             backend,
             addresses,
             node_port_addresses,
+            tracing,
             pause,
             sync_period,
             health,
@@ -265,6 +286,8 @@ impl Line {
             strangers: Vec::new(),
             backend,
             conntrack,
+            addresses: addresses.clone(),
+            tracing,
             node_port_addresses,
             node_port_ips: Vec::new(),
             moved: true,

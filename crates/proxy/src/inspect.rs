@@ -11,6 +11,7 @@ mod behaviour;
 mod changes;
 pub mod completion;
 pub mod desired;
+pub mod explain;
 pub mod findings;
 pub mod plan;
 pub mod render;
@@ -35,6 +36,7 @@ struct Tool {
 
 const TOOLS: &[Tool] = &[
     Tool { command: completion::command, run: completion::run },
+    Tool { command: explain::command, run: explain::run },
     Tool { command: plan::command, run: plan::run },
     Tool { command: render::command, run: render::run },
     #[cfg(feature = "top")]

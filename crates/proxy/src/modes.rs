@@ -11,6 +11,7 @@ use model::address::{Family, cidrs_of_family};
 use model::local::{FromPod, NodePortAddresses};
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
+use plan::trace;
 
 use crate::backend::{Backend, Iptables, Nftables};
 use crate::config::{Config, DetectLocal, ProxyMode};
@@ -59,7 +60,8 @@ impl Access {
                     let settings = nftables_settings(config, family, node)?;
                     let backend =
                         Box::new(Nftables::new(nftables::Table::new(access, settings), metrics.clone()));
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses });
+                    let tracing = tracing(config, family, node)?;
+                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
                 }
             }
             Self::Iptables(accesses) => {
@@ -70,7 +72,8 @@ impl Access {
                     iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
                     let rules = iptables::Rules::new(access, settings, config.sync_period);
                     let backend = Box::new(Iptables::new(rules, metrics.clone()));
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses });
+                    let tracing = tracing(config, family, node)?;
+                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
                 }
             }
         }
@@ -83,6 +86,27 @@ impl Access {
 pub struct Parts {
     pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
+    pub tracing: trace::Settings,
+}
+
+/// What the way of packets depends on in the mode that the configuration asks for.
+pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<trace::Settings> {
+    let node_port_addresses = node_port_addresses(config, family, node);
+    let mode = match config.mode {
+        ProxyMode::Nftables => trace::Mode::Nftables,
+        ProxyMode::Iptables => trace::Mode::Iptables,
+        ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
+    };
+    Ok(trace::Settings {
+        mode,
+        masquerade_all: config.masquerade_all,
+        from_pod: from_pod(config, family, node),
+        serves_localhost: mode == trace::Mode::Iptables
+            && config.localhost_node_ports
+            && family == Family::V4
+            && node_port_addresses.contain_ipv4_loopback,
+        node_port_addresses,
+    })
 }
 
 fn creating(family: Family) -> &'static str {

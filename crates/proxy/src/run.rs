@@ -136,7 +136,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let addresses = follow_addresses(lines.clone())?;
     for (family, parts) in backends {
         let mode = config.mode;
-        let Parts { backend, node_port_addresses } = parts;
+        let Parts { backend, node_port_addresses, tracing } = parts;
         let service_health = ServiceHealth::new(
             family,
             &node_port_addresses,
@@ -150,6 +150,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             backend,
             addresses: addresses.clone(),
             node_port_addresses,
+            tracing,
             pause: pause(&config),
             sync_period: config.sync_period,
             health: health.clone(),

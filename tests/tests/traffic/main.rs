@@ -3,6 +3,7 @@
 mod chance;
 mod changes;
 mod claims;
+mod explain;
 mod listing;
 mod matrix;
 mod size;

@@ -247,7 +247,7 @@ pub fn is_entered_as(found: &FoundChain, wanted: &Chain) -> bool {
     }
 }
 
-fn odd(set: &str) -> io::Error {
+pub fn odd(set: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
 }
 
@@ -257,7 +257,7 @@ pub fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
     known.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
 }
 
-fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
+pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
     let key = match element.key_end {
         // Both ends of the range begin with the same frontend; we keep it once.
         Some(end) => {

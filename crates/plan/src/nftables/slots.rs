@@ -61,7 +61,8 @@ pub fn table(endpoints: usize) -> Option<Draw> {
     (endpoints > 0).then(|| tables().find(|table| table.count as usize >= endpoints)).flatten()
 }
 
-fn tables() -> impl Iterator<Item = Draw> {
+/// Every table there may be, the narrowest first.
+pub fn tables() -> impl Iterator<Item = Draw> {
     WIDTHS.into_iter().scan(0, |next, count| {
         let first = *next;
         *next += count;

@@ -8,15 +8,20 @@ use anyhow::{Context as _, anyhow};
 use http::StatusCode;
 use kernel::difference::Wanted;
 use model::address::Family;
+use serde::Serialize;
 
 use crate::connections::{self, Page};
 use crate::family::Message;
 use crate::http::answer::{JSON, answer, nosniff, plain};
 use crate::http::{Answer, Local, Reply, Request};
+use crate::inspect::explain::question::Question;
 use crate::inspect::findings::Findings;
 use crate::inspect::running::PREFIX;
 use crate::inspect::verify;
 use crate::source::Lines;
+
+/// For a family to come to its inbox, be it in the middle of a storm.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whom to ask, and about what.
 #[derive(Clone, Copy, Debug)]
@@ -34,46 +39,11 @@ pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
         return Some(Reply::Now(refusal));
     }
     match question {
-        verify::PATH => Some(compare(here.lines)),
         "connections" => Some(connections(here)),
+        "explain" => Some(explain(request.uri().query().unwrap_or_default(), here.lines)),
+        verify::PATH => Some(compare(here.lines)),
         _ => None,
     }
-}
-
-/// For a family to come to its inbox, be it in the middle of a storm.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
-fn compare(lines: &Lines) -> Reply {
-    let lines = lines.clone();
-    Reply::Later(Box::new(move || match findings(&lines) {
-        Ok(json) => answer(StatusCode::OK, JSON, json),
-        Err(error) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")),
-    }))
-}
-
-fn findings(lines: &Lines) -> anyhow::Result<String> {
-    let mut all = Vec::new();
-    for (family, line) in lines {
-        let look = || Findings::of(*family, wanted(*family, line)?);
-        let mut found = look()?;
-        // A pass may have come between: what is wrong stays so.
-        for _ in 0..2 {
-            if found.differences.is_empty() {
-                break;
-            }
-            let before = std::mem::replace(&mut found, look()?);
-            found.differences.retain(|it| before.differences.contains(it));
-        }
-        all.push(found);
-    }
-    Ok(serde_json::to_string(&all)?)
-}
-
-fn wanted(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Wanted> {
-    let (reply, wanted) = sync_channel(1);
-    line.try_send(Message::Compare(reply)).map_err(|_| anyhow!("{family} is too busy to answer"))?;
-    wanted.recv_timeout(PATIENCE).with_context(|| format!("{family} has not begun to write rules"))
 }
 
 /// How many new connections there were.
@@ -83,21 +53,76 @@ fn connections(Here { node_name, mode, lines }: Here<'_>) -> Reply {
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
     let (node_name, lines) = (node_name.to_owned(), lines.clone());
-    Reply::Later(Box::new(move || {
+    later(move || {
         let mut all = Vec::new();
         for (family, line) in &lines {
-            match connections::count(line) {
-                Ok(counted) => all.extend(counted.into_iter().map(|one| (one, *family == Family::V6))),
-                Err(error) => return failure(&format!("counting {family} connections: {error}\n")),
-            }
+            let counted =
+                connections::count(line).with_context(|| format!("counting {family} connections"))?;
+            all.extend(counted.into_iter().map(|one| (one, *family == Family::V6)));
         }
-        match serde_json::to_vec(&Page::new(&node_name, mode, all)) {
-            Ok(page) => nosniff(answer(StatusCode::OK, JSON, page)),
-            Err(error) => failure(&format!("writing what was counted: {error}\n")),
+        Ok(Page::new(&node_name, mode, all))
+    })
+}
+
+/// What would happen to a packet.
+fn explain(query: &str, lines: &Lines) -> Reply {
+    let question = match Question::from_query(query) {
+        Ok(question) => question,
+        Err(error) => return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("{error:#}\n"))),
+    };
+    let family = Family::of(question.destination.ip());
+    let Some(line) = lines.get(&family).cloned() else {
+        return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("this proxy does not serve {family}\n")));
+    };
+    later(move || {
+        let asked = ask(family, &line, |reply| Message::Explain(Box::new(question), reply))?;
+        asked.map_err(anyhow::Error::msg)
+    })
+}
+
+/// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
+fn compare(lines: &Lines) -> Reply {
+    let lines = lines.clone();
+    later(move || {
+        lines.iter().map(|(family, line)| findings(*family, line)).collect::<anyhow::Result<Vec<_>>>()
+    })
+}
+
+/// A pass may come between what is wanted and what is found: what is wrong stays so.
+fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findings> {
+    let look = || Findings::of(family, ask::<Wanted>(family, line, Message::Compare)?);
+    let mut found = look()?;
+    for _ in 0..2 {
+        if found.differences.is_empty() {
+            break;
+        }
+        let before = std::mem::replace(&mut found, look()?);
+        found.differences.retain(|it| before.differences.contains(it));
+    }
+    Ok(found)
+}
+
+fn ask<T>(
+    family: Family,
+    line: &SyncSender<Message>,
+    question: impl FnOnce(SyncSender<T>) -> Message,
+) -> anyhow::Result<T> {
+    let (reply, answer) = sync_channel(1);
+    line.try_send(question(reply))
+        .map_err(|_| anyhow!("{family} is too busy to answer, ask again in a moment"))?;
+    answer.recv_timeout(PATIENCE).with_context(|| format!("{family} has not begun to write rules"))
+}
+
+fn later<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
+    Reply::Later(Box::new(move || {
+        let json = work_out().and_then(|found| Ok(serde_json::to_vec(&found)?));
+        match json {
+            Ok(json) => nosniff(answer(StatusCode::OK, JSON, json)),
+            Err(error) => trouble(&error),
         }
     }))
 }
 
-fn failure(what: &str) -> Answer {
-    plain(StatusCode::INTERNAL_SERVER_ERROR, what.to_owned())
+fn trouble(error: &anyhow::Error) -> Answer {
+    plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n"))
 }

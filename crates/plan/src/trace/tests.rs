@@ -1,0 +1,318 @@
+use model::api;
+use model::cluster::Here;
+use model::event::{Event, Kind as Objects};
+
+use super::*;
+
+const NODE: &str = "192.0.2.11";
+const POD: &str = "10.244.0.9";
+const CLIENT: &str = "203.0.113.9";
+
+/// A node with one service, `shop/web`, with every kind of frontend.
+struct World {
+    settings: Settings,
+    service: api::Service,
+    endpoints: Vec<api::Endpoint>,
+    service_cidr: bool,
+}
+
+fn world(mode: Mode, endpoints: &[&str]) -> World {
+    let service = "
+        metadata: {namespace: shop, name: web}
+        spec:
+          type: LoadBalancer
+          clusterIP: 10.96.0.10
+          externalIPs: [198.51.100.1]
+          ports: [{name: http, port: 80, nodePort: 30080}]
+          healthCheckNodePort: 30999
+        status: {loadBalancer: {ingress: [{ip: 198.51.100.2}]}}";
+    World {
+        settings: Settings {
+            mode,
+            masquerade_all: false,
+            from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
+            node_port_addresses: NodePortAddresses::new(Family::V4, &[]),
+            serves_localhost: mode == Mode::Iptables,
+        },
+        service: serde_saphyr::from_str(service).unwrap(),
+        endpoints: endpoints.iter().map(|text| endpoint(text)).collect(),
+        service_cidr: false,
+    }
+}
+
+/// `10.244.0.5` is here, `10.244.1.5` elsewhere; `not-ready`, `draining`, `zone-a` and the like may follow.
+fn endpoint(text: &str) -> api::Endpoint {
+    let mut words = text.split(' ');
+    let ip = words.next().unwrap();
+    let node = if ip.starts_with("10.244.0.") || ip == NODE { "here" } else { "elsewhere" };
+    let mut endpoint = api::Endpoint {
+        addresses: vec![ip.into()],
+        node_name: Some(node.into()),
+        ..api::Endpoint::default()
+    };
+    for word in words {
+        let conditions = &mut endpoint.conditions;
+        match word {
+            "not-ready" => (conditions.ready, conditions.serving) = (Some(false), Some(false)),
+            "draining" => (conditions.ready, conditions.terminating) = (Some(false), Some(true)),
+            zone => endpoint.hints.for_zones.push(api::Hint { name: zone.into() }),
+        }
+    }
+    endpoint
+}
+
+impl World {
+    fn external_local(mut self) -> Self {
+        self.service.spec.external_traffic_policy = Some("Local".into());
+        self
+    }
+
+    fn internal_local(mut self) -> Self {
+        self.service.spec.internal_traffic_policy = Some("Local".into());
+        self
+    }
+
+    fn ranges(mut self, range: &str) -> Self {
+        self.service.spec.load_balancer_source_ranges = vec![range.into()];
+        self
+    }
+
+    fn cluster(&self) -> Cluster {
+        let mut cluster = Cluster::new(Here {
+            family: Family::V4,
+            node_name: "here".into(),
+            node_ip: NODE.parse().unwrap(),
+            serve_external_ips: true,
+            started: Default::default(),
+        });
+        let mut slice: api::EndpointSlice = serde_saphyr::from_str(
+            "metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+             \naddressType: IPv4\nports: [{name: http, port: 8080}]",
+        )
+        .unwrap();
+        slice.endpoints = self.endpoints.clone();
+        let mut node: api::Node = api::Node::default();
+        node.metadata.labels.zone = Some("a".into());
+        let mut events = vec![
+            Event::ServiceApplied(self.service.clone().into()),
+            Event::SliceApplied(slice.into()),
+            Event::NodeApplied(node.into()),
+            Event::Listed(Objects::Service),
+            Event::Listed(Objects::EndpointSlice),
+        ];
+        if self.service_cidr {
+            let cidr = "metadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}";
+            events.push(Event::ServiceCidrApplied(serde_saphyr::from_str(cidr).unwrap()));
+        }
+        for event in &events {
+            assert_eq!(cluster.apply(event), []);
+        }
+        cluster
+    }
+
+    fn explain(&self, from: &str, to: &str) -> Explanation {
+        self.try_explain(from, to, None).unwrap()
+    }
+
+    fn try_explain(
+        &self,
+        from: &str,
+        to: &str,
+        interface: Option<&str>,
+    ) -> Result<Explanation, Unanswerable> {
+        let packet = Packet {
+            source: from.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            destination: to.parse().unwrap(),
+            interface: interface.map(Into::into),
+        };
+        let mut addresses: Vec<IpAddr> = vec![NODE.parse().unwrap(), "192.0.2.12".parse().unwrap()];
+        addresses.push("127.0.0.1".parse().unwrap());
+        trace(&packet, &self.settings, &addresses, &self.cluster())
+    }
+
+    fn brief(&self, from: &str, to: &str) -> String {
+        brief(&self.explain(from, to))
+    }
+}
+
+/// `10.244.0.5 External`, `Refused NoEndpoints`.
+fn brief(explanation: &Explanation) -> String {
+    if explanation.fate != Fate::Forwarded {
+        return format!("{:?} {:?}", explanation.fate, explanation.reason.unwrap());
+    }
+    let targets = explanation.endpoints.iter().map(|target| match target.masquerade {
+        Some(why) => format!("{} {why:?}", target.address.ip()),
+        None => target.address.ip().to_string(),
+    });
+    targets.collect::<Vec<_>>().join(", ")
+}
+
+const MODES: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
+const CLUSTER_IP: &str = "10.96.0.10:80";
+const EXTERNAL_IP: &str = "198.51.100.1:80";
+const BALANCER: &str = "198.51.100.2:80";
+const NODE_PORT: &str = "192.0.2.11:30080";
+const EXTERNAL: [&str; 3] = [EXTERNAL_IP, BALANCER, NODE_PORT];
+const BOTH: [&str; 2] = ["10.244.0.5", "10.244.1.5"];
+
+#[test]
+fn policy_and_origin_decide_who_answers_and_whom_they_see() {
+    for mode in MODES {
+        let plain = world(mode, &BOTH);
+        let local = world(mode, &BOTH).external_local();
+        let inside = world(mode, &BOTH).internal_local();
+        for (world, from, to, want) in [
+            (&plain, POD, CLUSTER_IP, "10.244.0.5, 10.244.1.5"),
+            (&plain, CLIENT, CLUSTER_IP, "10.244.0.5 NotFromPod, 10.244.1.5 NotFromPod"),
+            (&plain, NODE, CLUSTER_IP, "10.244.0.5 NotFromPod, 10.244.1.5 NotFromPod"),
+            (&plain, "10.244.0.5", CLUSTER_IP, "10.244.0.5 Hairpin, 10.244.1.5"),
+            (&inside, POD, CLUSTER_IP, "10.244.0.5"),
+            (&inside, CLIENT, EXTERNAL_IP, "10.244.0.5 External, 10.244.1.5 External"),
+        ] {
+            assert_eq!(world.brief(from, to), want, "{mode:?} {from} {to}");
+        }
+        for to in EXTERNAL {
+            let masqueraded = "10.244.0.5 External, 10.244.1.5 External";
+            for from in [POD, CLIENT, NODE] {
+                assert_eq!(plain.brief(from, to), masqueraded, "{mode:?} {from} {to}");
+            }
+            assert_eq!(local.brief(CLIENT, to), "10.244.0.5", "{mode:?} {to}");
+            assert_eq!(local.brief(POD, to), "10.244.0.5, 10.244.1.5", "{mode:?} {to}");
+            assert_eq!(local.brief(NODE, to), "10.244.0.5 FromNode, 10.244.1.5 FromNode", "{mode:?} {to}");
+        }
+    }
+}
+
+#[test]
+fn what_nobody_answers_is_refused_or_dropped_as_the_modes_do() {
+    use Mode::{Iptables, Nftables};
+    for mode in MODES {
+        let none = world(mode, &["10.244.0.5 not-ready"]);
+        let elsewhere = world(mode, &["10.244.1.5"]).internal_local().external_local();
+        for from in [POD, CLIENT, NODE] {
+            assert_eq!(none.brief(from, CLUSTER_IP), "Refused NoEndpoints", "{mode:?} {from}");
+            assert_eq!(none.brief(from, NODE_PORT), "Refused NoEndpoints", "{mode:?} {from}");
+            assert_eq!(elsewhere.brief(from, CLUSTER_IP), "Dropped NoLocalEndpoints", "{mode:?} {from}");
+        }
+        for to in EXTERNAL {
+            assert_eq!(none.brief(CLIENT, to), "Refused NoEndpoints", "{mode:?} {to}");
+            assert_eq!(elsewhere.brief(CLIENT, to), "Dropped NoLocalEndpoints", "{mode:?} {to}");
+            assert_eq!(elsewhere.brief(POD, to), "10.244.1.5", "{mode:?} {to}");
+        }
+    }
+    let none = |mode| world(mode, &[]);
+    assert_eq!(none(Nftables).brief(NODE, EXTERNAL_IP), "Refused NoEndpoints");
+    assert_eq!(none(Iptables).brief(NODE, EXTERNAL_IP), "Untouched UncheckedFromNode");
+}
+
+#[test]
+fn source_ranges_close_the_load_balancers_ip_and_nothing_else() {
+    for mode in MODES {
+        let closed = world(mode, &BOTH).ranges("203.0.113.0/24");
+        let forwarded = "10.244.0.5 External, 10.244.1.5 External";
+        assert_eq!(closed.brief(CLIENT, BALANCER), forwarded);
+        assert_eq!(closed.brief(POD, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(NODE, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(POD, EXTERNAL_IP), forwarded);
+    }
+    // In iptables mode a service without endpoints has no such chain.
+    let empty = |mode| world(mode, &[]).ranges("203.0.113.0/24");
+    assert_eq!(empty(Mode::Nftables).brief(POD, BALANCER), "Dropped NotInSourceRanges");
+    assert_eq!(empty(Mode::Iptables).brief(POD, BALANCER), "Refused NoEndpoints");
+}
+
+#[test]
+fn what_no_service_asks_for_is_left_alone_unless_it_must_be_a_mistake() {
+    for (to, nftables, iptables) in [
+        ("10.96.0.10:81", "Refused NoSuchPort", "Untouched NoSuchPort"),
+        ("10.96.0.99:80", "Dropped UnusedClusterIp", "Untouched NoService"),
+        ("198.51.100.1:81", "Untouched NoService", "Untouched NoService"),
+        ("192.0.2.11:80", "Untouched NoService", "Untouched NoService"),
+    ] {
+        for (mode, want) in [(Mode::Nftables, nftables), (Mode::Iptables, iptables)] {
+            let world = World { service_cidr: true, ..world(mode, &BOTH) };
+            assert_eq!(world.brief(POD, to), want, "{mode:?} {to}");
+        }
+    }
+}
+
+#[test]
+fn node_ports_answer_where_they_are_served() {
+    for mode in MODES {
+        let mut some = world(mode, &BOTH);
+        some.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.11/32".parse().unwrap()]);
+        some.settings.serves_localhost = false;
+        assert!(some.brief(CLIENT, NODE_PORT).contains("External"));
+        assert_eq!(some.brief(CLIENT, "192.0.2.12:30080"), "Untouched NodePortNotServedHere");
+        assert_eq!(some.brief("127.0.0.1", "127.0.0.1:30080"), "Untouched NodePortNotServedHere");
+    }
+    let everywhere = |mode| world(mode, &BOTH).brief("127.0.0.1", "127.0.0.1:30080");
+    assert_eq!(everywhere(Mode::Nftables), "Untouched NodePortNotServedHere");
+    assert_eq!(everywhere(Mode::Iptables), "10.244.0.5 External, 10.244.1.5 External");
+}
+
+#[test]
+fn what_is_delivered_to_the_node_itself_keeps_its_source() {
+    for mode in MODES {
+        let world = world(mode, &[NODE]);
+        assert_eq!(world.brief(CLIENT, NODE_PORT), NODE);
+        assert_eq!(world.brief(NODE, NODE_PORT), "192.0.2.11 External");
+    }
+}
+
+#[test]
+fn endpoints_that_are_left_out_are_told_with_the_reason() {
+    let all = ["10.244.0.5 a", "10.244.0.6 not-ready", "10.244.1.7 draining", "10.244.1.8 b c"];
+    let explanation = world(Mode::Nftables, &all).explain(POD, CLUSTER_IP);
+    assert_eq!(brief(&explanation), "10.244.0.5");
+    let unused: Vec<_> = (explanation.unused.iter())
+        .map(|one| (one.address.to_string(), one.reason, one.zones.join(" ")))
+        .collect();
+    assert_eq!(
+        unused,
+        [
+            ("10.244.0.6:8080".into(), UnusedReason::NotReady, String::new()),
+            ("10.244.1.7:8080".into(), UnusedReason::Draining, String::new()),
+            ("10.244.1.8:8080".into(), UnusedReason::ForOtherZones, "b c".into()),
+        ]
+    );
+    let local = world(Mode::Nftables, &["10.244.0.5", "10.244.1.5"]).external_local();
+    let explanation = local.explain(CLIENT, NODE_PORT);
+    assert_eq!(explanation.unused.len(), 1);
+    assert_eq!(explanation.unused[0].reason, UnusedReason::OnAnotherNode);
+}
+
+#[test]
+fn chances_add_up() {
+    let explanation =
+        world(Mode::Nftables, &["10.244.0.5", "10.244.0.6", "10.244.1.7"]).explain(POD, CLUSTER_IP);
+    let sum: f64 = explanation.endpoints.iter().map(|target| target.probability).sum();
+    assert!((sum - 1.0).abs() < 1e-9, "{sum}");
+}
+
+#[test]
+fn pods_told_by_their_interface_are_told_if_it_is_known() {
+    for mode in MODES {
+        let mut world = world(mode, &BOTH);
+        world.settings.from_pod = Some(FromPod::InterfacePrefix("veth".into()));
+        let origin = |from, interface| {
+            world.try_explain(from, CLUSTER_IP, interface).map(|explanation| explanation.origin)
+        };
+        assert_eq!(origin(CLIENT, Some("veth3")), Ok(Origin::Pod));
+        assert_eq!(origin(POD, Some("eth0")), Ok(Origin::Elsewhere));
+        assert_eq!(origin(NODE, None), Ok(Origin::Node));
+        assert!(matches!(origin(POD, None), Err(Unanswerable::Interface(_))));
+        world.settings.from_pod = None;
+        let explanation = world.explain(POD, CLUSTER_IP);
+        assert_eq!((explanation.origin, &*brief(&explanation)), (Origin::Untold, "10.244.0.5, 10.244.1.5"));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_no_packet() {
+    let world = world(Mode::Nftables, &BOTH);
+    assert_eq!(world.try_explain("fd00::1", CLUSTER_IP, None), Err(Unanswerable::Families));
+    assert_eq!(world.try_explain(POD, "127.0.0.1:30080", None), Err(Unanswerable::Loopback));
+}

@@ -1,0 +1,148 @@
+//! `kube-proxy explain`: what would happen to a packet, and why.
+//!
+//! ```text
+//!   question ─▶ the running proxy, or what manifests and the API server ask for ─▶ Explanation ─▶ text or JSON
+//! ```
+
+mod live;
+pub mod question;
+mod text;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use kernel::interfaces;
+use model::address::{Family, parse_ip};
+use plan::trace::{Explanation, trace};
+
+use super::desired::{self, Desired};
+use super::running;
+use crate::config::Config;
+use crate::modes;
+use crate::run::Options;
+use question::Question;
+
+const EXAMPLES: &str = "\
+Examples:
+  kube-proxy explain tcp 10.96.0.10:80
+      from this node itself, as the proxy that runs here sees it
+  kube-proxy explain --from 10.244.1.7 udp 10.96.0.10:53
+      from a pod
+  kube-proxy explain --from 203.0.113.9 tcp '[2001:db8::5]:443' -o json
+      from a client elsewhere, for a program to read
+  kube-proxy explain --live tcp 192.0.2.11:30080
+      also looks whether the kernel holds what it should for this packet
+  kube-proxy explain --manifests examples/demo --hostname-override demo-node tcp 10.96.0.10:80
+      from a folder, with no proxy running
+
+Unless --manifests, --kubeconfig, --master or --config say where objects are to be read from, the proxy that runs on this
+node is asked at --metrics-bind-address. Otherwise give the flags that the proxy runs with: the answer depends on them.";
+
+pub fn command() -> Command {
+    Command::new("explain")
+        .about(
+            "Tell what would happen to a packet: who would answer, whom they would see, or why nobody would",
+        )
+        .after_help(EXAMPLES)
+        .arg(
+            Arg::new("protocol")
+                .required(true)
+                .ignore_case(true)
+                .value_parser(PossibleValuesParser::new(["tcp", "udp", "sctp"])),
+        )
+        .arg(
+            Arg::new("destination")
+                .required(true)
+                .value_name("ADDRESS:PORT")
+                .help("Where the packet is sent to, as the client says it"),
+        )
+        .arg(
+            Arg::new("from")
+                .long("from")
+                .value_name("IP")
+                .help("Where the packet comes from; unless given, from this node itself"),
+        )
+        .arg(Arg::new("interface").long("interface").value_name("NAME").help(
+            "The interface of the node that the packet comes in by: needed where the proxy tells pods by it",
+        ))
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .default_value("text")
+                .value_parser(PossibleValuesParser::new(["text", "json"]))
+                .help("How to say it"),
+        )
+        .arg(
+            Arg::new("live").long("live").action(ArgAction::SetTrue).help(
+                "Also read the kernel, and say whether it would do the same; needs root, changes nothing",
+            ),
+        )
+        .args(desired::arguments())
+}
+
+pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let question = question(matches)?;
+    let (config, options) = desired::configuration(matches)?;
+    let mut explanation = if names_a_source(&config, &options) {
+        from_objects(&question, config, &options)?
+    } else {
+        from_running(&question, config.metrics_bind_address)?
+    };
+    if matches.get_flag("live") {
+        explanation.live = Some(live::look(&explanation)?);
+    }
+    let is_json = matches.get_one::<String>("output").is_some_and(|output| output == "json");
+    let said = if is_json {
+        serde_json::to_string_pretty(&explanation).context("writing JSON")? + "\n"
+    } else {
+        text::of(&explanation)
+    };
+    super::print(&said);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let address = |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"));
+    let to = text("destination").unwrap_or_default();
+    let destination: SocketAddr = to.parse().with_context(|| {
+        format!("{to:?} is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
+    })?;
+    let protocol = text("protocol").and_then(question::protocol).context("tcp, udp or sctp")?;
+    Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+}
+
+/// Whether there is something to read objects from, rather than a proxy to be asked.
+fn names_a_source(config: &Config, options: &Options) -> bool {
+    options.manifests.is_some() || options.master.is_some() || !config.client.kubeconfig.is_empty()
+}
+
+fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {
+    let answer = running::ask(address, &format!("explain?{}", question.to_query()))?;
+    serde_json::from_slice(&answer).context("reading what the proxy says")
+}
+
+fn from_objects(question: &Question, config: Config, options: &Options) -> anyhow::Result<Explanation> {
+    let Desired { config, node, mut clusters } = Desired::read(config, options)?;
+    let family = Family::of(question.destination.ip());
+    let mut cluster = clusters.remove(&family).with_context(|| format!("this kernel has no {family}"))?;
+    // What is wanted is as good as written here.
+    cluster.take_changes();
+    let settings = modes::tracing(&config, family, &node)?;
+    let addresses = node_addresses(node.ips.of(family))?;
+    let packet = question.packet(&addresses, cluster.node_ip());
+    Ok(trace(&packet, &settings, &addresses, &cluster)?)
+}
+
+/// Those of this machine, and the one that the node is known by: it may be another machine.
+fn node_addresses(node_ip: IpAddr) -> anyhow::Result<Vec<IpAddr>> {
+    let mut addresses = interfaces::addresses().context("listing the addresses of this machine")?;
+    if !addresses.contains(&node_ip) {
+        addresses.push(node_ip);
+    }
+    Ok(addresses)
+}

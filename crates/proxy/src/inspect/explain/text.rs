@@ -1,0 +1,216 @@
+//! An explanation as a person reads it.
+
+use std::fmt::Write as _;
+
+use plan::trace::live::Live;
+use plan::trace::{
+    Explanation, Fate, Frontend, Kind, Masquerade, Mode, Origin, Policy, PolicyField, PolicyValue, Reason,
+    Target, Unused, UnusedReason,
+};
+
+pub fn of(explanation: &Explanation) -> String {
+    let Explanation { source, protocol, destination, .. } = explanation;
+    let mut out = format!("{source} -> {protocol} {destination}\n");
+    let mut say = |line: &str| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{line}");
+    };
+    say(&format!("  {}", frontend(explanation)));
+    say(&format!("  {}", origin_and_policy(explanation)));
+    if let Some(frontend) = &explanation.frontend
+        && !frontend.denied_to.is_empty()
+    {
+        say(&format!("  also asked for, in vain, by {}", frontend.denied_to.join(", ")));
+    }
+    say(&format!("  {}", fate(explanation)));
+    let addresses = explanation.endpoints.iter().map(|target| target.address);
+    let addresses = addresses.chain(explanation.unused.iter().map(|unused| unused.address));
+    let width = addresses.map(|address| address.to_string().len()).max().unwrap_or_default();
+    for target in &explanation.endpoints {
+        say(&format!("    {}", endpoint(target, width, is_uniform(explanation))));
+    }
+    if let Some(seconds) = explanation.affinity_seconds {
+        say(&format!("  a client that came before goes where it went, for {}", time(seconds)));
+    }
+    if !explanation.unused.is_empty() {
+        say("  not used:");
+    }
+    for unused in &explanation.unused {
+        let (address, why) = (unused.address.to_string(), why_unused(unused));
+        say(&format!("    {address:<width$}         {why}"));
+    }
+    if !explanation.chains.is_empty() {
+        say(&format!("  by way of {}", explanation.chains.join(" > ")));
+    }
+    if let Some(live) = &explanation.live {
+        say(&format!("  {}", kernel(live)));
+    }
+    if explanation.pending {
+        say("  the cluster has changed just now: the rules are about to follow");
+    }
+    out
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Iptables => "iptables",
+        Mode::Nftables => "nftables",
+    }
+}
+
+fn frontend(explanation: &Explanation) -> String {
+    let mode = mode(explanation.mode);
+    let Some(Frontend { kind, namespace, service, port, .. }) = &explanation.frontend else {
+        let what = match explanation.reason {
+            Some(Reason::NoSuchPort) => "a cluster IP, but a port that no service has there",
+            Some(Reason::UnusedClusterIp) => "a cluster IP that no service has",
+            _ => "nothing that a service asks for",
+        };
+        return format!("{what} ({mode} mode)");
+    };
+    let kind = match kind {
+        Kind::ClusterIp => "cluster IP",
+        Kind::ExternalIp => "external IP",
+        Kind::LoadBalancerIp => "load-balancer IP",
+        Kind::NodePort => "node port",
+    };
+    let port = if port.is_empty() { String::new() } else { format!(":{port}") };
+    format!("{kind} of {namespace}/{service}{port} ({mode} mode)")
+}
+
+fn origin_and_policy(explanation: &Explanation) -> String {
+    let origin = match explanation.origin {
+        Origin::Node => "from this node itself",
+        Origin::Pod => "from a pod",
+        Origin::Elsewhere => "from outside the cluster",
+        Origin::Untold => "not from this node; whether from a pod the proxy can't tell",
+    };
+    let Some(Policy { field, value, short_circuit }) = explanation.policy else { return origin.into() };
+    let field = match field {
+        PolicyField::InternalTrafficPolicy => "internalTrafficPolicy",
+        PolicyField::ExternalTrafficPolicy => "externalTrafficPolicy",
+    };
+    let value = match value {
+        PolicyValue::Cluster => "Cluster",
+        PolicyValue::Local => "Local",
+    };
+    let but = if short_circuit { ", which does not bind pods and this node" } else { "" };
+    format!("{origin}; {field} {value}{but}")
+}
+
+fn fate(explanation: &Explanation) -> String {
+    let why =
+        explanation.reason.map(|reason| format!(": {}", because(reason, explanation))).unwrap_or_default();
+    match explanation.fate {
+        Fate::Forwarded => {
+            let sees = match explanation.endpoints.first() {
+                Some(target) if is_uniform(explanation) => format!(", which {}", sees(target.masquerade)),
+                _ => String::new(),
+            };
+            match explanation.endpoints.len() {
+                1 => format!("goes to the only endpoint{sees}:"),
+                count => format!("goes to one of {count} endpoints{sees}:"),
+            }
+        }
+        Fate::Refused => format!("refused at once{why}"),
+        Fate::Dropped => format!("dropped, the client waits in vain{why}"),
+        Fate::Untouched if explanation.to_this_node => {
+            format!("left alone, so that the node itself gets it{why}")
+        }
+        Fate::Untouched => format!("left alone, so that it goes wherever routes lead{why}"),
+    }
+}
+
+/// Whether all endpoints see the same.
+fn is_uniform(explanation: &Explanation) -> bool {
+    let mut seen = explanation.endpoints.iter().map(|target| target.masquerade);
+    let first = seen.next();
+    seen.all(|next| Some(next) == first)
+}
+
+fn because(reason: Reason, explanation: &Explanation) -> &'static str {
+    match reason {
+        Reason::NoEndpoints => "no usable endpoint exists",
+        Reason::NoLocalEndpoints => "the policy wants an endpoint on this node, and there is none",
+        Reason::NotInSourceRanges => "loadBalancerSourceRanges do not admit the source",
+        Reason::NoSuchPort => "the service at this cluster IP has no such port",
+        Reason::UnusedClusterIp => "services get their cluster IPs from there, and no service has this one",
+        Reason::NodePortNotServedHere if explanation.destination.ip().is_loopback() => match explanation.mode
+        {
+            Mode::Nftables => "node ports are never served at loopback in this mode",
+            Mode::Iptables => {
+                "node ports are not served at loopback (--iptables-localhost-nodeports, --nodeport-addresses; IPv4 only)"
+            }
+        },
+        Reason::NodePortNotServedHere => "node ports are not served at this address (--nodeport-addresses)",
+        Reason::UncheckedFromNode => {
+            "there is no usable endpoint, but what this node itself sends to external addresses is not refused in this mode"
+        }
+        Reason::NoService => "no service has this address and port",
+    }
+}
+
+fn sees(why: Option<Masquerade>) -> String {
+    match why {
+        Some(why) => format!("sees this node's address ({})", masquerade(why)),
+        None => "sees the client's own address".into(),
+    }
+}
+
+fn masquerade(why: Masquerade) -> &'static str {
+    match why {
+        Masquerade::All => "masqueradeAll",
+        Masquerade::NotFromPod => "cluster IP, and not from a pod",
+        Masquerade::External => "external traffic, policy Cluster",
+        Masquerade::FromNode => "external traffic, from this node",
+        Masquerade::Hairpin => "back to the pod it comes from",
+    }
+}
+
+fn endpoint(target: &Target, width: usize, is_uniform: bool) -> String {
+    let address = target.address.to_string();
+    let chance = percent(target.probability);
+    let place = if target.on_this_node { "this node" } else { "another node" };
+    let sees = if is_uniform { String::new() } else { format!("; {}", sees(target.masquerade)) };
+    format!("{address:<width$}  {chance:>5}  {place}{sees}")
+}
+
+/// `50%`, `33.3%`; what is not whole has one digit more.
+fn percent(probability: f64) -> String {
+    let percent = probability * 100.0;
+    if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0}%") } else { format!("{percent:.1}%") }
+}
+
+fn why_unused(unused: &Unused) -> String {
+    match unused.reason {
+        UnusedReason::NotReady => "not ready".into(),
+        UnusedReason::Draining => "terminating, while others are ready".into(),
+        UnusedReason::Gone => "terminating, and serves no more".into(),
+        UnusedReason::OnAnotherNode => "not on this node".into(),
+        UnusedReason::ForOtherNodes => "for other nodes (hints)".into(),
+        UnusedReason::ForOtherZones => format!("for other zones (hints: {})", unused.zones.join(", ")),
+    }
+}
+
+fn kernel(live: &Live) -> String {
+    if live.agrees {
+        return "the kernel agrees".into();
+    }
+    let endpoints: Vec<String> = live.endpoints.iter().map(ToString::to_string).collect();
+    let does = match live.fate {
+        Fate::Forwarded if live.may_miss => {
+            format!("forwards to {}, and by chance to nobody", endpoints.join(", "))
+        }
+        Fate::Forwarded => format!("forwards to {}", endpoints.join(", ")),
+        Fate::Refused => "refuses it".into(),
+        Fate::Dropped => "drops it".into(),
+        Fate::Untouched => "leaves it alone".into(),
+    };
+    format!("the kernel DISAGREES: it {does}")
+}
+
+/// `3h`, `1h30m`, `90s` is `1m30s`.
+fn time(seconds: u32) -> String {
+    let parts = [(seconds / 3_600, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
+    parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect()
+}
