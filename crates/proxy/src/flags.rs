@@ -3,6 +3,8 @@
 //! One [table](table) describes every flag. From it come the parser, `--help`, the `FLAG:` lines of the log and
 //! `/flagz`. A flag's value lives in [`Flags`], most of them inside the configuration object that they stand for.
 
+#[cfg(test)]
+mod chapters;
 mod help;
 mod slot;
 mod table;
