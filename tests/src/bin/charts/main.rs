@@ -95,7 +95,7 @@ fn any_size(figures: &Figures) -> Option<Chart> {
     };
     let bars: Option<Vec<Bar>> = SIZES.into_iter().chain([(5_000, 50)]).map(bar).collect();
     Some(Chart {
-        title: "One endpoint is replaced: the same work in any cluster",
+        title: "One endpoint is replaced: the number of Services does not matter",
         note: "nftables mode, from the object to the kernel; median processor time by Services x endpoints.",
         groups: vec![Group { title: "Sluice".to_owned(), bars: bars? }],
     })
