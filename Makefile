@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build check test e2e bench bench-e2e fmt setup pure deny clean
+.PHONY: help demo build check test e2e bench bench-e2e charts docs fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -39,6 +39,17 @@ bench: ## what things cost, beside what they should cost; wants root for network
 	$(CARGO) bench --package kernel --bench nftables
 	$(CARGO) bench --package kernel --bench iptables
 	$(CARGO) bench --package kernel --bench conntrack
+	@$(MAKE) --no-print-directory charts
+
+# From the figures beside them, and from those that a bench has left since, which are kept there.
+charts: ## draws the charts of the book again
+	@$(CARGO) run --quiet --package tests --bin charts -- docs/src/charts \
+	  $$(ls $${CARGO_TARGET_DIR:-target}/bench/*.json 2>/dev/null)
+
+# mdbook is built the first time: minutes. The test writes the chapters that the program itself knows best.
+docs: ## the book, target/book/index.html; writes the chapters on flags and configuration again
+	SLUICE_DOCS=write $(CARGO) test --quiet --package proxy --lib chapters
+	mdbook=$$(hack/mdbook) && "$$mdbook" build docs
 
 bench-e2e: setup build ## the same against a real API server: from its write to the kernel, and memory
 	$(CARGO) build --bin control-plane --bin bench-cluster

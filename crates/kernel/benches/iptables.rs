@@ -38,6 +38,7 @@ use tempfile::TempDir;
 
 use shared::figures::{Figures, goal, processor, run, say};
 use shared::objects::{Random, Size, deletions, here, replacements, service, slice};
+use shared::record::Record;
 
 const SIZES: [Size; 3] = [
     Size { services: 1_000, endpoints: 5 },
@@ -73,6 +74,8 @@ fn report(variants: &[&str]) {
         let sizes = SIZES.map(|size| {
             (size, run(&["size", variant, &size.services.to_string(), &size.endpoints.to_string()]))
         });
+        let mut record = Record::of(if *variant == "nft" { "iptables-nft" } else { "iptables-legacy" });
+        sizes.iter().for_each(|(size, found)| found.keep(*size, &mut record));
         println!(
             "\n{variant}: full sync, in milliseconds: our processor time, that of the commands, and elapsed"
         );

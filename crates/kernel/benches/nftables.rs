@@ -34,6 +34,7 @@ use plan::nftables::program::Settings;
 
 use shared::figures::{goal, processor, run, say};
 use shared::objects::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
+use shared::record::Record;
 
 const SIZES: [Size; 4] = [
     Size { services: 1_000, endpoints: 5 },
@@ -66,6 +67,8 @@ fn main() {
 fn report() {
     let sizes =
         SIZES.map(|size| (size, run(&["size", &size.services.to_string(), &size.endpoints.to_string()])));
+    let mut record = Record::of("nftables");
+    sizes.iter().for_each(|(size, found)| found.keep(*size, &mut record));
 
     println!("\ncold load: a process from its start to its first pass, in milliseconds of processor time");
     println!(

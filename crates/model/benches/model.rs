@@ -4,6 +4,9 @@
 //! so that they count neither as model memory nor as work.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark stops at what it did not expect")]
 
+#[path = "../../kernel/benches/shared/record.rs"]
+mod record;
+
 use std::alloc::System;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,6 +17,7 @@ use model::address::Family;
 use model::api;
 use model::cluster::{Cluster, Here};
 use model::event::{Event, Kind};
+use record::Record;
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
@@ -25,8 +29,9 @@ const ENDPOINTS: usize = 10;
 const CHANGING: usize = 500;
 
 fn main() {
-    weigh();
-    scale();
+    let mut record = Record::of("model");
+    weigh(&mut record);
+    scale(&mut record);
     events();
     Criterion::default().configure_from_args().final_summary();
 }
@@ -117,7 +122,7 @@ fn build(c: &mut Criterion) {
 
 /// Prints how the cost of one slice change grows with the cluster. Both clusters take turns, so that whatever else
 /// the machine does weighs on both.
-fn scale() {
+fn scale(record: &mut Record) {
     let mut clusters = [SMALL, LARGE].map(|services| (full(services), alternating(services), Duration::MAX));
     for _ in 0..30 {
         for (cluster, changes, best) in &mut clusters {
@@ -129,6 +134,8 @@ fn scale() {
         }
     }
     let [small, large] = clusters.map(|(_, changes, best)| best.as_secs_f64() * 1e6 / changes.count() as f64);
+    record.keep(SMALL, ENDPOINTS, "slice_change_us", small);
+    record.keep(LARGE, ENDPOINTS, "slice_change_us", large);
     println!(
         "one slice change: {small:.2} µs at 1,000 services, {large:.2} µs at 10,000, ratio {:.2} (goal <= 1.5)",
         large / small
@@ -136,13 +143,14 @@ fn scale() {
 }
 
 /// Prints what the model keeps per endpoint, as the allocator counts it and as the kernel sees it.
-fn weigh() {
+fn weigh(record: &mut Record) {
     let (allocated, resident) = (ALLOCATOR.allocated(), resident_bytes());
     let mut cluster = full(LARGE);
     let (bytes, grown) = (ALLOCATOR.allocated() - allocated, resident_bytes().saturating_sub(resident));
     let endpoints = LARGE * ENDPOINTS;
     assert_eq!(cluster.counts().endpoints, endpoints);
     println!("model memory: {} bytes per endpoint (goal <= 200)", bytes / endpoints);
+    record.keep(LARGE, ENDPOINTS, "bytes_per_endpoint", bytes as f64 / endpoints as f64);
     println!("resident set growth: {} bytes per endpoint, while built", grown / endpoints);
 
     // A second life on top of the first: nothing may be kept twice.

@@ -4,6 +4,8 @@
 //! `/flagz`. A flag's value lives in [`Flags`], most of them inside the configuration object that they stand for.
 
 mod arguments;
+#[cfg(test)]
+mod chapters;
 mod help;
 mod slot;
 mod table;

@@ -1,9 +1,13 @@
 //! Figures that a process of its own finds out, and what is made of them.
 
+use std::collections::BTreeSet;
 use std::env::current_exe;
 use std::process::Command;
 
 use rustix::time::{ClockId, clock_gettime};
+
+use super::objects::Size;
+use super::record::Record;
 
 /// What a process of its own has found out: lines of a name and a number.
 pub struct Figures(String);
@@ -28,6 +32,14 @@ impl Figures {
 
     pub fn sum(&self, name: &str) -> f64 {
         self.all(name).iter().sum()
+    }
+
+    /// The median of everything that was found out.
+    pub fn keep(&self, size: Size, record: &mut Record) {
+        let names = self.0.lines().filter_map(|line| line.split_once(' ')).map(|(name, _)| name);
+        for name in names.collect::<BTreeSet<_>>() {
+            record.keep(size.services, size.endpoints, name, self.median(name));
+        }
     }
 
     pub fn say_as(&self, prefix: &str) {

@@ -41,7 +41,7 @@ pub(super) static TABLE: &[Flag] = &[
     flag(
         "cleanup",
         |f| Slot::Bool(&mut f.cleanup),
-        "Remove the rules of all proxy modes from this node and exit.",
+        "Remove the rules of the iptables and nftables modes from this node and exit; those of the ipvs mode stay.",
     ),
     flag(
         "cluster-cidr",
@@ -190,7 +190,7 @@ pub(super) static TABLE: &[Flag] = &[
     flag(
         "kube-api-content-type",
         |f| Slot::Text(&mut f.config.client_connection.content_type),
-        "Media type of requests to the API server. Ignored with --config.",
+        "Media type of requests to the API server. Accepted for compatibility, without effect: JSON is spoken. Ignored with --config.",
     ),
     flag(
         "kube-api-qps",

@@ -125,3 +125,28 @@ fn a_watch_is_counted_but_not_measured_and_no_answer_is_an_error() {
     assert!(page.contains("\nrest_client_requests_total{code=\"<error>\",host=\"api\",method=\"GET\"} 1\n"));
     assert!(!page.contains("rest_client_request_duration_seconds"));
 }
+
+#[test]
+fn the_book_explains_every_metric() {
+    let chapter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/metrics.md");
+    let chapter = std::fs::read_to_string(chapter).unwrap();
+    let explained: BTreeSet<&str> = chapter.split('`').collect();
+    let mut names = BTreeSet::new();
+    for mode in EVERYWHERE {
+        let metrics = Metrics::new(*mode);
+        names.extend(metrics.registered().iter().map(|metric| metric.about().name));
+    }
+    let asked = PacketCounts::new(|| Packets {
+        ct_state_invalid_dropped: Some(0),
+        localhost_nodeports_accepted: Some(0),
+    });
+    let counted = connections::NewConnections::new(Family::V4, || Ok(Vec::new()));
+    let collectors: [Box<dyn Collector>; 2] = [Box::new(asked), Box::new(counted)];
+    let mut pages = text::page(Process::here().entries());
+    pages.extend(collectors.into_iter().map(|mut collector| text::page(collector.entries())));
+    names.extend(pages.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()));
+    // Those have no page while there is nothing to count.
+    names.extend(["sluice_service_new_connections_total", "sluice_endpoint_new_connections_total"]);
+    let missing: Vec<_> = names.iter().filter(|name| !explained.contains(**name)).collect();
+    assert!(names.len() > 40 && missing.is_empty(), "docs/src/metrics.md lacks {missing:?}");
+}

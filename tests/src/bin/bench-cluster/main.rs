@@ -1,5 +1,9 @@
 //! What the proxy costs in a cluster with a real API server, beside what it should cost. `make bench-e2e` runs it.
+//!
+//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures what can be measured of any kube-proxy, and keeps it under that name.
 
+mod compare;
+mod figures;
 mod latency;
 mod memory;
 mod population;
@@ -15,12 +19,25 @@ fn main() {
     let size = program.metadata().map(|file| file.len());
     let size = size.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
     println!("binary: {:.1} MiB", mebibytes(size));
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [what, name, services, endpoints] = &words[..]
+        && what == "compare"
+    {
+        let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
+        let stage = Stage::new(&supervisor);
+        compare::measure(&stage, name, services, endpoints);
+        end();
+    }
     latency::measure(&Stage::new(&supervisor));
     let stage = Stage::new(&supervisor);
     memory::measure(&stage);
-    // Dropping it would delete ten thousand services one by one, which takes longer than all before. The control plane
-    // goes with us, and they with it.
-    std::process::exit(0);
+    end();
+}
+
+/// Without dropping the stage: that would delete ten thousand services one by one, which takes longer than all before.
+/// The control plane goes with us, and they with it.
+fn end() -> ! {
+    std::process::exit(0)
 }
 
 fn beside_us(name: &str) -> PathBuf {

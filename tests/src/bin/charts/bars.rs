@@ -1,0 +1,96 @@
+//! Bars lying on their side, in groups, for light and dark pages alike: no background, and text in a grey that both bear.
+
+use std::fmt::Write as _;
+
+pub struct Chart {
+    pub title: &'static str,
+    pub note: &'static str,
+    pub groups: Vec<Group>,
+}
+
+pub struct Group {
+    pub title: String,
+    pub bars: Vec<Bar>,
+}
+
+pub struct Bar {
+    pub label: String,
+    pub value: f64,
+    /// The value as people read it.
+    pub shown: String,
+    pub colour: Colour,
+}
+
+#[derive(Clone, Copy)]
+pub enum Colour {
+    Ours,
+    Other,
+}
+
+impl Colour {
+    fn hex(self) -> &'static str {
+        match self {
+            Self::Ours => "#0d9488",
+            Self::Other => "#94a3b8",
+        }
+    }
+}
+
+const WIDTH: f64 = 760.0;
+/// Where bars begin, so that their names fit beside them.
+const LEFT: f64 = 170.0;
+/// What is kept free for the figure beside the longest bar.
+const RIGHT: f64 = 90.0;
+const BAR: f64 = 22.0;
+const GAP: f64 = 6.0;
+/// However small the value, something is to be seen.
+const LEAST: f64 = 2.0;
+
+impl Chart {
+    pub fn svg(&self) -> String {
+        let most = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).fold(0.0, f64::max);
+        let mut body = String::new();
+        let mut y = 28.0;
+        text(&mut body, 0.0, 18.0, "title", self.title);
+        for group in &self.groups {
+            y += 24.0;
+            text(&mut body, 0.0, y, "group", &group.title);
+            y += 10.0;
+            for bar in &group.bars {
+                let width = (bar.value / most * (WIDTH - LEFT - RIGHT)).max(LEAST);
+                let (middle, colour) = (y + BAR / 2.0 + 5.0, bar.colour.hex());
+                text(&mut body, 0.0, middle, "label", &bar.label);
+                _ = writeln!(
+                    body,
+                    r#"<rect x="{LEFT}" y="{y}" width="{width:.1}" height="{BAR}" rx="3" fill="{colour}"/>"#
+                );
+                text(&mut body, LEFT + width + 8.0, middle, "value", &bar.shown);
+                y += BAR + GAP;
+            }
+        }
+        y += 20.0;
+        text(&mut body, 0.0, y, "note", self.note);
+        let height = y + 10.0;
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="{title}">
+<style>
+text {{ font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #768390; font-size: 14px }}
+.title {{ font-size: 17px; font-weight: 600 }}
+.group {{ font-size: 13px; font-weight: 600 }}
+.value {{ font-weight: 600 }}
+.note {{ font-size: 12px }}
+</style>
+{body}</svg>
+"#,
+            title = escape(self.title),
+        )
+    }
+}
+
+fn text(body: &mut String, x: f64, y: f64, class: &str, words: &str) {
+    _ = writeln!(body, r#"<text x="{x:.1}" y="{y:.1}" class="{class}">{}</text>"#, escape(words));
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}
