@@ -137,7 +137,8 @@ impl<'a> Pod<'a> {
             "mount -t proc proc $root/proc\nmount -t sysfs sysfs $root/sys\nmount --bind /dev $root/dev\n";
         for (from, to, read_only) in self.mounts(container) {
             let (make, from) = (if from.is_dir() { "mkdir -p" } else { "touch" }, from.display());
-            writeln!(script, "{make} $root{to}\nmount --bind {from} $root{to}").unwrap();
+            writeln!(script, "mkdir -p $root$(dirname {to}) && {make} $root{to}").unwrap();
+            writeln!(script, "mount --bind {from} $root{to}").unwrap();
             if read_only {
                 writeln!(script, "mount -o remount,bind,ro $root{to}").unwrap();
             }
