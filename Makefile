@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build check test e2e bench bench-e2e charts docs fmt setup pure deny clean
+.PHONY: help demo build static check test e2e bench bench-e2e charts docs fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -20,6 +20,13 @@ demo: ## see it at work: real connections, pods that come and go, a proxy killed
 build: ## the release binary, target/release/kube-proxy
 	$(CARGO) build --release --bin kube-proxy
 
+# Of this machine's kind. Another one needs a C compiler for it: packaging/README.md.
+STATIC ?= $(shell uname -m)-unknown-linux-musl
+static: ## the same without libraries, for containers: target/*-linux-musl/release/kube-proxy; installs what it needs
+	@hack/setup cc musl-gcc
+	@rustup target list --installed | grep -q -x '$(STATIC)' || rustup target add '$(STATIC)'
+	$(CARGO) build --release --target '$(STATIC)' --bin kube-proxy
+
 check: pure deny ## the inner loop: format, lints, dependency rules, unit tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
@@ -31,7 +38,8 @@ test: setup ## everything that needs no cluster; installs what it needs, wants r
 # All of the workspace, so that nothing is built again that `make test` has built.
 e2e: setup ## against a real API server, in both modes; builds one with Go the first time, wants root
 	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
-	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
+	components=$$(hack/control-plane) && tools=$$(hack/packaging-tools) && \
+	  SLUICE_CONTROL_PLANE=$$components SLUICE_PACKAGING_TOOLS=$$tools \
 	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --test-threads=1
 
 bench: ## what things cost, beside what they should cost; wants root for network namespaces

@@ -16,6 +16,8 @@ pub mod control_plane;
 pub mod etcd;
 pub mod http;
 pub mod kubeconfig;
+pub mod kubelet;
+pub mod manifests;
 pub mod objects;
 pub mod pods;
 pub mod proxy;

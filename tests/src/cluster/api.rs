@@ -30,6 +30,13 @@ impl std::fmt::Debug for Client {
     }
 }
 
+/// Whether something is to be done, or only judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    DryRun,
+    ForReal,
+}
+
 /// What the API server said no to, or why it said nothing.
 pub type Refusal = kube::Error;
 
@@ -73,6 +80,16 @@ impl Api {
     /// Changes some fields. `null` removes one.
     pub fn patch(&self, path: &str, fields: &Value) -> Value {
         self.call("PATCH", path, "application/merge-patch+json", fields)
+    }
+
+    /// Applies an object as `kubectl apply --server-side --force-conflicts` does, and nothing that its schema does not know.
+    pub fn apply(&self, path: &str, object: &Value, trial: Trial) -> Result<Value, Refusal> {
+        let dry = match trial {
+            Trial::DryRun => "&dryRun=All",
+            Trial::ForReal => "",
+        };
+        let options = format!("fieldManager=packaging&force=true&fieldValidation=Strict{dry}");
+        self.try_call("PATCH", &format!("{path}?{options}"), "application/apply-patch+yaml", object)
     }
 
     pub fn delete(&self, path: &str) {

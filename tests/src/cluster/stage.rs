@@ -172,7 +172,12 @@ impl Stage {
         Proxy::start(&self.kube_proxy, &self.lab.network.node, flags, &self.log())
     }
 
-    fn log(&self) -> PathBuf {
+    /// The program that [`Self::proxy`] starts.
+    pub fn kube_proxy(&self) -> &Path {
+        &self.kube_proxy
+    }
+
+    pub fn log(&self) -> PathBuf {
         self.folder().join("kube-proxy.log")
     }
 

@@ -7,6 +7,7 @@ mod health;
 mod metrics;
 mod node;
 mod pace;
+mod packaging;
 mod requests;
 mod rolling;
 mod services;

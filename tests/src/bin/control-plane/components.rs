@@ -132,6 +132,8 @@ impl Place {
                 "--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112".into(),
                 // No kubelet, no tokens in pods.
                 "--disable-admission-plugins=ServiceAccount".into(),
+                // As in every cluster: kube-proxies ask for it.
+                "--allow-privileged=true".into(),
                 file("audit-policy-file", "audit-policy.yaml"),
                 file("audit-log-path", "audit.log"),
             ],

@@ -1,0 +1,122 @@
+//! Manifests from the chart and from the overlays, by the tools that users have.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tests::cluster::manifests::parse;
+use tests::cluster::stage::Stage;
+
+use super::packaging;
+
+/// One of what `hack/packaging-tools` gets.
+pub fn tool(name: &str) -> PathBuf {
+    let folder = std::env::var("SLUICE_PACKAGING_TOOLS").expect("`make e2e` says where the tools are");
+    Path::new(&folder).join(name)
+}
+
+/// The objects of the chart with these values.
+pub fn chart(values: &Value) -> Vec<Value> {
+    parse(&success(helm(&["template", "sluice"], values)))
+}
+
+pub fn lint(values: &Value) {
+    success(helm(&["lint", "--strict"], values));
+}
+
+/// Why the chart does not take these values.
+pub fn refusal(values: &Value) -> String {
+    let output = helm(&["template", "sluice"], values);
+    assert!(!output.status.success(), "{values} were taken");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn helm(command: &[&str], values: &Value) -> Output {
+    let mut helm = Command::new(tool("helm"));
+    helm.args(command).arg(packaging().join("helm/sluice"));
+    helm.args(["--namespace", "kube-system", "--kube-version", "v1.36.3", "--values", "-"]);
+    output(&mut helm, &values.to_string())
+}
+
+/// The chart in the cluster of the stage, until this is dropped.
+#[derive(Debug)]
+pub struct Release<'a>(&'a Stage);
+
+impl<'a> Release<'a> {
+    /// Takes over what is there already.
+    pub fn install(stage: &'a Stage, values: &Value) -> Self {
+        let mut helm = in_cluster(stage, "install");
+        helm.arg(packaging().join("helm/sluice"));
+        helm.args(["--take-ownership", "--force-conflicts", "--values", "-"]);
+        let installed = stage.plane().namespace.enter(|| output(&mut helm, &values.to_string()));
+        assert!(success(installed).contains("is Sluice"), "no notes");
+        Self(stage)
+    }
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        let mut helm = in_cluster(self.0, "uninstall");
+        let removed = self.0.plane().namespace.enter(|| output(&mut helm, ""));
+        if !std::thread::panicking() {
+            success(removed);
+        }
+    }
+}
+
+fn in_cluster(stage: &Stage, command: &str) -> Command {
+    let mut helm = Command::new(tool("helm"));
+    helm.args([command, "sluice", "--namespace", "kube-system", "--kubeconfig"]);
+    helm.arg(stage.plane().folder.join("admin.kubeconfig"));
+    // What it remembers is not for the user whose machine this is.
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        helm.env(variable, stage.folder().join("helm"));
+    }
+    helm
+}
+
+/// The objects of an overlay as it is.
+pub fn overlay(name: &str) -> Vec<Value> {
+    build(&packaging().join("kustomize/overlays").join(name))
+}
+
+/// The objects of an overlay over an overlay, whose ConfigMap has these files instead.
+pub fn kustomized(folder: &Path, name: &str, files: &[(&str, &str)]) -> Vec<Value> {
+    let own = folder.join("overlay");
+    std::fs::create_dir_all(&own).unwrap();
+    for (name, content) in files {
+        std::fs::write(own.join(name), content).unwrap();
+    }
+    let names = files.iter().map(|(name, _)| format!("  - {name}\n")).collect::<String>();
+    // Absolute paths are refused.
+    let up = "../".repeat(own.canonicalize().unwrap().components().count() - 1);
+    let base = packaging().join("kustomize/overlays").join(name);
+    let base = format!("{up}{}", base.strip_prefix("/").unwrap().display());
+    let kustomization = format!(
+        "resources:\n- {base}\nconfigMapGenerator:\n- name: kube-proxy\n  namespace: kube-system\n  behavior: merge\n  files:\n{names}"
+    );
+    std::fs::write(own.join("kustomization.yaml"), kustomization).unwrap();
+    build(&own)
+}
+
+fn build(folder: &Path) -> Vec<Value> {
+    let mut kustomize = Command::new(tool("kustomize"));
+    parse(&success(output(kustomize.arg("build").arg(folder), "")))
+}
+
+/// Runs a command that reads this text.
+pub fn output(command: &mut Command, text: &str) -> Output {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// What it printed.
+pub fn success(output: Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}\n{printed}");
+    printed
+}
