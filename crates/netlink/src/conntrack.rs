@@ -200,7 +200,7 @@ impl Connection {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
         for some in flows.chunks(AT_ONCE) {
-            for made in self.socket.ask_each(request, some, Direction::to_wire)? {
+            for made in self.socket.ask_each(request, some, Direction::write)? {
                 made?;
             }
         }
@@ -211,7 +211,7 @@ impl Connection {
 #[cfg(any(test, feature = "testing"))]
 impl Direction {
     /// Both directions of a flow, the other one being this one turned round, and what a flow has to have.
-    fn to_wire(&self, message: &mut Buffer) {
+    fn write(&self, message: &mut Buffer) {
         let tuple = |from: SocketAddr, to: SocketAddr, m: &mut Buffer| {
             m.nest(CTA_TUPLE_IP, |m| match (from.ip(), to.ip()) {
                 (IpAddr::V4(from), IpAddr::V4(to)) => {

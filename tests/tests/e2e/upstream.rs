@@ -1,7 +1,6 @@
 //! From the reference to us, in any pair of modes: nobody who connects notices, and nothing of either stays behind.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -94,7 +93,7 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
             theirs.wait();
             let_ask();
             let ours = stage.proxy(mode);
-            eventually("health", || ours.health("/healthz").is_some_and(|answer| answer.status == 200));
+            eventually("health", || ours.health("/healthz").is_some_and(|answer| answer.code == 200));
             eventually("nothing of the other mode", || {
                 let rules = rules(&stage);
                 let (table, chains) =
