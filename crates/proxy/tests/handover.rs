@@ -1,6 +1,6 @@
 //! One proxy takes over from another, in the same mode or another one, and no client notices. What strangers break is
 //! mended while clients ask.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 mod hammer;
 mod stage;

@@ -66,7 +66,9 @@ impl Load {
 fn by_an_endpoint(answer: Answer) -> Result<(), String> {
     match answer {
         Answer::From { endpoint, .. } if endpoint.port() != NODE_PORT => Ok(()),
-        answer => Err(format!("{answer:?}")),
+        Answer::From { .. } | Answer::Refused | Answer::Silence | Answer::Strayed => {
+            Err(format!("{answer:?}"))
+        }
     }
 }
 
