@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static check test e2e bench bench-e2e charts docs fmt setup pure deny clean
+.PHONY: help demo build static dist check test e2e bench bench-e2e charts docs fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -26,6 +26,9 @@ static: ## the same without libraries, for containers: target/*-linux-musl/relea
 	@hack/setup cc musl-gcc
 	@rustup target list --installed | grep -q -x '$(STATIC)' || rustup target add '$(STATIC)'
 	$(CARGO) build --release --target '$(STATIC)' --bin kube-proxy
+
+dist: static ## all that a package holds: static binary, completions, manual page, in target/dist
+	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
 
 check: pure deny ## the inner loop: format, lints, dependency rules, unit tests
 	$(CARGO) fmt --all --check

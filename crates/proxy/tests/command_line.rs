@@ -332,3 +332,40 @@ fn text_lines_have_the_head_of_klog() {
     assert!(head.ends_with(" complete.rs:000") || head.ends_with(" complete.rs:00"), "{line}");
     assert_eq!(unquote(message), "Using iptables proxy");
 }
+
+#[test]
+fn every_shell_and_the_manual_know_every_flag_and_subcommand() {
+    let help = run(&["--help"]).stdout;
+    for tool in ["completion", "explain", "plan", "render", "top", "verify"] {
+        assert!(help.contains(&format!("\n  kube-proxy {tool} ")), "{tool} is not in the help");
+    }
+    for (what, flag) in [
+        ("bash", "--audit-interval"),
+        ("zsh", "--audit-interval"),
+        ("fish", "-l audit-interval"),
+        ("elvish", "--audit-interval"),
+        ("powershell", "--audit-interval"),
+        ("man", "\\-\\-audit\\-interval"),
+    ] {
+        let printed = run(&["completion", what]);
+        assert_eq!((printed.code, printed.stderr.as_str()), (0, ""), "{what}");
+        assert!(
+            printed.stdout.contains(flag) && printed.stdout.contains("explain"),
+            "{what}: {}",
+            printed.stdout
+        );
+    }
+    let unknown = run(&["completion", "tcsh"]);
+    assert!(unknown.code != 0 && unknown.stderr.contains("invalid value 'tcsh'"), "{}", unknown.stderr);
+}
+
+#[test]
+fn bash_can_read_its_completions_and_completes() {
+    let script = run(&["completion", "bash"]).stdout;
+    let ask = "COMP_WORDS=(kube-proxy explain --li) COMP_CWORD=2; _kube__proxy kube-proxy --li explain; echo \"${COMPREPLY[@]}\"";
+    let output =
+        std::process::Command::new("bash").arg("-c").arg(format!("{script}\n{ask}")).output().expect("bash");
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!((said.trim(), complained.as_ref()), ("--live", ""));
+}

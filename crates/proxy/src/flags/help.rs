@@ -1,7 +1,7 @@
 //! `--help` and the usage that precedes a parse error, laid out as pflag does.
 
 use super::{Flag, Flags, TABLE};
-use crate::gates;
+use crate::{gates, inspect};
 
 const DESCRIPTION: &str = "\
 Sluice is a kube-proxy: it runs on every node of a Kubernetes cluster and makes the
@@ -12,7 +12,16 @@ configuration file of the kube-proxy it replaces.
 
 /// What `--help` prints.
 pub fn help() -> String {
-    format!("{DESCRIPTION}\n{}", usage())
+    format!("{DESCRIPTION}\n{}\n{}", commands(), usage())
+}
+
+fn commands() -> String {
+    let mut text = String::from("Commands, each with a --help of its own:\n");
+    for command in inspect::command().get_subcommands() {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        text.push_str(&format!("  kube-proxy {:<11} {about}\n", command.get_name()));
+    }
+    text
 }
 
 /// How to call the program: one line per flag, the flags in one column, their help in the next.
