@@ -133,7 +133,7 @@ impl Conntrack {
             none => none.insert(Connection::open()?),
         };
         let (flows, node_ips) = (&mut self.flows, &self.node_ips);
-        let wrong = connection.flows(family, UDP, |flow| {
+        let wrong = connection.flows(family, UDP, doubts.only_ip(), |flow| {
             let flow = Flow { to: flow.original.destination, answered_by: flow.reply.source };
             flows.is_wrong(flow, doubts, node_ips)
         })?;

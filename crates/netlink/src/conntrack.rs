@@ -47,6 +47,7 @@ mod made {
 #[cfg(any(test, feature = "testing"))]
 use made::*;
 // net/netfilter/nf_internals.h
+const CTA_FILTER_F_CTA_IP_DST: u32 = 1 << 1;
 const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
 
 /// The size of `struct nfgenmsg`.
@@ -146,29 +147,41 @@ impl Connection {
         Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
     }
 
-    /// The flows of one protocol that are `wanted`. The kernel leaves out those of other protocols where it knows how
-    /// to (5.8 and later); elsewhere we do.
+    /// The flows of one protocol, and to one address if one is given, that are `wanted`. The kernel leaves out others where
+    /// it knows how to (5.8 and later); elsewhere we do. It goes through all of them either way.
     pub fn flows(
         &mut self,
         family: Family,
         protocol: u8,
+        destination: Option<IpAddr>,
         mut wanted: impl FnMut(&Flow) -> bool,
     ) -> io::Result<Vec<Handle>> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
-        let of_protocol = |message: &mut Buffer| {
-            message.nest(CTA_TUPLE_ORIG, |m| m.nest(CTA_TUPLE_PROTO, |m| m.u8(CTA_PROTO_NUM, protocol)));
+        let those = |message: &mut Buffer| {
+            let mut by = CTA_FILTER_F_CTA_PROTO_NUM;
+            message.nest(CTA_TUPLE_ORIG, |m| {
+                if let Some(ip) = destination {
+                    by |= CTA_FILTER_F_CTA_IP_DST;
+                    m.nest(CTA_TUPLE_IP, |m| match ip {
+                        IpAddr::V4(ip) => m.bytes(CTA_IP_V4_DST, &ip.octets()),
+                        IpAddr::V6(ip) => m.bytes(CTA_IP_V6_DST, &ip.octets()),
+                    });
+                }
+                m.nest(CTA_TUPLE_PROTO, |m| m.u8(CTA_PROTO_NUM, protocol));
+            });
             message.nest(CTA_FILTER, |m| {
-                m.ne32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_F_CTA_PROTO_NUM);
+                m.ne32(CTA_FILTER_ORIG_FLAGS, by);
                 m.ne32(CTA_FILTER_REPLY_FLAGS, 0);
             });
         };
         let mut read = |message: &Message<'_>| {
             let flow = Flow::from_wire(message)?;
-            let is_wanted = flow.original.protocol == protocol && wanted(&flow);
-            is_wanted.then(|| Handle::from_wire(message)).flatten()
+            let is_of_those = flow.original.protocol == protocol
+                && destination.is_none_or(|ip| flow.original.destination.ip() == ip);
+            (is_of_those && wanted(&flow)).then(|| Handle::from_wire(message)).flatten()
         };
-        match self.socket.dump(request, of_protocol, &mut read) {
+        match self.socket.dump(request, those, &mut read) {
             Err(error) if is(&error, Errno::OPNOTSUPP) || is(&error, Errno::INVAL) => {
                 self.socket.dump(request, |_| {}, read)
             }
@@ -274,7 +287,7 @@ mod tests {
     fn sources(connection: &mut Connection, family: Family) -> Vec<SocketAddr> {
         let mut sources = Vec::new();
         connection
-            .flows(family, UDP, |flow| {
+            .flows(family, UDP, None, |flow| {
                 sources.push(flow.original.source);
                 false
             })
@@ -291,7 +304,7 @@ mod tests {
             assert_eq!(sources(&mut connection, Family::Ipv4).len(), 600);
             assert_eq!(sources(&mut connection, Family::Ipv6).len(), 0);
             let all_but_two = connection
-                .flows(Family::Ipv4, UDP, |flow| {
+                .flows(Family::Ipv4, UDP, None, |flow| {
                     assert_eq!(flow.original.destination, flow.reply.source, "nobody translates");
                     ![4000, 4599].contains(&flow.original.source.port())
                 })
@@ -312,7 +325,30 @@ mod tests {
             let mut connection = Connection::open().unwrap();
             assert_eq!(sources(&mut connection, Family::Ipv4), []);
             assert_eq!(sources(&mut connection, Family::Ipv6), ["[::1]:4000".parse().unwrap()]);
-            assert_eq!(connection.flows(Family::Ipv6, 6, |_| true).unwrap().len(), 1);
+            assert_eq!(connection.flows(Family::Ipv6, 6, None, |_| true).unwrap().len(), 1);
+        });
+    }
+
+    #[test]
+    fn only_flows_to_one_address_can_be_asked_for() {
+        in_fresh_netns(|| {
+            let _sockets = (send("127.0.0.1", 4000..4003), send("::1", 4000..4003));
+            let other = UdpSocket::bind("127.0.0.1:4500").unwrap();
+            other.send_to(b"x", "127.0.0.2:53").unwrap();
+            let mut connection = Connection::open().unwrap();
+            let mut count = |family, ip: &str| {
+                let mut seen = 0;
+                let see = |_: &Flow| {
+                    seen += 1;
+                    false
+                };
+                connection.flows(family, UDP, Some(ip.parse().unwrap()), see).unwrap();
+                seen
+            };
+            assert_eq!(count(Family::Ipv4, "127.0.0.1"), 3);
+            assert_eq!(count(Family::Ipv4, "127.0.0.2"), 1);
+            assert_eq!(count(Family::Ipv4, "127.0.0.3"), 0);
+            assert_eq!(count(Family::Ipv6, "::1"), 3);
         });
     }
 }

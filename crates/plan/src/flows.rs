@@ -159,6 +159,16 @@ impl Doubts {
         (self.0.contains_key(&node_port) && node_ips.contains(&to.ip())).then_some(node_port)
     }
 
+    /// The one address that it is all about, if there is one. Node ports are at any.
+    pub fn only_ip(&self) -> Option<IpAddr> {
+        let mut ips = self.0.keys().map(|destination| match destination {
+            Destination::Address(at) => Some(at.ip()),
+            Destination::NodePort(_) => None,
+        });
+        let first = ips.next()??;
+        ips.all(|ip| ip == Some(first)).then_some(first)
+    }
+
     /// Leaves out destinations that nobody has ever been sent anywhere from.
     pub fn dismiss_unused(&mut self, mut is_unused: impl FnMut(Destination) -> bool) {
         self.0.retain(|destination, doubt| *doubt == Doubt::Any || !is_unused(*destination));

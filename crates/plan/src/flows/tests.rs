@@ -139,6 +139,7 @@ fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
     };
     let mut flows = Flows::default();
     flows.replace(&name("dns"), Some(&dns(&[2])));
+    assert_eq!(flows.clone_doubts().only_ip(), None, "there are several, and a node port");
     assert!(remains(&mut flows), "flows may be older than our rules");
     flows.replace(&name("dns"), Some(&dns(&[3])));
     assert!(!remains(&mut flows));
