@@ -161,12 +161,10 @@ impl Connection {
         let those = |message: &mut Buffer| {
             let mut by = CTA_FILTER_F_CTA_PROTO_NUM;
             message.nest(CTA_TUPLE_ORIG, |m| {
-                if let Some(ip) = destination {
+                // Of IPv6 addresses it gives those that are different: `ctnetlink_filter_match_tuple` has it the wrong way round.
+                if let Some(IpAddr::V4(ip)) = destination {
                     by |= CTA_FILTER_F_CTA_IP_DST;
-                    m.nest(CTA_TUPLE_IP, |m| match ip {
-                        IpAddr::V4(ip) => m.bytes(CTA_IP_V4_DST, &ip.octets()),
-                        IpAddr::V6(ip) => m.bytes(CTA_IP_V6_DST, &ip.octets()),
-                    });
+                    m.nest(CTA_TUPLE_IP, |m| m.bytes(CTA_IP_V4_DST, &ip.octets()));
                 }
                 m.nest(CTA_TUPLE_PROTO, |m| m.u8(CTA_PROTO_NUM, protocol));
             });

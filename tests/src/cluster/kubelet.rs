@@ -133,8 +133,8 @@ impl<'a> Pod<'a> {
         let root = self.image.display();
         let mut script =
             format!("root={root}\nmount --bind $root $root\nmkdir -p $root/proc $root/sys $root/dev\n");
-        script +=
-            "mount -t proc proc $root/proc\nmount -t sysfs sysfs $root/sys\nmount --bind /dev $root/dev\n";
+        script += "mount -t proc proc $root/proc\nmount -t sysfs sysfs $root/sys\n\
+             mount -t tmpfs tmpfs $root/dev\nmknod -m 666 $root/dev/null c 1 3\n";
         for (from, to, read_only) in self.mounts(container) {
             let (make, from) = (if from.is_dir() { "mkdir -p" } else { "touch" }, from.display());
             writeln!(script, "mkdir -p $root$(dirname {to}) && {make} $root{to}").unwrap();
