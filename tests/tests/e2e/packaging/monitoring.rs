@@ -18,7 +18,7 @@ use crate::stage;
 /// Prometheus' own.
 const NOT_OURS: &str = "up";
 
-/// Shown once there is something to repair.
+/// Nothing of it is shown before there was something to repair.
 const NOT_AT_FIRST: &str = "sluice_drift_repairs_total";
 
 /// Every metric that a rule or a panel asks for, but those that rules make.
