@@ -16,6 +16,7 @@ fn facts() -> Facts {
         profiling: true,
         logs: Logs::unused(),
         metrics,
+        lines: Lines::new(),
     }
 }
 
@@ -122,4 +123,18 @@ fn the_verbosity_changes_while_running() {
     let logs = facts.logs.clone();
     ask(Arc::new(Status::new(facts)), "PUT /debug/flags/v\n\n7");
     assert_eq!(logs.verbosity(), 7);
+}
+
+#[test]
+fn questions_about_packets_are_answered_or_refused_with_the_reason() {
+    for (question, want) in [
+        ("", "protocol: tcp, udp or sctp\n"),
+        ("?protocol=tcp&to=10.96.0.10", "to: no address with a port\n"),
+        ("?protocol=tcp&to=10.96.0.10:80", "this proxy does not serve IPv4\n"),
+        ("?protocol=udp&to=[fd00::1]:53&from=fd00::2", "this proxy does not serve IPv6\n"),
+    ] {
+        let (head, body) = ask(status(), &format!("GET /debug/sluice/explain{question}"));
+        assert!(head.starts_with("HTTP/1.1 400 "), "{question}: {head}");
+        assert_eq!(body, want, "{question}");
+    }
 }
