@@ -32,14 +32,37 @@ const PACKETS: usize = 16;
 
 #[test]
 fn packets_do_what_explain_says_in_nftables_mode() {
-    check(Mode::Nftables, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
+    check(Kernel::Nftables, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
 }
 
 #[test]
 fn packets_do_what_explain_says_in_iptables_mode() {
-    check(Mode::Iptables, &|namespace, family, options| {
+    check(Kernel::Iptables(Variant::Nft), &|namespace, family, options| {
         Box::new(Chains::new(namespace, family, options, Variant::Nft))
     });
+}
+
+#[test]
+fn packets_do_what_explain_says_in_iptables_mode_with_the_legacy_variant() {
+    check(Kernel::Iptables(Variant::Legacy), &|namespace, family, options| {
+        Box::new(Chains::new(namespace, family, options, Variant::Legacy))
+    });
+}
+
+/// Where rules are, and how they can be looked at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kernel {
+    Nftables,
+    Iptables(Variant),
+}
+
+impl Kernel {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Nftables => Mode::Nftables,
+            Self::Iptables(_) => Mode::Iptables,
+        }
+    }
 }
 
 /// A proxy whose picture of the cluster can be looked at.
@@ -73,7 +96,7 @@ type Start<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Subject> +
 /// How many packets had which fate.
 type Seen = BTreeMap<&'static str, usize>;
 
-fn check(mode: Mode, start: Start<'_>) {
+fn check(kernel: Kernel, start: Start<'_>) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("SEED").map_or(now, |seed| seed.parse().unwrap());
     println!("SEED={seed}");
@@ -87,7 +110,7 @@ fn check(mode: Mode, start: Start<'_>) {
                     let options = options(&mut chance);
                     let lab = Lab::new();
                     for family in Family::BOTH {
-                        let found = run(&lab, mode, family, &options, start, &mut chance, &seen);
+                        let found = run(&lab, kernel, family, &options, start, &mut chance, &seen);
                         surprises.lock().unwrap().extend(found);
                     }
                 }
@@ -107,13 +130,14 @@ fn check(mode: Mode, start: Start<'_>) {
 
 fn run(
     lab: &Lab,
-    mode: Mode,
+    kernel: Kernel,
     family: Family,
     options: &Options,
     start: Start<'_>,
     chance: &mut Chance,
     seen: &Mutex<Seen>,
 ) -> Vec<String> {
+    let mode = kernel.mode();
     let mut subject = start(&lab.network.node, family, options);
     let addresses = lab.network.node.enter(|| kernel::interfaces::addresses().unwrap());
     let node_port_addresses = options.node_port_addresses(family);
@@ -140,7 +164,7 @@ fn run(
         for (_, explanation) in &explained {
             *seen.lock().unwrap().entry(name(explanation)).or_default() += 1;
         }
-        let found = look(&lab.network.node, family, &addresses, &explained);
+        let found = look(&lab.network.node, kernel, family, &addresses, &explained);
         surprises.extend(
             found.into_iter().map(|surprise| format!("{family}, {options:?}: {surprise}\n{manifests}")),
         );
@@ -167,14 +191,20 @@ fn name(explanation: &Explanation) -> &'static str {
 /// Where the kernel does not hold what was said.
 fn look(
     node: &Namespace,
+    kernel: Kernel,
     family: Family,
     addresses: &[IpAddr],
     explained: &[(Question, Explanation)],
 ) -> Vec<String> {
-    let save =
-        |table: &str| node.run(&format!("{}-nft-save -t {table}", of(family, ["iptables", "ip6tables"])));
-    let mode = explained.first().map(|(_, explanation)| explanation.mode);
-    let saved = (mode == Some(Mode::Iptables)).then(|| (save("nat"), save("filter")));
+    let save = |suffix, table| {
+        let program = of(family, ["iptables", "ip6tables"]);
+        node.run(&format!("{program}-{suffix}-save -t {table}"))
+    };
+    let saved = match kernel {
+        Kernel::Nftables => None,
+        Kernel::Iptables(Variant::Nft) => Some((save("nft", "nat"), save("nft", "filter"))),
+        Kernel::Iptables(Variant::Legacy) => Some((save("legacy", "nat"), save("legacy", "filter"))),
+    };
     let look = |explanation: &Explanation| match &saved {
         Some((nat, filter)) => through_rules(explanation, nat, filter, addresses),
         None => through_sets(explanation, &mut Lookup::open(family).unwrap()).unwrap(),

@@ -1,8 +1,18 @@
+use std::collections::BTreeSet;
+
 use model::api;
 use model::cluster::Here;
 use model::event::{Event, Kind as Objects};
+use model::names::Port;
 
+use super::live::{Sets, through_sets};
+use super::saved::through_rules;
 use super::*;
+use crate::iptables::chains;
+use crate::iptables::rules::{EndpointComments, Unit};
+use crate::mark::Mark;
+use crate::nftables::plan::Plan;
+use crate::nftables::sets::{Bank, Element, Key, Set};
 
 const NODE: &str = "192.0.2.11";
 const POD: &str = "10.244.0.9";
@@ -315,4 +325,165 @@ fn what_cannot_be_is_no_packet() {
     let world = world(Mode::Nftables, &BOTH);
     assert_eq!(world.try_explain("fd00::1", CLUSTER_IP, None), Err(Unanswerable::Families));
     assert_eq!(world.try_explain(POD, "127.0.0.1:30080", None), Err(Unanswerable::Loopback));
+}
+
+/// A kernel's sets, made of a list.
+struct Table {
+    elements: Vec<Element>,
+    service_cidrs: Vec<ipnet::IpNet>,
+}
+
+impl Table {
+    /// What the plan for this world puts in.
+    fn of(world: &World) -> Self {
+        let mut cluster = world.cluster();
+        let mut plan = Plan::default();
+        plan.replace(cluster.take_changes().routings);
+        Self { elements: plan.elements(), service_cidrs: cluster.service_cidrs() }
+    }
+}
+
+impl Sets for Table {
+    type Error = std::convert::Infallible;
+
+    fn contains(&mut self, set: Set, key: Key) -> Result<bool, Self::Error> {
+        Ok(self.elements.iter().any(|element| (element.set, element.key) == (set, key)))
+    }
+
+    fn endpoints(&mut self, map: Set, keys: Vec<Key>) -> Result<Vec<(IpAddr, Port)>, Self::Error> {
+        let found = self.elements.iter().filter(|element| element.set == map && keys.contains(&element.key));
+        Ok(found.filter_map(|element| element.data).collect())
+    }
+
+    fn admits(&mut self, frontend: Key, source: IpAddr) -> Result<bool, Self::Error> {
+        let source = Key::EMPTY.address(source);
+        let admitted = |element: &Element| {
+            let range = element.key.as_bytes().strip_prefix(frontend.as_bytes())?;
+            let (first, last) = range.split_at(range.len() / 2);
+            Some(first <= source.as_bytes() && source.as_bytes() <= last)
+        };
+        let allowed = self.elements.iter().filter(|element| element.set == Set::AllowedSources);
+        Ok(allowed.filter_map(admitted).any(|admitted| admitted))
+    }
+
+    fn has_service_cidr_of(&mut self, ip: IpAddr) -> Result<bool, Self::Error> {
+        Ok(self.service_cidrs.iter().any(|cidr| cidr.contains(&ip)))
+    }
+
+    fn node_port_ips(&mut self) -> Result<Option<BTreeSet<IpAddr>>, Self::Error> {
+        Ok(None)
+    }
+}
+
+/// Everyone to everything.
+fn packets() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let to =
+        [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80", "198.51.100.1:81"];
+    [POD, "10.244.0.5", CLIENT, NODE].into_iter().flat_map(move |from| to.map(|to| (from, to)))
+}
+
+fn worlds(mode: Mode) -> Vec<World> {
+    let endpoints: [&[&str]; 4] =
+        [&BOTH, &["10.244.1.5"], &[], &["10.244.0.5 b", "10.244.1.5 a", "10.244.1.6 a"]];
+    let of = |endpoints: &[&str]| {
+        let plain = || world(mode, endpoints);
+        [
+            plain(),
+            plain().internal_local(),
+            plain().external_local(),
+            plain().external_local().ranges("203.0.113.0/24"),
+            World { service_cidr: true, ..plain().ranges("10.244.0.0/16") },
+        ]
+    };
+    endpoints.into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn what_the_plan_puts_into_sets_leads_where_the_trace_says() {
+    for world in worlds(Mode::Nftables) {
+        let mut table = Table::of(&world);
+        for (from, to) in packets() {
+            let explanation = world.explain(from, to);
+            let live = Live::new(&explanation, through_sets(&explanation, &mut table).unwrap());
+            assert!(live.agrees, "{live:?}\n{explanation:#?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_from_sets_shows() {
+    let world = world(Mode::Nftables, &BOTH);
+    let explanation = world.explain(POD, CLUSTER_IP);
+    for (set, fate) in
+        [(Set::Endpoints(Bank::Addresses), Fate::Refused), (Set::Frontends(Bank::Addresses), Fate::Refused)]
+    {
+        let mut table = Table::of(&world);
+        table.elements.retain(|element| element.set != set);
+        let live = Live::new(&explanation, through_sets(&explanation, &mut table).unwrap());
+        assert_eq!((live.agrees, live.fate), (false, fate), "{set:?}");
+    }
+    let mut table = Table::of(&world);
+    let gone = |element: &Element| element.data.is_some_and(|(ip, _)| ip.to_string() == "10.244.1.5");
+    table.elements.retain(|element| !gone(element));
+    let live = Live::new(&explanation, through_sets(&explanation, &mut table).unwrap());
+    assert!(!live.agrees);
+    assert_eq!(live.endpoints, ["10.244.0.5:8080".parse().unwrap()].into());
+}
+
+/// The tables of a world, in the words of `iptables-restore`.
+fn rules(world: &World) -> [String; 2] {
+    let settings = crate::iptables::program::Settings {
+        family: Family::V4,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: world.settings.from_pod.clone(),
+        localhost_node_ports: true,
+        node_port_addresses: world.settings.node_port_addresses.clone(),
+        abilities: Default::default(),
+    };
+    let mut tables = [String::new(), String::new()];
+    for (name, routing) in world.cluster().take_changes().routings {
+        let unit = Unit::render(&name, &routing.unwrap(), &settings, EndpointComments::Written);
+        for line in &unit.lines {
+            let at = usize::from(line.chain.table() == chains::Table::Filter);
+            tables[at] += &format!("-A {} {}\n", line.chain.name(), line.rule);
+        }
+        for chain in &unit.chains {
+            tables[0] += chain.masquerade.as_deref().unwrap_or_default();
+            tables[0] += &chain.rules;
+        }
+    }
+    for rule in settings.tail(&[]) {
+        tables[0] += &format!("-A {} {rule}\n", chains::SERVICES);
+    }
+    tables
+}
+
+#[test]
+fn rules_lead_where_the_trace_says() {
+    let addresses = [NODE.parse().unwrap()];
+    for world in worlds(Mode::Iptables) {
+        let [nat, filter] = rules(&world);
+        for (from, to) in packets() {
+            let explanation = world.explain(from, to);
+            let live = Live::new(&explanation, through_rules(&explanation, &nat, &filter, &addresses));
+            assert!(live.agrees, "{live:?}\n{explanation:#?}\n{nat}{filter}");
+        }
+    }
+}
+
+#[test]
+fn a_rule_that_is_missing_shows() {
+    let world = world(Mode::Iptables, &BOTH);
+    let [nat, filter] = rules(&world);
+    let addresses = [NODE.parse().unwrap()];
+    let explanation = world.explain(POD, CLUSTER_IP);
+    let live = |nat: &str| Live::new(&explanation, through_rules(&explanation, nat, &filter, &addresses));
+    assert!(live(&nat).agrees);
+    // The last endpoint takes what chance has left; without it, that goes nowhere.
+    let without: Vec<&str> = nat.lines().filter(|line| !line.contains("-> 10.244.1.5:8080")).collect();
+    assert!(without.len() < nat.lines().count());
+    let found = live(&without.join("\n"));
+    assert!(!found.agrees && found.may_miss, "{found:?}");
+    assert_eq!(live("").fate, Fate::Untouched);
 }

@@ -139,3 +139,17 @@ fn connections_are_told_of_where_the_kernel_counts_them() {
     assert!(head.starts_with("HTTP/1.1 501 "), "{head}");
     assert_eq!(body, "new connections are counted in nftables mode only, and this is iptables mode\n");
 }
+
+#[test]
+fn questions_about_packets_are_answered_or_refused_with_the_reason() {
+    for (question, want) in [
+        ("", "protocol: tcp, udp or sctp\n"),
+        ("?protocol=tcp&to=10.96.0.10", "to: no address with a port\n"),
+        ("?protocol=tcp&to=10.96.0.10:80", "this proxy does not serve IPv4\n"),
+        ("?protocol=udp&to=[fd00::1]:53&from=fd00::2", "this proxy does not serve IPv6\n"),
+    ] {
+        let (head, body) = ask(status(), &format!("GET /debug/sluice/explain{question}"));
+        assert!(head.starts_with("HTTP/1.1 400 "), "{question}: {head}");
+        assert_eq!(body, want, "{question}");
+    }
+}

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, bail};
+use model::address::Family;
 use model::names::Protocol;
-use plan::trace::Packet;
+use plan::trace::{Packet, Unanswerable};
 
 /// Asks what becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,9 @@ impl Question {
             bail!("{name:?} is no name of an interface");
         }
         let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+        if source.is_some_and(|source| Family::of(source) != Family::of(destination.ip())) {
+            bail!(Unanswerable::Families);
+        }
         Ok(Self { source, protocol, destination, interface: interface.map(Into::into) })
     }
 
@@ -113,6 +117,10 @@ mod tests {
             ("protocol=tcp&to=10.0.0.1", "to: no address with a port"),
             ("protocol=tcp&to=10.0.0.1:0", "there is no port 0"),
             ("protocol=tcp&to=10.0.0.1:80&from=pod", "from: no address"),
+            (
+                "protocol=tcp&to=10.0.0.1:80&from=fd00::1",
+                "source and destination are not of the same IP family",
+            ),
             ("protocol=tcp&to=10.0.0.1:80&interface=", "\"\" is no name of an interface"),
             ("protocol=tcp&to=10.0.0.1:80&speed=high", "speed: not a part of this question"),
         ] {
