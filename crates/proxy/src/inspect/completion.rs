@@ -26,6 +26,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let shell: Shell = wanted.parse().map_err(anyhow::Error::msg)?;
         clap_complete::generate(shell, &mut super::command(), "kube-proxy", &mut text);
     }
-    super::print(&String::from_utf8_lossy(&text));
+    // clap_complete takes the dash in our name for one between two subcommands, in one of two places.
+    super::print(&String::from_utf8_lossy(&text).replace("kube__subcmd__proxy", "kube__proxy"));
     Ok(ExitCode::SUCCESS)
 }
