@@ -170,6 +170,8 @@ fn what_strangers_flush_is_back_at_once_and_they_are_named() {
             }
         });
         println!("{family}:\n{report}");
+        let afterwards = report.failures_in_between();
+        assert!(afterwards.is_empty(), "{} failed afterwards: {:?}", afterwards.len(), afterwards.first());
         let log = stage.log();
         assert!(log.contains(r#""Repaired rules that another process had changed" ipFamily="#), "{log}");
         assert!(
