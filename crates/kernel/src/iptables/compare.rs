@@ -12,7 +12,8 @@ use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::Routing;
 use netlink::accounting;
 use plan::iptables::chains::{
-    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, Table, is_ours,
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES,
+    Table, is_ours,
 };
 use plan::iptables::listing::{Listing, without_comment};
 use plan::iptables::plan::Plan;
@@ -248,7 +249,12 @@ impl<'a> Comparison<'a> {
                 && !stale.contains(*name)
         });
         for (name, rules) in unwanted {
-            let service = self.named_in_any(rules).or_else(|| self.named_before(name));
+            // Not each rule says its protocol: those that do are asked first, then those that lead there.
+            let says_protocol = |rule: &&String| SavedRule::parse(rule).value("-p").is_some();
+            let named = rules.iter().filter(says_protocol).find_map(|rule| self.named_in(rule));
+            let service = named
+                .or_else(|| self.named_before(name))
+                .or_else(|| rules.iter().find_map(|rule| self.named_in(rule)));
             all.push(self.chain(Kind::Surplus, name, service.clone()));
             all.extend(rules.iter().map(|rule| self.rule(Kind::Surplus, name, rule, service.clone())));
         }
@@ -296,19 +302,12 @@ impl<'a> Comparison<'a> {
 
     fn rule(&self, kind: Kind, chain: &str, rule: &str, service: Option<ServicePortName>) -> Difference {
         let object = self.of_table(&format!("-A {chain} {rule}"));
-        let fact = fact(self.table, chain, rule);
+        let fact = self.fact(chain, &SavedRule::parse(rule));
         Difference { kind, class: Class::Rule, object, service, fact }
     }
 
     fn of_table(&self, text: &str) -> String {
         format!("-t {} {text}", self.table.name())
-    }
-
-    /// The service port that the rules of one chain are about. Not each of them says its protocol.
-    fn named_in_any(&self, rules: &[String]) -> Option<ServicePortName> {
-        let says_protocol = |rule: &&String| SavedRule::parse(rule).value("-p").is_some();
-        let mut in_order = rules.iter().filter(says_protocol).chain(rules);
-        in_order.find_map(|rule| self.named_in(rule))
     }
 
     /// The service port that the comment of a rule is about, be it one that nobody wants any more.
@@ -364,6 +363,55 @@ impl<'a> Comparison<'a> {
             leading
         })
     }
+
+    /// Of what a rule does, as far as a user of the service would notice.
+    fn fact(&self, chain: &str, rule: &SavedRule<'_>) -> Option<Fact> {
+        match (self.table, Purpose::of(chain)) {
+            (Table::Nat, Some(Purpose::Endpoint)) => {
+                let (ip, port) = socket(rule.value("--to-destination")?)?;
+                Some(Fact::Endpoint { at: None, ip, port })
+            }
+            (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
+                let seconds = rule.value("--seconds")?.parse().ok()?;
+                Some(Fact::Affinity { at: None, to: self.endpoint_of(rule.target()?), seconds })
+            }
+            (Table::Nat, Some(Purpose::External)) => {
+                // Only this node's own is masqueraded.
+                let is_it = rule.value("--src-type") == Some("LOCAL") && rule.target() == Some(MARK_MASQ);
+                is_it.then_some(Fact::KeepsClients(None))
+            }
+            (Table::Nat, Some(Purpose::Firewall)) => {
+                let source = rule.value("-s")?;
+                let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
+                Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
+            }
+            (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
+                // Twice the same way in: this one only counts.
+                if rule.value("--nfacct-name") == Some(LOCALHOST_NODE_PORTS) {
+                    return None;
+                }
+                frontend(rule).map(Fact::Frontend)
+            }
+            (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(rule).map(Fact::Restricted),
+            (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
+                let frontend = frontend(rule)?;
+                match rule.target()? {
+                    "REJECT" => Some(Fact::Refused(frontend)),
+                    "DROP" => Some(Fact::Dropped(frontend)),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Where a chain of an endpoint leads to, be it wanted or there.
+    fn endpoint_of(&self, chain: &str) -> Option<(IpAddr, Port)> {
+        let wanted = self.wanted.get(chain).into_iter().flat_map(|chain| &chain.rules);
+        let found = self.found.0.get(chain).into_iter().flatten();
+        let mut rules = wanted.map(|rule| rule.text.as_str()).chain(found.map(String::as_str));
+        rules.find_map(|rule| socket(SavedRule::parse(rule).value("--to-destination")?))
+    }
 }
 
 /// Those that the rules make use of; where there are no rules, those that the kernel can have.
@@ -378,43 +426,6 @@ fn counters(filter: &Listing) -> Counters {
                 .is_ok_and(|mut connection| connection.get(LOCALHOST_NODE_PORTS).is_ok());
             Counters { invalid_dropped: can, localhost_node_ports: can }
         }
-    }
-}
-
-/// Of what a rule does, as far as a user of the service would notice.
-fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
-    let rule = SavedRule::parse(rule);
-    match (table, Purpose::of(chain)) {
-        (Table::Nat, Some(Purpose::Endpoint)) => {
-            let (ip, port) = socket(rule.value("--to-destination")?)?;
-            Some(Fact::Endpoint { at: None, ip, port })
-        }
-        (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
-            let seconds = rule.value("--seconds")?.parse().ok()?;
-            Some(Fact::Affinity { at: None, seconds })
-        }
-        (Table::Nat, Some(Purpose::Firewall)) => {
-            let source = rule.value("-s")?;
-            let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
-            Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
-        }
-        (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
-            // Twice the same way in: this one only counts.
-            if rule.value("--nfacct-name") == Some(LOCALHOST_NODE_PORTS) {
-                return None;
-            }
-            frontend(&rule).map(Fact::Frontend)
-        }
-        (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(&rule).map(Fact::Restricted),
-        (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
-            let frontend = frontend(&rule)?;
-            match rule.target()? {
-                "REJECT" => Some(Fact::Refused(frontend)),
-                "DROP" => Some(Fact::Dropped(frontend)),
-                _ => None,
-            }
-        }
-        _ => None,
     }
 }
 
