@@ -103,12 +103,7 @@ impl Cluster {
 
 /// The running proxy is asked, wherever it takes its objects from.
 fn verify_running() -> (i32, String) {
-    outcome(
-        Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
-            .args(["verify", "--proxy-mode=nftables"])
-            .output()
-            .unwrap(),
-    )
+    outcome(Command::new(env!("CARGO_BIN_EXE_kube-proxy")).arg("verify").output().unwrap())
 }
 
 fn outcome(output: Output) -> (i32, String) {
@@ -594,6 +589,17 @@ fn the_running_proxy_can_be_asked() {
             cluster.wait_until_verified();
             assert_eq!(verify_running().0, 0);
         });
+    }
+}
+
+#[test]
+fn what_the_running_proxy_would_not_heed_is_refused() {
+    for tool in [&["verify"][..], &["explain", "tcp", "10.96.0.10:80"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command.args(tool).args(["--hostname-override=node-1", "--proxy-mode=iptables", "--v=0"]);
+        let (code, text) = outcome(command.output().unwrap());
+        assert_eq!(code, 1, "{text}");
+        assert!(text.starts_with("Error: --proxy-mode: the proxy that runs on this node is asked"), "{text}");
     }
 }
 

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use model::address::Family;
 use model::cluster::Cluster;
@@ -37,6 +38,36 @@ pub fn arguments() -> Vec<Arg> {
         .into_iter()
         .filter(|argument| !MEANINGLESS.contains(&argument.get_id().as_str()))
         .collect()
+}
+
+/// Flags that say where objects are to be read from.
+const SOURCES: &[&str] = &["manifests", "kubeconfig", "master"];
+
+/// Flags that the proxy's own command line has in every cluster, and those about logs: they may be given when the running
+/// proxy is asked, which goes by its own.
+const HARMLESS: &[&str] = &["config", "metrics-bind-address", "hostname-override", "v", "vmodule"];
+
+/// Whether objects are to be read, rather than the running proxy to be asked. A configuration file says where that one
+/// listens, whatever else is in it. What the running proxy would not heed is refused: the answer would be to another
+/// question.
+pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
+    let is_given = |flag: &str| matches.value_source(flag) == Some(ValueSource::CommandLine);
+    if SOURCES.iter().any(|flag| is_given(flag)) {
+        return Ok(true);
+    }
+    let arguments = arguments();
+    let names = arguments.iter().map(|argument| argument.get_id().as_str());
+    let unheeded =
+        names.filter(|name| !HARMLESS.contains(name) && !name.starts_with("log") && is_given(name));
+    let unheeded: Vec<String> = unheeded.map(|name| format!("--{name}")).collect();
+    if !unheeded.is_empty() {
+        bail!(
+            "{}: the proxy that runs on this node is asked, and goes by its own flags; leave this out, or say with \
+             --manifests, --kubeconfig or --master where to read objects from",
+            unheeded.join(", ")
+        );
+    }
+    Ok(false)
 }
 
 /// The configuration that the proxy would run with, given the same flags. Warnings and errors go to standard error.
