@@ -1,5 +1,7 @@
 //! Removes what proxies leave in the kernel: all of it when asked to, that of other modes once ours has taken over.
 
+use std::io;
+
 use anyhow::bail;
 use kernel::{iptables, nftables};
 use model::address::Family;
@@ -36,9 +38,17 @@ fn remove_iptables(family: Family) -> bool {
 
 /// Returns whether nothing is left.
 fn remove_nftables(family: Family) -> bool {
-    let removed = nftables::Table::remove(family).map_err(anyhow::Error::from);
-    if let Err(error) = &removed {
-        tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Error cleaning up nftables rules");
-    }
-    removed.is_ok()
+    let Err(error) = nftables::Table::remove(family) else { return true };
+    let error = anyhow::Error::from(error);
+    let is_forbidden = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let why = if !error.chain().filter_map(|error| error.downcast_ref()).any(is_forbidden) {
+        ""
+    } else if nftables::present(family).is_ok() {
+        // We may look, so it is not that we may do nothing.
+        " (the table belongs to a proxy that is still running; stop that one first)"
+    } else {
+        " (it takes root or CAP_NET_ADMIN)"
+    };
+    tracing::error!(ipFamily = %family, err = format!("{error:#}{why}"), "Error cleaning up nftables rules");
+    false
 }
