@@ -2,11 +2,12 @@
 //! families everything and whoever waits for it what happens to this node.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use model::address::Family;
 use model::event::Event;
 use watch::api_server::ApiServer;
@@ -51,17 +52,22 @@ impl Source {
         threads::spawn("source", follow)
     }
 
+    /// For who wants to hear everything once: a folder is read at once, and must be understood as a whole.
+    pub fn tell_once(self, lines: Lines, words: Sender<Word>) -> anyhow::Result<()> {
+        let Self::Folder(mut manifests) = self else { return self.spawn(lines, words) };
+        let path = manifests.path().display().to_string();
+        let listed = manifests.list(&mut |event| tell(event, &lines, &words));
+        listed.with_context(|| format!("reading manifests in {path}"))?;
+        let unread: Vec<_> = manifests.unread().map(OsStr::to_string_lossy).collect();
+        if !unread.is_empty() {
+            bail!("not everything in {path} can be read (the lines above say why): {}", unread.join(", "));
+        }
+        let _ = words.send(Word::FolderRead);
+        Ok(())
+    }
+
     fn follow(self, lines: &Lines, words: &Sender<Word>) -> anyhow::Error {
-        // Whoever is told ends only with the process.
-        let mut tell = |event: Event| {
-            if matches!(event, Event::NodeApplied(_) | Event::NodeDeleted) {
-                let _ = words.send(Word::Node(event.clone()));
-            }
-            let event = Arc::new(event);
-            for line in lines.values() {
-                let _ = line.send(Message::Event(event.clone()));
-            }
-        };
+        let mut tell = |event: Event| tell(event, lines, words);
         match self {
             Self::ApiServer(server) => match server.follow(&mut tell) {
                 Ok(()) => anyhow::anyhow!("nobody follows the API server any more"),
@@ -80,5 +86,16 @@ impl Source {
                 }
             }
         }
+    }
+}
+
+fn tell(event: Event, lines: &Lines, words: &Sender<Word>) {
+    // Whoever is told ends only with the process, or has heard enough.
+    if matches!(event, Event::NodeApplied(_) | Event::NodeDeleted) {
+        let _ = words.send(Word::Node(event.clone()));
+    }
+    let event = Arc::new(event);
+    for line in lines.values() {
+        let _ = line.send(Message::Event(event.clone()));
     }
 }

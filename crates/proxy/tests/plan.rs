@@ -518,6 +518,33 @@ fn who_may_not_look_is_told_so() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_read_as_a_whole_gives_no_answer() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.write("web", &web("10.96.0.10", "eighty", "30080", &["10.244.0.5"]));
+        for tool in ["plan", "verify", "render"] {
+            let (code, text) = cluster.tool(tool, &[]);
+            assert_eq!(code, 1, "{tool}: {text}");
+            assert!(text.ends_with("(the lines above say why): web.yaml\n"), "{tool}: {text}");
+            assert!(text.contains("expected a whole number"), "{tool}: {text}");
+        }
+    });
+}
+
+#[test]
+fn cleaning_up_beside_a_running_proxy_says_what_to_do() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        let _proxy = cluster.start();
+        cluster.wait_until_verified();
+        let (code, text) =
+            outcome(Command::new(env!("CARGO_BIN_EXE_kube-proxy")).arg("--cleanup").output().unwrap());
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains("belongs to a proxy that is still running; stop that one first"), "{text}");
+    });
+}
+
+#[test]
 fn a_table_of_somebody_else_is_written_anew() {
     in_fresh_netns(|| {
         let cluster = Cluster::new("nftables");

@@ -30,6 +30,8 @@ pub struct Manifests {
     node_name: String,
     offers: BTreeMap<OsString, BTreeSet<Key>>,
     files_of: HashMap<Key, BTreeSet<OsString>>,
+    /// Files that could not be read, at all or in part, when last tried.
+    unread: BTreeSet<OsString>,
 }
 
 /// Why nothing could be read of a file.
@@ -52,11 +54,17 @@ impl Manifests {
             node_name: node_name.into(),
             offers: BTreeMap::new(),
             files_of: HashMap::new(),
+            unread: BTreeSet::new(),
         })
     }
 
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Files of which not everything could be read when last tried. Why is in the log.
+    pub fn unread(&self) -> impl Iterator<Item = &OsStr> {
+        self.unread.iter().map(OsString::as_os_str)
     }
 
     /// Everything there is, as the first list from an API server would tell it.
@@ -96,6 +104,7 @@ impl Manifests {
     fn reload(&mut self, file: &OsStr, emit: &mut dyn FnMut(Event)) {
         let path = self.folder.path().join(file);
         let shown = path.display();
+        self.unread.remove(file);
         match read(&path) {
             Ok(content) => {
                 for problem in &content.foreign {
@@ -103,6 +112,9 @@ impl Manifests {
                 }
                 for (_, problem) in &content.refused {
                     tracing::error!(file = %shown, err = %problem, "Refusing object in manifest");
+                }
+                if !content.refused.is_empty() {
+                    self.unread.insert(file.into());
                 }
                 if content == Content::default() {
                     tracing::info!(file = %shown, "Manifest holds no objects");
@@ -118,6 +130,7 @@ impl Manifests {
             Err(error) => {
                 let kept = self.offers.get(file).map_or(0, BTreeSet::len);
                 tracing::error!(file = %shown, err = %error, keptObjects = kept, "Failed to read manifest");
+                self.unread.insert(file.into());
             }
         }
     }

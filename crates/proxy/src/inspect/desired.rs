@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use model::address::Family;
@@ -103,7 +103,9 @@ impl Desired {
     pub fn read_for(families: &[Family], config: Config, options: &Options) -> anyhow::Result<Self> {
         let name = node::name(&config)?;
         let metrics = Metrics::new(config.mode).into();
-        let (source, _recorder) = run::source(&config, options, &name, &metrics)?;
+        let (source, _recorder) = run::source(&config, options, &name, &metrics).context(
+            "finding objects (--manifests, --kubeconfig, --master or --config say where they are)",
+        )?;
         let mut lines = Lines::new();
         let mut listening = BTreeMap::new();
         for family in families.iter().copied() {
@@ -121,7 +123,7 @@ impl Desired {
                 "nothing was heard of node {waited_for:?} within {PATIENCE:?}, or it has no pod CIDRs and the proxy would wait for them"
             )));
         });
-        source.spawn(lines, words)?;
+        source.tell_once(lines, words)?;
         let node = match options.manifests {
             Some(_) => Node::from_folder(&config, name, &inbox)?,
             None => Node::from_api_server(&config, name, &inbox)?,
