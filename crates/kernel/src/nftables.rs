@@ -10,7 +10,7 @@ mod compile;
 mod lookup;
 mod read;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ pub struct Table {
     settled: bool,
     /// Whether frontends have counted all that came since our first pass, of which there may not have been one.
     counts_are_whole: Option<bool>,
+    /// UDP frontends of which that is not so: they were taken away once, and begin to count again when they come back.
+    recounted: HashSet<Frontend>,
 }
 
 /// A connection to a kernel that can do what we need.
@@ -131,6 +133,7 @@ impl Table {
             node_port_ips: Vec::new(),
             settled: false,
             counts_are_whole: None,
+            recounted: HashSet::new(),
         }
     }
 
@@ -187,6 +190,7 @@ impl Table {
             return self.resync(Vec::new());
         }
         self.settled = true;
+        self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         Ok(Outcome {
             added: steps.add.len(),
@@ -247,7 +251,18 @@ impl Table {
             Destination::NodePort(port) => (None, Some(port)),
         };
         let Some(port) = port else { return Ok(false) };
-        Ok(self.reader().count(Frontend { ip, protocol: Protocol::Udp, port })? == Some(0))
+        let frontend = Frontend { ip, protocol: Protocol::Udp, port };
+        Ok(!self.recounted.contains(&frontend) && self.reader().count(frontend)? == Some(0))
+    }
+
+    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service.
+    fn remember_recounted(&mut self, steps: &Steps) {
+        let family = self.settings.family;
+        let gone = steps.delete.iter().filter_map(|element| match element.set {
+            Set::Frontends(bank) => Frontend::from_key(element.key.as_bytes(), bank, family),
+            _ => None,
+        });
+        self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }
 
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
@@ -267,6 +282,7 @@ impl Table {
         let writes_frontends = steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_)));
         self.counts_are_whole =
             Some(self.counts_are_whole.is_none_or(|were_whole| were_whole && !writes_frontends));
+        self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         let (added, deleted) = (steps.add.len(), steps.delete.len());
         Ok(Outcome { added, deleted, full: true, wrote, contested })

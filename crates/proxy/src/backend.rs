@@ -36,8 +36,7 @@ pub trait Backend: fmt::Debug + Send {
         Ok(Vec::new())
     }
 
-    /// Whether no packet for that UDP destination has met our rules since flows were last looked at, for all the kernel
-    /// has counted.
+    /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
@@ -70,8 +69,8 @@ pub struct Change {
 pub struct Pass {
     /// It looked at everything rather than at what changed.
     pub full: bool,
-    /// The kernel did not hold what it should.
-    pub wrote: bool,
+    /// It found that the kernel did not hold what it should have held before.
+    pub mended: bool,
 }
 
 /// Calls back whenever a stranger interferes, for as long as it is answered true. Runs on a thread of its own.

@@ -38,7 +38,7 @@ fn remove_iptables(family: Family) -> bool {
 fn remove_nftables(family: Family) -> bool {
     let removed = nftables::Table::remove(family).map_err(anyhow::Error::from);
     if let Err(error) = &removed {
-        tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Error cleaning up nftables rules");
+        tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Error cleaning up nftables rules; while a kube-proxy in nftables mode runs, its table can't be removed: stop it first");
     }
     removed.is_ok()
 }

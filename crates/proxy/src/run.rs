@@ -248,6 +248,9 @@ pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
     tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
     let config = config::validate(completed)?;
     let names_api_server = !config.client.kubeconfig.is_empty() || !flags.master.is_empty();
+    if flags.audit_interval.to_std().is_none() {
+        bail!("--audit-interval must not be negative, got {}", flags.audit_interval);
+    }
     if !flags.manifests.is_empty() && names_api_server {
         bail!(
             "--manifests cannot be combined with --kubeconfig or --master: \

@@ -33,6 +33,7 @@ impl Backend for Nftables {
     fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
         let started = Instant::now();
         let Change { routings, service_cidrs, node_port_ips, .. } = change;
+        let changes = !routings.is_empty() || service_cidrs.is_some() || node_port_ips.is_some();
         // Loopback can't serve them in this mode.
         let node_port_ips = node_port_ips.map(|ips| ips.into_iter().filter(|ip| !ip.is_loopback()).collect());
         let family = self.table.family();
@@ -48,7 +49,7 @@ impl Backend for Nftables {
         }
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
-        Ok(Pass { full, wrote })
+        Ok(Pass { full, mended: wrote && !changes })
     }
 
     fn distrust(&mut self) {

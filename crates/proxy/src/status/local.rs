@@ -97,7 +97,7 @@ fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findin
             break;
         }
         let before = std::mem::replace(&mut found, look()?);
-        found.differences.retain(|it| before.differences.contains(it));
+        found.keep_what_was_in(&before);
     }
     Ok(found)
 }
