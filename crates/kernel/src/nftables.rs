@@ -258,9 +258,9 @@ impl Table {
     /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service.
     fn remember_recounted(&mut self, steps: &Steps) {
         let family = self.settings.family;
-        let gone = steps.delete.iter().filter_map(|element| match element.set {
-            Set::Frontends(bank) => Frontend::from_key(element.key.as_bytes(), bank, family),
-            _ => None,
+        let gone = steps.delete.iter().filter_map(|element| {
+            let Set::Frontends(bank) = element.set else { return None };
+            Frontend::from_key(element.key.as_bytes(), bank, family)
         });
         self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }
