@@ -1,6 +1,7 @@
 //! What the subcommands of this program ask a running proxy. Answered only to who is on this node: it tells more about
 //! the cluster than metrics do, and takes the families' time.
 
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use kernel::difference::Wanted;
 use model::address::Family;
 use serde::Serialize;
 
-use crate::connections::{self, Page};
+use crate::connections::{Census, Page};
 use crate::family::Message;
 use crate::http::answer::{JSON, answer, nosniff, plain};
 use crate::http::{Answer, Local, Reply, Request};
@@ -29,6 +30,7 @@ pub struct Here<'a> {
     pub node_name: &'a str,
     pub mode: &'static str,
     pub lines: &'a Lines,
+    pub census: &'a Arc<Census>,
 }
 
 /// Nothing if it is not one of these questions.
@@ -47,20 +49,21 @@ pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
 }
 
 /// How many new connections there were.
-fn connections(Here { node_name, mode, lines }: Here<'_>) -> Reply {
+fn connections(Here { node_name, mode, census, .. }: Here<'_>) -> Reply {
     if mode != "nftables" {
         let refusal = format!("new connections are counted in nftables mode only, and this is {mode} mode\n");
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
-    let (node_name, lines) = (node_name.to_owned(), lines.clone());
+    let (node_name, census) = (node_name.to_owned(), census.clone());
     later(move || {
+        let count = census.count();
         let mut all = Vec::new();
-        for (family, line) in &lines {
-            let counted =
-                connections::count(line).with_context(|| format!("counting {family} connections"))?;
-            all.extend(counted.into_iter().map(|one| (one, *family == Family::V6)));
+        for family in count.families.keys() {
+            let counted = count.of(*family).with_context(|| format!("counting {family} connections"))?;
+            all.extend(counted.iter().cloned().map(|one| (one, *family == Family::V6)));
         }
-        Ok(Page::new(&node_name, mode, all))
+        let page = Page::new(&node_name, mode, all);
+        Ok(Page { counted_at: count.at, good_for: count.good_for(), ..page })
     })
 }
 
