@@ -55,7 +55,7 @@ fn connections(Here { node_name, mode, census, .. }: Here<'_>) -> Reply {
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
     let (node_name, census) = (node_name.to_owned(), census.clone());
-    later(move || {
+    long(move || {
         let count = census.count();
         let mut all = Vec::new();
         for family in count.families.keys() {
@@ -77,7 +77,7 @@ fn explain(query: &str, lines: &Lines) -> Reply {
     let Some(line) = lines.get(&family).cloned() else {
         return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("this proxy does not serve {family}\n")));
     };
-    later(move || {
+    long(move || {
         let asked = ask(family, &line, |reply| Message::Explain(Box::new(question), reply))?;
         asked.map_err(anyhow::Error::msg)
     })
@@ -86,7 +86,7 @@ fn explain(query: &str, lines: &Lines) -> Reply {
 /// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
 fn compare(lines: &Lines) -> Reply {
     let lines = lines.clone();
-    later(move || {
+    long(move || {
         lines.iter().map(|(family, line)| findings(*family, line)).collect::<anyhow::Result<Vec<_>>>()
     })
 }
@@ -116,8 +116,8 @@ fn ask<T>(
     answer.recv_timeout(PATIENCE).with_context(|| format!("{family} has not begun to write rules"))
 }
 
-fn later<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
-    Reply::Later(Box::new(move || {
+fn long<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
+    Reply::Long(Box::new(move || {
         let json = work_out().and_then(|found| Ok(serde_json::to_vec(&found)?));
         match json {
             Ok(json) => nosniff(answer(StatusCode::OK, JSON, json)),
