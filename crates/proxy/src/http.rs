@@ -9,6 +9,7 @@
 
 pub mod answer;
 pub mod listen;
+mod local;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,13 +36,10 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use listen::{ListenError, listen};
+pub use local::Local;
 
 pub type Request = http::Request<Bytes>;
 pub type Answer = http::Response<Bytes>;
-
-/// On a request that comes from this node: from a loopback address, or from the very address it was sent to.
-#[derive(Clone, Copy, Debug)]
-pub struct Local;
 
 /// What is to be found at a port.
 pub trait Site: Send + Sync {
@@ -266,12 +264,12 @@ impl Drop for Connection {
 }
 
 async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers) {
-    let is_local = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(own)) => peer.ip().to_canonical().is_loopback() || peer.ip() == own.ip(),
-        _ => false,
+    let own = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(own)) if local::is_near(peer.ip(), own.ip()) => Some(own.ip()),
+        _ => None,
     };
     let service = service_fn(|mut request: http::Request<Incoming>| async {
-        if is_local {
+        if own.is_some_and(|own| local::is_for_us(&request, own)) {
             request.extensions_mut().insert(Local);
         }
         Ok::<_, Infallible>(respond(request, &*site, &workers).await)

@@ -20,7 +20,7 @@ pub(crate) fn exchange(address: SocketAddr, request: &str) -> (String, String) {
     let headers = headers.lines().map(|header| format!("{header}\r\n")).collect::<String>();
     let length = body.len();
     let text = format!(
-        "{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        "{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
     );
     stream.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();

@@ -37,7 +37,9 @@ pub struct Here<'a> {
 pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
     let question = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
     if request.extensions().get::<Local>().is_none() {
-        let refusal = plain(StatusCode::FORBIDDEN, "only answered to who asks from this node\n");
+        let refusal =
+            "only answered to who asks from this node, by its address or as localhost and through no proxy\n";
+        let refusal = plain(StatusCode::FORBIDDEN, refusal);
         return Some(Reply::Now(refusal));
     }
     match question {

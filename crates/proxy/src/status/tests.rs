@@ -155,3 +155,14 @@ fn questions_about_packets_are_answered_or_refused_with_the_reason() {
         assert_eq!(body, want, "{question}");
     }
 }
+
+#[test]
+fn who_asks_through_a_proxy_on_this_node_is_refused_what_is_for_this_node() {
+    for header in ["X-Forwarded-For: 192.0.2.1", "Via: 1.1 node-1", "Host: rebound.example.com:10249"] {
+        let (head, body) = ask(status(), &format!("GET /debug/sluice/connections\n{header}"));
+        assert!(head.starts_with("HTTP/1.1 403 "), "{header}: {head}");
+        assert!(body.starts_with("only answered to who asks from this node"), "{header}: {body}");
+        let (head, _) = ask(status(), &format!("GET /metrics\n{header}"));
+        assert!(head.starts_with("HTTP/1.1 200 "), "{header}: {head}");
+    }
+}
