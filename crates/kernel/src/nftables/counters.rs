@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use model::address::Family;
 use model::names::{Port, ServicePortName};
@@ -11,6 +12,9 @@ use plan::nftables::sets::{Bank, Set};
 
 use super::Table;
 use super::read::{Counted, Reader};
+
+/// A large set takes long to list, and any change to any table of the node spoils it. Somebody waits for us.
+const PERSISTENCE: Duration = Duration::from_secs(2);
 
 /// Who has each frontend, in the order of frontends.
 pub type Owners = Vec<(Frontend, ServicePortName)>;
@@ -38,7 +42,7 @@ pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connection
     if owners.is_empty() {
         return Ok(Vec::new());
     }
-    let mut connection = Connection::open()?;
+    let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
     let mut reader = Reader { family, connection: &mut connection };
     let mut all = Vec::new();
     for bank in Bank::BOTH {
