@@ -7,6 +7,7 @@
 
 mod compare;
 mod compile;
+mod counters;
 mod lookup;
 mod read;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::{Port, Protocol, ServicePortName};
+use model::names::{Port, Protocol};
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
 use plan::flows::Destination;
@@ -30,8 +31,9 @@ use crate::stranger::Drift;
 use crate::wire_family;
 pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
+pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
-use read::{Content, Counted, Found, Ours, Reader};
+use read::{Content, Found, Ours, Reader};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
@@ -107,16 +109,6 @@ pub struct Outcome {
     pub wrote: bool,
     /// Frontends that several service ports ask for; the first one named has it.
     pub contested: Vec<Contested>,
-}
-
-/// New connections that the kernel has counted.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Connections {
-    pub service: ServicePortName,
-    /// None for all of the frontend together.
-    pub endpoint: Option<(IpAddr, Port)>,
-    pub frontend: Frontend,
-    pub count: u64,
 }
 
 impl Table {
@@ -222,22 +214,6 @@ impl Table {
             node_port_ips: self.node_port_ips.clone(),
             is_seated: true,
         }
-    }
-
-    /// New connections by frontend and by endpoint, since the elements that count them were added.
-    pub fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        let mut all = Vec::new();
-        for bank in Bank::BOTH {
-            for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
-                let counted = self.reader().counters(set, bank)?;
-                all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
-                    let service = self.plan.owner(&frontend)?.clone();
-                    Some(Connections { service, endpoint, frontend, count })
-                }));
-            }
-        }
-        all.sort();
-        Ok(all)
     }
 
     /// Whether no packet for that UDP destination has met our rules since our first pass. Where that can't be told, one

@@ -4,14 +4,14 @@
 mod iptables;
 mod nftables;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use ipnet::IpNet;
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
-use kernel::nftables::Connections;
+use kernel::nftables::Owners;
 use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
@@ -31,9 +31,9 @@ pub trait Backend: fmt::Debug + Send {
     /// long as there is no need.
     fn watch(&mut self) -> Option<Watch>;
 
-    /// New connections, as far as the kernel counts them in this mode.
-    fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        Ok(Vec::new())
+    /// Whose new connections the kernel counts in this mode.
+    fn owners(&self) -> Owners {
+        Owners::new()
     }
 
     /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.

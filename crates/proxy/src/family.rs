@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kernel::conntrack::Conntrack;
 use kernel::difference::Wanted;
-use kernel::nftables::Connections;
+use kernel::nftables::Owners;
 use kernel::stranger::{Drift, Stranger};
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
@@ -56,8 +56,8 @@ pub enum Message {
     Alone,
     /// These are all addresses of the node now.
     Moved(Arc<[IpAddr]>),
-    /// Somebody wants to know how many connections there were.
-    Count(SyncSender<std::io::Result<Vec<Connections>>>),
+    /// Somebody wants to count connections, and to know whose they are.
+    Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
     Compare(SyncSender<Wanted>),
     /// Somebody wants to know what would happen to a packet.
@@ -202,10 +202,10 @@ impl Line {
                     running.addresses = addresses;
                 }
             }
-            Message::Count(answer) => {
-                let counted = self.running.as_mut().map(|running| running.backend.connections());
+            Message::Owners(answer) => {
+                let owners = self.running.as_ref().map(|running| running.backend.owners());
                 // Whoever asked may have stopped waiting.
-                let _ = answer.try_send(counted.unwrap_or_else(|| Ok(Vec::new())));
+                let _ = answer.try_send(owners.unwrap_or_default());
             }
             Message::Compare(answer) => {
                 if let Some(running) = self.running.as_ref().filter(|running| running.has_passed) {

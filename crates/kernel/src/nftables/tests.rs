@@ -1,11 +1,12 @@
 //! Against the real kernel, each test alone in a network namespace.
 
 mod comparing;
+mod counting;
 
 use std::sync::Arc;
 
 use model::local::FromPod;
-use model::names::{NamespacedName, Protocol};
+use model::names::{NamespacedName, Protocol, ServicePortName};
 use model::routing::{Endpoint, Routing, Traffic};
 use model::service::Addresses;
 use netlink::testing::{in_fresh_netns, run};

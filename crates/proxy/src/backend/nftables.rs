@@ -1,12 +1,11 @@
 //! The nftables mode: elements of our own table.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
-use kernel::nftables::{self, Connections, Outcome, Table};
+use kernel::nftables::{self, Outcome, Owners, Table};
 
 use super::{Backend, Change, Pass, Watch};
 use crate::duration::Duration;
@@ -69,8 +68,8 @@ impl Backend for Nftables {
         }))
     }
 
-    fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        self.table.connections().map_err(io::Error::other)
+    fn owners(&self) -> Owners {
+        self.table.owners()
     }
 
     fn is_unused(&mut self, destination: Destination) -> bool {
