@@ -66,14 +66,14 @@ pub enum Fact {
     Refused(Frontend),
     /// Left unanswered: there are no endpoints on this node.
     Dropped(Frontend),
-    /// Clients stick to their endpoint for so many seconds.
-    Affinity { at: Option<Frontend>, seconds: u32 },
+    /// Clients stick to their endpoint for so many seconds, if it is that one.
+    Affinity { at: Option<Frontend>, to: Option<(IpAddr, Port)>, seconds: u32 },
     /// Clients from there may use it.
     Admitted { at: Option<Frontend>, range: String },
     /// Nobody else may.
     Restricted(Frontend),
-    /// Endpoints see the addresses of clients.
-    KeepsClients(Frontend),
+    /// Endpoints see the addresses of clients: those of that frontend, or of all external ones.
+    KeepsClients(Option<Frontend>),
     /// What is not for a port that it has is refused.
     ClusterIp(IpAddr),
     /// The endpoint may connect to itself by way of the service.
@@ -88,13 +88,14 @@ impl Fact {
             | Self::Refused(at)
             | Self::Dropped(at)
             | Self::Restricted(at)
-            | Self::KeepsClients(at)
+            | Self::KeepsClients(Some(at))
             | Self::Endpoint { at: Some(at), .. }
             | Self::Affinity { at: Some(at), .. }
             | Self::Admitted { at: Some(at), .. } => Some(at),
             Self::Endpoint { at: None, .. }
             | Self::Affinity { at: None, .. }
             | Self::Admitted { at: None, .. }
+            | Self::KeepsClients(None)
             | Self::ClusterIp(_)
             | Self::Hairpin { .. } => None,
         }
@@ -228,7 +229,8 @@ impl fmt::Display for Fact {
             Self::Affinity { seconds, .. } => write!(f, "session affinity {seconds}s"),
             Self::Admitted { range, .. } => write!(f, "source range {range}"),
             Self::Restricted(frontend) => write!(f, "{frontend} restricted to source ranges"),
-            Self::KeepsClients(frontend) => write!(f, "{frontend} keeps client addresses"),
+            Self::KeepsClients(Some(frontend)) => write!(f, "{frontend} keeps client addresses"),
+            Self::KeepsClients(None) => f.write_str("external traffic keeps client addresses"),
             Self::ClusterIp(ip) => write!(f, "cluster IP {ip}"),
             Self::Hairpin { ip, port } => {
                 write!(f, "connections of {} to itself", host_port(*ip, port.get()))

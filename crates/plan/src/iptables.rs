@@ -17,4 +17,5 @@ pub mod plan;
 pub mod program;
 pub mod restore;
 pub mod rules;
+pub mod saved_rule;
 pub mod wanted;

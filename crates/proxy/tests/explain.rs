@@ -7,7 +7,7 @@ use std::fs;
 use std::process::{Command, Output, Stdio};
 
 use model::address::Family;
-use netlink::testing::in_fresh_netns;
+use netlink::testing::{in_fresh_netns, run};
 use serde_json::{Value, json};
 use stage::Stage;
 use tempfile::TempDir;
@@ -42,6 +42,27 @@ fn trouble(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn whoever_looks_at_the_wrong_mode_is_told_so() {
+    in_fresh_netns(|| {
+        let nothing = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
+        assert!(nothing.ends_with("  the kernel DISAGREES: it leaves it alone\n"), "{nothing}");
+        let mut render = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        render.args(["render", "--family=ipv4", "--proxy-mode=iptables", "--manifests", DEMO]);
+        render.args(["--hostname-override=demo-node", "--cluster-cidr=10.244.0.0/16"]);
+        let folder = TempDir::new().unwrap();
+        let rules = folder.path().join("rules");
+        fs::write(&rules, render.output().unwrap().stdout).unwrap();
+        run(&format!("iptables-restore --noflush {}", rules.display()));
+        assert!(of_demo("iptables", &["--live", "tcp", "10.96.0.10:80"]).ends_with("  the kernel agrees\n"));
+        let wrong = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
+        assert!(
+            wrong.ends_with("there are those of the iptables mode: give the proxy's own --proxy-mode\n"),
+            "{wrong}"
+        );
+    });
 }
 
 #[test]

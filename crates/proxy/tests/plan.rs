@@ -103,12 +103,7 @@ impl Cluster {
 
 /// The running proxy is asked, wherever it takes its objects from.
 fn verify_running() -> (i32, String) {
-    outcome(
-        Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
-            .args(["verify", "--proxy-mode=nftables"])
-            .output()
-            .unwrap(),
-    )
+    outcome(Command::new(env!("CARGO_BIN_EXE_kube-proxy")).arg("verify").output().unwrap())
 }
 
 fn outcome(output: Output) -> (i32, String) {
@@ -173,7 +168,7 @@ fn after_a_sync_there_is_nothing_to_do_whether_the_proxy_runs_or_not() {
 #[test]
 fn a_plan_prints_the_edit_and_nothing_else() {
     let three = ["10.244.0.5", "10.244.0.6", "10.244.0.7"];
-    let edits: [(&str, &str, String, &[&str]); 10] = [
+    let edits: [(&str, &str, String, &[&str]); 14] = [
         (
             "another cluster IP",
             "web",
@@ -239,6 +234,52 @@ fn a_plan_prints_the_edit_and_nothing_else() {
             &["~ ipv4 default/sticky:http", "    - session affinity 10800s"],
         ),
         (
+            "affinity, and one more",
+            "web",
+            web("10.96.0.10", "80", "30080", &["10.244.0.5", "10.244.0.6", "10.244.0.7", "10.244.0.8"])
+                .replace("type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP"),
+            &["~ ipv4 default/web:http", "    + session affinity 10800s", "    + endpoint 10.244.0.8:8080"],
+        ),
+        (
+            "affinity, and another endpoint instead of the only one",
+            "dns",
+            web("10.96.0.53", "53", "30053", &["10.244.0.10"])
+                .replace("web", "dns")
+                .replace("type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP"),
+            &[
+                "~ ipv4 default/dns:http",
+                "    - endpoint 10.244.0.9:8080",
+                "    + session affinity 10800s",
+                "    + endpoint 10.244.0.10:8080",
+            ],
+        ),
+        (
+            "no affinity any more, and other endpoints",
+            "sticky",
+            sticky()
+                .replace("sessionAffinity: ClientIP", "sessionAffinity: None")
+                .replace("10.244.0.20", "10.244.0.22")
+                .replace("10.244.0.21", "10.244.0.23"),
+            &[
+                "~ ipv4 default/sticky:http",
+                "    - session affinity 10800s",
+                "    - endpoint 10.244.0.20:8080",
+                "    - endpoint 10.244.0.21:8080",
+                "    + endpoint 10.244.0.22:8080",
+                "    + endpoint 10.244.0.23:8080",
+            ],
+        ),
+        (
+            "a name like an option, without endpoints",
+            "node-js",
+            web("10.96.0.15", "80", "30085", &[]).replace("web", "node-js"),
+            &[
+                "+ ipv4 default/node-js:http",
+                "    + node port 30085/TCP refused: no endpoints",
+                "    + 10.96.0.15:80/TCP refused: no endpoints",
+            ],
+        ),
+        (
             "a new service",
             "new",
             web("10.96.0.14", "80", "30084", &["10.244.0.5"]).replace("web", "new"),
@@ -279,6 +320,79 @@ fn a_plan_prints_the_edit_and_nothing_else() {
             a_service_that_goes(&cluster);
         });
     }
+}
+
+#[test]
+fn a_change_of_policy_is_told_whatever_changes_besides() {
+    for (mode, at) in [("nftables", "node port 30080/TCP"), ("iptables", "external traffic")] {
+        in_fresh_netns(move || {
+            let cluster = Cluster::new(mode);
+            cluster.sync();
+            let two = web("10.96.0.10", "80", "30080", &["10.244.0.5", "10.244.0.6"]);
+            cluster.write(
+                "web",
+                &two.replace("type: NodePort", "type: NodePort\n  externalTrafficPolicy: Local"),
+            );
+            assert_eq!(
+                cluster.plan("policy"),
+                [
+                    "~ ipv4 default/web:http",
+                    "    - endpoint 10.244.0.7:8080",
+                    &format!("    + {at} keeps client addresses")
+                ],
+                "{mode}"
+            );
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_that_moves_to_another_node_is_told_with_its_service() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.sync();
+        let dns = web("10.96.0.53", "53", "30053", &["10.244.0.9"]).replace("web", "dns");
+        cluster.write("dns", &dns.replace("nodeName: node-1", "nodeName: node-2"));
+        assert_eq!(
+            cluster.plan("another node"),
+            [
+                "~ ipv4 default/dns:http",
+                "    - endpoint 10.244.0.9:8080 is on this node, and can connect to itself"
+            ]
+        );
+    });
+}
+
+#[test]
+fn a_udp_service_that_goes_is_one_service() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("iptables");
+        let dns = web("10.96.0.53", "53", "30053", &["10.244.0.9"]).replace("web", "dns");
+        cluster.write("dns", &dns.replace("port: ", "protocol: UDP, port: "));
+        cluster.sync();
+        fs::remove_file(cluster.folder.path().join("dns.yaml")).unwrap();
+        assert_eq!(
+            cluster.plan("a service that goes"),
+            [
+                "- ipv4 default/dns:http",
+                "    - node port 30053/UDP",
+                "    - 10.96.0.53:53/UDP",
+                "    - endpoint 10.244.0.9:8080"
+            ]
+        );
+    });
+}
+
+#[test]
+fn of_two_services_at_one_address_both_are_new() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        cluster.write("a", &web("10.96.0.10", "80", "30086", &[]).replace("web", "a"));
+        let (code, text) = cluster.tool("plan", &[]);
+        assert_eq!(code, 2, "{text}");
+        let want = "+ ipv4 default/web:http\n    + node port 30080/TCP\n    + endpoint 10.244.0.5:8080\n";
+        assert!(text.contains(want), "{text}");
+    });
 }
 
 /// Only the iptables mode writes beside its rules whose they are.
@@ -475,6 +589,17 @@ fn the_running_proxy_can_be_asked() {
             cluster.wait_until_verified();
             assert_eq!(verify_running().0, 0);
         });
+    }
+}
+
+#[test]
+fn what_the_running_proxy_would_not_heed_is_refused() {
+    for tool in [&["verify"][..], &["explain", "tcp", "10.96.0.10:80"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command.args(tool).args(["--hostname-override=node-1", "--proxy-mode=iptables", "--v=0"]);
+        let (code, text) = outcome(command.output().unwrap());
+        assert_eq!(code, 1, "{text}");
+        assert!(text.starts_with("Error: --proxy-mode: the proxy that runs on this node is asked"), "{text}");
     }
 }
 

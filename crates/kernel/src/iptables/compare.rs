@@ -1,6 +1,7 @@
 //! What the tables hold otherwise than they should, by one `iptables-save` for each.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,11 +12,13 @@ use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::Routing;
 use netlink::accounting;
 use plan::iptables::chains::{
-    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, Table, is_ours,
+    EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES,
+    Table, is_ours,
 };
-use plan::iptables::listing::{Listing, comment, without_comment, word_after};
+use plan::iptables::listing::{Listing, without_comment};
 use plan::iptables::plan::Plan;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
+use plan::iptables::saved_rule::SavedRule;
 use plan::iptables::wanted::{self, Chains, WantedChain};
 use plan::nftables::elements::Frontend;
 
@@ -78,14 +81,18 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
     let text = runner.save(Table::Filter.name()).map_err(other)?;
     let filter = Listing::parse(&text);
     let rules_of = |chain: &str| filter.0.get(chain).map(Vec::as_slice).unwrap_or_default();
-    let tail = services.iter().filter(|rule| word_after(rule, "-j") == Some(NODE_PORTS));
-    let is_everywhere = tail.clone().any(|rule| rule.contains("--dst-type LOCAL"));
+    let tail = services.iter().map(|rule| SavedRule::parse(rule));
+    let tail: Vec<SavedRule<'_>> = tail.filter(|rule| rule.target() == Some(NODE_PORTS)).collect();
+    let is_everywhere = tail.iter().any(|rule| rule.value("--dst-type") == Some("LOCAL"));
     let ips: BTreeSet<IpAddr> = tail
-        .clone()
-        .filter_map(|rule| word_after(rule, "-d")?.split('/').next()?.parse().ok())
+        .iter()
+        .filter_map(|rule| rule.value("-d")?.split('/').next()?.parse().ok())
         .filter(|_| !is_everywhere)
         .collect();
-    let excludes_loopback = tail.clone().any(|rule| rule.contains("! -d 127.0.0.0/8"));
+    let excludes_loopback = tail
+        .iter()
+        .flat_map(|rule| &rule.options)
+        .any(|option| option.is_negated && (option.name, option.value) == ("-d", "127.0.0.0/8"));
     let serves_localhost = family == Family::V4
         && ((is_everywhere && !excludes_loopback) || ips.iter().any(IpAddr::is_loopback));
     Ok(Some(Present {
@@ -169,7 +176,14 @@ impl Inspection {
             Table::Filter => filter,
             Table::Nat => nat,
         };
-        let comparison = Comparison { table, wanted, found: &found, inspection: self };
+        let comparison = Comparison {
+            table,
+            wanted,
+            found: &found,
+            inspection: self,
+            wanted_names: OnceCell::new(),
+            leading_to: OnceCell::new(),
+        };
         let mut all = comparison.jumps().map_err(other)?;
         all.extend(comparison.chains());
         Ok(all)
@@ -182,9 +196,13 @@ struct Comparison<'a> {
     wanted: &'a Chains,
     found: &'a Listing,
     inspection: &'a Inspection,
+    /// All service ports. Only surplus is looked up here.
+    wanted_names: OnceCell<HashSet<&'a ServicePortName, RandomState>>,
+    /// By chain: the first rule that leads to it, and the chain that it is in.
+    leading_to: OnceCell<HashMap<&'a str, (&'a str, &'a str), RandomState>>,
 }
 
-impl Comparison<'_> {
+impl<'a> Comparison<'a> {
     /// Other rules may stand before and after them.
     fn jumps(&self) -> Result<Vec<Difference>, Error> {
         let runner = &self.inspection.wanted.runner;
@@ -231,8 +249,12 @@ impl Comparison<'_> {
                 && !stale.contains(*name)
         });
         for (name, rules) in unwanted {
-            let service =
-                rules.iter().find_map(|rule| self.named_in(rule)).or_else(|| self.named_before(name));
+            // Not each rule says its protocol: those that do are asked first, then those that lead there.
+            let says_protocol = |rule: &&String| SavedRule::parse(rule).value("-p").is_some();
+            let named = rules.iter().filter(says_protocol).find_map(|rule| self.named_in(rule));
+            let service = named
+                .or_else(|| self.named_before(name))
+                .or_else(|| rules.iter().find_map(|rule| self.named_in(rule)));
             all.push(self.chain(Kind::Surplus, name, service.clone()));
             all.extend(rules.iter().map(|rule| self.rule(Kind::Surplus, name, rule, service.clone())));
         }
@@ -280,7 +302,7 @@ impl Comparison<'_> {
 
     fn rule(&self, kind: Kind, chain: &str, rule: &str, service: Option<ServicePortName>) -> Difference {
         let object = self.of_table(&format!("-A {chain} {rule}"));
-        let fact = fact(self.table, chain, rule);
+        let fact = self.fact(chain, &SavedRule::parse(rule));
         Difference { kind, class: Class::Rule, object, service, fact }
     }
 
@@ -290,38 +312,105 @@ impl Comparison<'_> {
 
     /// The service port that the comment of a rule is about, be it one that nobody wants any more.
     fn named_in(&self, rule: &str) -> Option<ServicePortName> {
-        let words = comment(rule)?.split(' ');
-        let (namespace, rest) = words.into_iter().find_map(|word| word.split_once('/'))?;
+        let rule = SavedRule::parse(rule);
+        let (namespace, rest) = rule.comment()?.split(' ').find_map(|word| word.split_once('/'))?;
         let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
         let named = |protocol| ServicePortName {
             service: NamespacedName::new(namespace, name),
             port: port.into(),
             protocol,
         };
-        if let Some(protocol) = word_after(rule, "-p").and_then(protocol) {
+        if let Some(protocol) = rule.value("-p").and_then(protocol) {
             return Some(named(protocol));
         }
         // What does not say its protocol is that of a service that is wanted, if one is.
         let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(named);
-        let services = &self.inspection.wanted.plan.services;
-        let is_wanted = |name: &&ServicePortName| services.iter().any(|(wanted, ..)| wanted == *name);
-        all.iter().find(is_wanted).or(all.first()).cloned()
+        let wanted = self
+            .wanted_names
+            .get_or_init(|| self.inspection.wanted.plan.services.iter().map(|(name, ..)| name).collect());
+        all.iter().find(|name| wanted.contains(name)).or(all.first()).cloned()
     }
 
     /// The service port whose rules lead to a chain.
     fn named_before(&self, chain: &str) -> Option<ServicePortName> {
-        let leads_there = |rule: &String| word_after(rule, "-j") == Some(chain);
-        let (from, rule) =
-            self.found.0.iter().find_map(|(name, rules)| {
-                rules.iter().find(|rule| leads_there(rule)).map(|rule| (name, rule))
-            })?;
-        let of_chain = self.wanted.get(from).and_then(|chain| chain.service.clone());
-        of_chain.or_else(|| self.named_in(rule)).or_else(|| {
-            // From an endpoint's chain to the one that chooses it, and no further.
+        // From an endpoint's chain to the one that chooses it, to that of external traffic, and no further.
+        const FURTHEST: usize = 3;
+        let mut chain = chain;
+        for _ in 0..FURTHEST {
+            let (from, rule) = *self.leading_to().get(chain)?;
+            let of_chain = self.wanted.get(from).and_then(|chain| chain.service.clone());
+            let found = of_chain.or_else(|| self.named_in(rule));
             let is_choice =
                 matches!(Purpose::of(from), Some(Purpose::Cluster | Purpose::Local | Purpose::External));
-            (is_choice && from != chain).then(|| self.named_before(from))?
+            if found.is_some() || !is_choice {
+                return found;
+            }
+            chain = from;
+        }
+        None
+    }
+
+    fn leading_to(&self) -> &HashMap<&'a str, (&'a str, &'a str), RandomState> {
+        self.leading_to.get_or_init(|| {
+            let mut leading: HashMap<_, _, RandomState> = HashMap::default();
+            for (from, rules) in &self.found.0 {
+                for rule in rules {
+                    if let Some(target) = SavedRule::parse(rule).target() {
+                        leading.entry(target).or_insert((from.as_str(), rule.as_str()));
+                    }
+                }
+            }
+            leading
         })
+    }
+
+    /// Of what a rule does, as far as a user of the service would notice.
+    fn fact(&self, chain: &str, rule: &SavedRule<'_>) -> Option<Fact> {
+        match (self.table, Purpose::of(chain)) {
+            (Table::Nat, Some(Purpose::Endpoint)) => {
+                let (ip, port) = socket(rule.value("--to-destination")?)?;
+                Some(Fact::Endpoint { at: None, ip, port })
+            }
+            (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
+                let seconds = rule.value("--seconds")?.parse().ok()?;
+                Some(Fact::Affinity { at: None, to: self.endpoint_of(rule.target()?), seconds })
+            }
+            (Table::Nat, Some(Purpose::External)) => {
+                // Only this node's own is masqueraded.
+                let is_it = rule.value("--src-type") == Some("LOCAL") && rule.target() == Some(MARK_MASQ);
+                is_it.then_some(Fact::KeepsClients(None))
+            }
+            (Table::Nat, Some(Purpose::Firewall)) => {
+                let source = rule.value("-s")?;
+                let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
+                Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
+            }
+            (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
+                // Twice the same way in: this one only counts.
+                if rule.value("--nfacct-name") == Some(LOCALHOST_NODE_PORTS) {
+                    return None;
+                }
+                frontend(rule).map(Fact::Frontend)
+            }
+            (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(rule).map(Fact::Restricted),
+            (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
+                let frontend = frontend(rule)?;
+                match rule.target()? {
+                    "REJECT" => Some(Fact::Refused(frontend)),
+                    "DROP" => Some(Fact::Dropped(frontend)),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Where a chain of an endpoint leads to, be it wanted or there.
+    fn endpoint_of(&self, chain: &str) -> Option<(IpAddr, Port)> {
+        let wanted = self.wanted.get(chain).into_iter().flat_map(|chain| &chain.rules);
+        let found = self.found.0.get(chain).into_iter().flatten();
+        let mut rules = wanted.map(|rule| rule.text.as_str()).chain(found.map(String::as_str));
+        rules.find_map(|rule| socket(SavedRule::parse(rule).value("--to-destination")?))
     }
 }
 
@@ -340,49 +429,13 @@ fn counters(filter: &Listing) -> Counters {
     }
 }
 
-/// Of what a rule does, as far as a user of the service would notice.
-fn fact(table: Table, chain: &str, rule: &str) -> Option<Fact> {
-    match (table, Purpose::of(chain)) {
-        (Table::Nat, Some(Purpose::Endpoint)) => {
-            let (ip, port) = socket(word_after(rule, "--to-destination")?)?;
-            Some(Fact::Endpoint { at: None, ip, port })
-        }
-        (Table::Nat, Some(Purpose::Cluster | Purpose::Local)) => {
-            let seconds = word_after(rule, "--seconds")?.parse().ok()?;
-            Some(Fact::Affinity { at: None, seconds })
-        }
-        (Table::Nat, Some(Purpose::Firewall)) => {
-            let source = word_after(rule, "-s")?;
-            let single = ["/32", "/128"].iter().find_map(|end| source.strip_suffix(end));
-            Some(Fact::Admitted { at: None, range: single.unwrap_or(source).to_owned() })
-        }
-        (Table::Nat, None) if chain == SERVICES || chain == NODE_PORTS => {
-            // Twice the same way in: this one only counts.
-            if rule.contains(LOCALHOST_NODE_PORTS) {
-                return None;
-            }
-            frontend(rule).map(Fact::Frontend)
-        }
-        (Table::Filter, None) if chain == PROXY_FIREWALL => frontend(rule).map(Fact::Restricted),
-        (Table::Filter, None) if chain == SERVICES || chain == EXTERNAL_SERVICES => {
-            let frontend = frontend(rule)?;
-            match word_after(rule, "-j")? {
-                "REJECT" => Some(Fact::Refused(frontend)),
-                "DROP" => Some(Fact::Dropped(frontend)),
-                _ => None,
-            }
-        }
-        _ => None,
-    }
-}
-
-fn frontend(rule: &str) -> Option<Frontend> {
-    let port = Port::from_api(word_after(rule, "--dport")?.parse().ok()?)?;
-    let ip = match word_after(rule, "-d") {
+fn frontend(rule: &SavedRule<'_>) -> Option<Frontend> {
+    let port = Port::from_api(rule.value("--dport")?.parse().ok()?)?;
+    let ip = match rule.value("-d") {
         Some(net) => Some(net.split('/').next()?.parse().ok()?),
         None => None,
     };
-    Some(Frontend { ip, protocol: protocol(word_after(rule, "-p")?)?, port })
+    Some(Frontend { ip, protocol: protocol(rule.value("-p")?)?, port })
 }
 
 fn socket(text: &str) -> Option<(IpAddr, Port)> {

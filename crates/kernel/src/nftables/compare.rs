@@ -386,7 +386,13 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
             let (ip, port) = element.data?;
             Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
         }
-        Set::Sticky(bank, seconds) => Some(Fact::Affinity { at: frontend(bank), seconds }),
+        Set::Sticky(bank, seconds) => {
+            let (at, rest) = Frontend::from_key(element.key.as_bytes(), bank, family)?;
+            let (ip, rest) = rest.split_at_checked(Type::Address.length(family))?;
+            let &[high, low, ..] = rest else { return None };
+            let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
+            Some(Fact::Affinity { at: Some(at), to: Some((address(ip)?, port)), seconds })
+        }
         Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
         Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
         Set::AllowedSources => {
@@ -394,7 +400,7 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
             Some(Fact::Admitted { at: frontend(Bank::Addresses), range })
         }
         Set::Firewalled => frontend(Bank::Addresses).map(Fact::Restricted),
-        Set::ExternalLocal(bank) => frontend(bank).map(Fact::KeepsClients),
+        Set::ExternalLocal(bank) => frontend(bank).map(|at| Fact::KeepsClients(Some(at))),
         Set::ClusterIps => address(element.key.as_bytes()).map(Fact::ClusterIp),
         Set::ServiceCidrs | Set::NodePortIps | Set::Affinity(_) => None,
         Set::Hairpin => {

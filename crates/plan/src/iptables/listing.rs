@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use model::address::Family;
 
+use super::saved_rule::words;
+
 /// Rules of one table by chain, as they are printed, each without the words that put it there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing(pub BTreeMap<String, Vec<String>>);
@@ -36,8 +38,7 @@ pub fn as_saved(rule: &str, family: Family) -> String {
     let (mut source, mut destination, mut interface, mut protocol) =
         <(String, String, String, String)>::default();
     let (mut rest, mut sign) = (String::new(), "");
-    let words = words(rule);
-    let mut words = words.iter().map(String::as_str).peekable();
+    let mut words = words(rule).into_iter().map(|word| word.text).peekable();
     while let Some(word) = words.next() {
         let not = std::mem::take(&mut sign);
         let mut next = || words.next().unwrap_or_default();
@@ -47,7 +48,7 @@ pub fn as_saved(rule: &str, family: Family) -> String {
             "-d" => destination = format!("{not}-d {} ", address(next())),
             "-i" => interface = format!("{not}-i {} ", next()),
             "-p" => protocol = format!("-p {} ", next()),
-            "--comment" => rest += &format!("--comment \"{}\" ", next().trim_matches('"')),
+            "--comment" => rest += &format!("--comment \"{}\" ", next()),
             "--or-mark" => {
                 let mark = number(next());
                 rest += &format!("--set-xmark {mark}/{mark} ");
@@ -87,17 +88,6 @@ pub fn without_comment(rule: &str) -> String {
     format!("{before}{}", after.trim_start())
 }
 
-/// The word after that one, in a rule as it is printed.
-pub fn word_after<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
-    let (_, after) = rule.split_once(option)?;
-    after.strip_prefix(' ')?.split(' ').next()
-}
-
-/// The comment of a rule as it is printed.
-pub fn comment(rule: &str) -> Option<&str> {
-    rule.split_once("--comment \"")?.1.split('"').next()
-}
-
 /// Without the zeros it may begin with.
 fn number(word: &str) -> String {
     u32::from_str_radix(word.trim_start_matches("0x"), 16)
@@ -111,32 +101,14 @@ fn probability(text: &str) -> String {
     chance.map_or(text.to_owned(), |chance| format!("{chance:.11}"))
 }
 
-/// Words at blanks, but not within quotes.
-fn words(rule: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut is_quoted = false;
-    for part in rule.split(' ') {
-        match words.last_mut() {
-            Some(last) if is_quoted => *last += &format!(" {part}"),
-            _ => words.push(part.to_owned()),
-        }
-        is_quoted ^= part.matches('"').count() % 2 == 1;
-    }
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     // Against real listings this is held by the tests of the crate `kernel`.
     #[test]
-    fn words_are_found_in_what_is_printed() {
+    fn a_comment_can_be_left_out() {
         let rule = r#"-d 10.96.0.10/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-X"#;
-        assert_eq!(word_after(rule, "-d"), Some("10.96.0.10/32"));
-        assert_eq!(word_after(rule, "--dport"), Some("80"));
-        assert_eq!(word_after(rule, "--to-destination"), None);
-        assert_eq!(comment(rule), Some("default/web:http cluster IP"));
         assert_eq!(without_comment(rule), "-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-X");
     }
 }

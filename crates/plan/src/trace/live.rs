@@ -41,6 +41,9 @@ pub struct Live {
     pub fate: Fate,
     pub endpoints: BTreeSet<SocketAddr>,
     pub may_miss: bool,
+    /// Rules of another mode that were not followed, if it does not agree: they may be those that serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_followed: Option<String>,
 }
 
 impl Live {
@@ -52,6 +55,7 @@ impl Live {
             fate,
             endpoints,
             may_miss,
+            not_followed: None,
         }
     }
 }

@@ -35,14 +35,16 @@ impl Before {
     }
 
     pub fn describe(&self) -> String {
+        let (Self::Iptables(iptables::Present { objects, .. })
+        | Self::Nftables(nftables::Present { objects, .. })) = self;
+        format!("{} ({objects} objects go)", self.name())
+    }
+
+    pub fn name(&self) -> &'static str {
         match self {
-            Self::Iptables(found) => format!("the iptables mode ({} objects go)", found.objects),
-            Self::Nftables(found) if found.is_ours => {
-                format!("the nftables mode of this program ({} objects go)", found.objects)
-            }
-            Self::Nftables(found) => {
-                format!("a table kube-proxy that is not this program's ({} objects go)", found.objects)
-            }
+            Self::Iptables(_) => "the iptables mode",
+            Self::Nftables(found) if found.is_ours => "the nftables mode of this program",
+            Self::Nftables(_) => "a table kube-proxy that is not this program's",
         }
     }
 

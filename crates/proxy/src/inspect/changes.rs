@@ -1,6 +1,7 @@
 //! Differences as an operator speaks of them: by service, its addresses and its endpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -35,7 +36,12 @@ pub fn changes(found: &[Difference], wanted: &[(ServicePortName, Arc<Routing>)])
         let service = difference.service.as_ref().or_else(|| owners.owner(difference.fact.as_ref()?));
         groups.entry(service).or_default().push(difference);
     }
-    groups.into_iter().map(|(service, group)| change(service, &group, wanted)).collect()
+    // Of several that ask for the same the first one gets it.
+    let mut served: HashMap<Frontend, &ServicePortName> = HashMap::new();
+    for (name, routing) in wanted {
+        frontends(routing).into_iter().for_each(|frontend| _ = served.entry(frontend).or_insert(name));
+    }
+    groups.into_iter().map(|(service, group)| change(service, &group, wanted, &served)).collect()
 }
 
 /// Who had what nobody wants any more. The kernel does not say it in every mode, but it can be told from what a service
@@ -43,7 +49,31 @@ pub fn changes(found: &[Difference], wanted: &[(ServicePortName, Arc<Routing>)])
 #[derive(Debug, Default)]
 struct FormerOwners<'a> {
     frontends: BTreeMap<Frontend, &'a ServicePortName>,
-    endpoints: BTreeMap<(IpAddr, Port), &'a ServicePortName>,
+    ips: BTreeMap<IpAddr, &'a ServicePortName>,
+    endpoints: HashMap<(IpAddr, Port), &'a ServicePortName>,
+    /// Those that stay.
+    lasting: Unique<'a, (IpAddr, Port)>,
+}
+
+/// Names by what only one has.
+#[derive(Debug)]
+struct Unique<'a, Key>(HashMap<Key, Option<&'a ServicePortName>>);
+
+impl<Key> Default for Unique<'_, Key> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<'a, Key: Eq + Hash> Unique<'a, Key> {
+    fn insert(&mut self, key: Key, name: &'a ServicePortName) {
+        let only = self.0.entry(key).or_insert(Some(name));
+        *only = only.filter(|only| *only == name);
+    }
+
+    fn get(&self, key: &Key) -> Option<&'a ServicePortName> {
+        self.0.get(key).copied().flatten()
+    }
 }
 
 impl<'a> FormerOwners<'a> {
@@ -51,12 +81,14 @@ impl<'a> FormerOwners<'a> {
         let mut owners = Self::default();
         let mut orphans: BTreeMap<Frontend, BTreeSet<(IpAddr, Port)>> = BTreeMap::new();
         let mut movers: BTreeSet<&ServicePortName> = BTreeSet::new();
+        let mut has_hairpins = false;
         for it in found {
             match (&it.service, it.kind, &it.fact) {
                 (None, Kind::Surplus, Some(Fact::Frontend(at))) => drop(orphans.entry(*at).or_default()),
                 (None, Kind::Surplus, Some(Fact::Endpoint { at: Some(at), ip, port })) => {
                     orphans.entry(*at).or_default().insert((*ip, *port));
                 }
+                (None, _, Some(Fact::Hairpin { .. })) => has_hairpins = true,
                 (Some(service), Kind::Missing, Some(Fact::Frontend(_))) => drop(movers.insert(service)),
                 (Some(service), Kind::Surplus, Some(Fact::Endpoint { ip, port, .. })) => {
                     owners.endpoints.insert((*ip, *port), service);
@@ -64,56 +96,56 @@ impl<'a> FormerOwners<'a> {
                 _ => {}
             }
         }
-        // Whoever gets a frontend and has just the endpoints that were behind the old one, has moved.
-        let movers: Vec<&(ServicePortName, Arc<Routing>)> =
-            wanted.iter().filter(|(name, _)| movers.contains(name)).collect();
+        let of = |list: &[Endpoint]| list.iter().map(|it| (it.ip, it.port)).collect::<BTreeSet<_>>();
+        let (mut by_endpoints, mut by_ip) = (Unique::default(), Unique::default());
+        for (name, routing) in wanted {
+            if has_hairpins {
+                let all = routing.cluster.iter().chain(&*routing.local);
+                all.for_each(|it| owners.lasting.insert((it.ip, it.port), name));
+            }
+            if movers.contains(name) {
+                by_endpoints.insert((routing.protocol, of(&routing.cluster)), name);
+                by_endpoints.insert((routing.protocol, of(&routing.local)), name);
+                let ips = frontends(routing).into_iter().filter_map(|frontend| frontend.ip);
+                ips.for_each(|ip| by_ip.insert((routing.protocol, ip), name));
+            }
+        }
         for (frontend, endpoints) in orphans {
-            let has_moved = |routing: &Routing| {
-                let has = |list: &[Endpoint]| endpoints == list.iter().map(|it| (it.ip, it.port)).collect();
-                routing.protocol == frontend.protocol && (has(&routing.cluster) || has(&routing.local))
-            };
+            // Whoever gets a frontend and has just the endpoints that were behind the old one, has moved.
+            let moved = by_endpoints.get(&(frontend.protocol, endpoints));
             // Or else whoever is at the same address.
-            let is_there =
-                |routing: &Routing| routing.protocol == frontend.protocol && has_ip(routing, frontend.ip);
-            let owner = only(movers.iter().filter(|(_, routing)| has_moved(routing)))
-                .or_else(|| only(movers.iter().filter(|(_, routing)| is_there(routing))));
-            owners.frontends.extend(owner.map(|(name, _)| (frontend, name)));
+            let owner = moved.or_else(|| by_ip.get(&(frontend.protocol, frontend.ip?)));
+            owners.frontends.extend(owner.map(|name| (frontend, name)));
+        }
+        for (frontend, name) in &owners.frontends {
+            frontend.ip.into_iter().for_each(|ip| _ = owners.ips.entry(ip).or_insert(name));
         }
         owners
     }
 
     fn owner(&self, fact: &Fact) -> Option<&'a ServicePortName> {
         if let Fact::Hairpin { ip, port } = fact {
-            return self.endpoints.get(&(*ip, *port)).copied();
+            let endpoint = (*ip, *port);
+            return self.endpoints.get(&endpoint).copied().or_else(|| self.lasting.get(&endpoint));
         }
         if let Fact::ClusterIp(ip) = fact {
-            let there = |(at, _): &(&Frontend, _)| at.ip == Some(*ip);
-            return self.frontends.iter().find(there).map(|(_, name)| *name);
+            return self.ips.get(ip).copied();
         }
         self.frontends.get(fact.frontend()?).copied()
     }
-}
-
-/// The first, if there is no other.
-fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
-    all.next().filter(|_| all.next().is_none())
-}
-
-fn has_ip(routing: &Routing, ip: Option<IpAddr>) -> bool {
-    ip.is_some() && frontends(routing).iter().any(|frontend| frontend.ip == ip)
 }
 
 fn change(
     service: Option<&ServicePortName>,
     group: &[&Difference],
     wanted: &[(ServicePortName, Arc<Routing>)],
+    served: &HashMap<Frontend, &ServicePortName>,
 ) -> Change {
     let routing = service.and_then(|name| {
         wanted.binary_search_by(|(wanted, _)| wanted.cmp(name)).ok().and_then(|at| wanted.get(at))
     });
-    let frontends: BTreeSet<Frontend> =
-        routing.map(|(_, routing)| frontends(routing).into_iter().collect()).unwrap_or_default();
-    let facts = Facts::of(group, frontends);
+    let own = |frontend: &Frontend| served.get(frontend).copied() == service;
+    let facts = Facts::of(group, routing.map(|(_, routing)| &**routing), own);
     let sign = match service {
         Some(_) if routing.is_none() => '-',
         Some(_) if facts.is_new() => '+',
@@ -125,7 +157,8 @@ fn change(
     let mut lines = facts.lines();
     if service.is_none() {
         lines.splice(0..0, of_nobody(group));
-    } else if lines.is_empty() {
+    }
+    if lines.is_empty() {
         lines = group.iter().map(|it| object(it)).collect();
     }
     Change { sign, service: service.map(ToString::to_string), lines, objects: group.len() }
@@ -170,6 +203,10 @@ fn of_nobody(group: &[&Difference]) -> Vec<String> {
 struct Facts {
     /// Those the service port should have.
     frontends: BTreeSet<Frontend>,
+    /// Those of them that are not for the cluster alone.
+    external: BTreeSet<Frontend>,
+    /// What its clients should have, if there is to be such a service port.
+    affinity: Option<Option<u32>>,
     gained: Side,
     lost: Side,
 }
@@ -181,15 +218,25 @@ struct Side {
     dropped: BTreeSet<Frontend>,
     /// With where; nowhere in particular is everywhere.
     endpoints: BTreeMap<(IpAddr, Port), BTreeSet<Option<Frontend>>>,
-    affinity: BTreeSet<u32>,
+    /// For how long, and of whom.
+    affinity: BTreeMap<u32, BTreeSet<Sticky>>,
     admitted: BTreeSet<String>,
     restricted: BTreeSet<Frontend>,
-    keeps_clients: BTreeSet<Frontend>,
+    keeps_clients: BTreeSet<Option<Frontend>>,
+    hairpins: BTreeSet<(IpAddr, Port)>,
 }
 
+/// What clients stick to: where, and to which endpoint.
+type Sticky = (Option<Frontend>, Option<(IpAddr, Port)>);
+
 impl Facts {
-    fn of(group: &[&Difference], frontends: BTreeSet<Frontend>) -> Self {
-        let mut facts = Self { frontends, ..Self::default() };
+    fn of(group: &[&Difference], routing: Option<&Routing>, own: impl Fn(&Frontend) -> bool) -> Self {
+        let frontends: BTreeSet<Frontend> =
+            routing.map(|routing| frontends(routing).into_iter().filter(own).collect()).unwrap_or_default();
+        let cluster_ip = routing.map(|routing| routing.addresses.cluster_ip);
+        let external = frontends.iter().filter(|frontend| frontend.ip != cluster_ip).copied().collect();
+        let affinity = routing.map(|routing| routing.affinity);
+        let mut facts = Self { frontends, external, affinity, ..Self::default() };
         for difference in group {
             let side = match difference.kind {
                 Kind::Missing => &mut facts.gained,
@@ -203,11 +250,14 @@ impl Facts {
                 Some(Fact::Endpoint { at, ip, port }) => {
                     side.endpoints.entry((ip, port)).or_default().insert(at);
                 }
-                Some(Fact::Affinity { seconds, .. }) => drop(side.affinity.insert(seconds)),
+                Some(Fact::Affinity { at, to, seconds }) => {
+                    side.affinity.entry(seconds).or_default().insert((at, to));
+                }
                 Some(Fact::Admitted { range, .. }) => drop(side.admitted.insert(range)),
                 Some(Fact::Restricted(frontend)) => drop(side.restricted.insert(frontend)),
                 Some(Fact::KeepsClients(frontend)) => drop(side.keeps_clients.insert(frontend)),
-                Some(Fact::Hairpin { .. } | Fact::ClusterIp(_)) | None => {}
+                Some(Fact::Hairpin { ip, port }) => drop(side.hairpins.insert((ip, port))),
+                Some(Fact::ClusterIp(_)) | None => {}
             }
         }
         facts
@@ -236,28 +286,58 @@ impl Facts {
                 .for_each(|it| say(format!("{it} dropped: no endpoints on this node")));
             // Of a frontend that comes or goes it need not be said.
             let said: BTreeSet<&Frontend> = side.frontends.difference(&other.frontends).collect();
-            let lasting = |mine: &BTreeSet<Frontend>, other: &BTreeSet<Frontend>| -> Vec<Frontend> {
-                let changed = mine.difference(other).filter(|it| self.is_new() || !said.contains(it));
-                changed.copied().collect()
-            };
-            lasting(&side.keeps_clients, &other.keeps_clients)
-                .iter()
-                .for_each(|it| say(format!("{it} keeps client addresses")));
-            lasting(&side.restricted, &other.restricted)
-                .iter()
-                .for_each(|it| say(format!("{it} restricted to source ranges")));
+            let lasts = |frontend: &Frontend| self.is_new() || !said.contains(frontend);
+            for keeps in side.keeps_clients.difference(&other.keeps_clients) {
+                match keeps {
+                    Some(frontend) if lasts(frontend) => say(format!("{frontend} keeps client addresses")),
+                    None if self.external.iter().any(lasts) => {
+                        say("external traffic keeps client addresses".into());
+                    }
+                    Some(_) | None => {}
+                }
+            }
+            let restricted = side.restricted.difference(&other.restricted).filter(|it| lasts(it));
+            restricted.for_each(|it| say(format!("{it} restricted to source ranges")));
             side.admitted.difference(&other.admitted).for_each(|it| say(format!("source range {it}")));
-            let endpoints = self.endpoints(side, other);
-            for seconds in side.affinity.difference(&other.affinity) {
-                // An endpoint or a frontend that comes or goes brings its own.
-                let is_its_own = endpoints.is_empty() && said.is_empty();
-                if is_its_own || !other.affinity.is_empty() || self.is_new() {
+            let affinity = side.affinity.iter().filter(|(seconds, _)| !other.affinity.contains_key(seconds));
+            for (seconds, stickies) in affinity {
+                let is_told = match sign {
+                    '-' => self.affinity.is_some_and(|wanted| wanted != Some(*seconds)),
+                    _ => self.is_new() || self.is_newly_sticky(stickies),
+                };
+                if is_told {
                     say(format!("session affinity {seconds}s"));
                 }
             }
-            endpoints.into_iter().for_each(say);
+            self.endpoints(side, other).into_iter().for_each(&mut say);
+            // Of one that comes or goes it need not be said.
+            let goes_or_comes = |endpoint: &&(IpAddr, Port)| {
+                side.endpoints.contains_key(endpoint) && !other.endpoints.contains_key(endpoint)
+            };
+            for (ip, port) in side.hairpins.iter().filter(|endpoint| !goes_or_comes(endpoint)) {
+                let endpoint = host_port(*ip, port.get());
+                say(format!("endpoint {endpoint} is on this node, and can connect to itself"));
+            }
         }
         lines
+    }
+
+    /// Whether clients did not stick to endpoints before: an endpoint or a frontend that comes brings its own.
+    fn is_newly_sticky(&self, stickies: &BTreeSet<Sticky>) -> bool {
+        let (gained, lost) = (&self.gained, &self.lost);
+        let goes = |endpoint: &(IpAddr, Port)| !gained.endpoints.contains_key(endpoint);
+        let comes = |(at, to): &Sticky| {
+            let is_new_there =
+                |places: &BTreeSet<Option<Frontend>>| places.contains(at) || places.contains(&None);
+            let was_there = |endpoint| lost.endpoints.get(endpoint).is_some_and(is_new_there);
+            let comes_there = |endpoint| gained.endpoints.get(endpoint).is_some_and(is_new_there);
+            at.is_some_and(|at| gained.frontends.contains(&at) && !lost.frontends.contains(&at))
+                || to.as_ref().is_none_or(|endpoint| comes_there(endpoint) && !was_there(endpoint))
+        };
+        !stickies.iter().all(comes)
+            || !lost.affinity.is_empty()
+            || lost.endpoints.keys().any(goes)
+            || (gained.endpoints.is_empty() && gained.frontends.is_empty())
     }
 
     /// Those that come or go, rather than move from slot to slot.
@@ -300,8 +380,17 @@ enum Places {
 
 impl Side {
     fn is_empty(&self) -> bool {
-        let Self { frontends, refused, dropped, endpoints, affinity, admitted, restricted, keeps_clients } =
-            self;
+        let Self {
+            frontends,
+            refused,
+            dropped,
+            endpoints,
+            affinity,
+            admitted,
+            restricted,
+            keeps_clients,
+            hairpins: _,
+        } = self;
         frontends.is_empty()
             && refused.is_empty()
             && dropped.is_empty()

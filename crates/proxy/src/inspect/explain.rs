@@ -20,6 +20,7 @@ use plan::trace::{Explanation, trace};
 
 use super::desired::{self, Desired};
 use super::running;
+use super::verify::{is_json, output};
 use crate::config::Config;
 use crate::modes;
 use crate::run::Options;
@@ -38,8 +39,8 @@ Examples:
   kube-proxy explain --manifests examples/demo --hostname-override demo-node tcp 10.96.0.10:80
       from a folder, with no proxy running
 
-Unless --manifests, --kubeconfig, --master or --config say where objects are to be read from, the proxy that runs on this
-node is asked at --metrics-bind-address. Otherwise give the flags that the proxy runs with: the answer depends on them.";
+Unless --manifests, --kubeconfig or --master says where objects are to be read from, the proxy that runs on this node is
+asked at --metrics-bind-address. Otherwise give the flags that the proxy runs with: the answer depends on them.";
 
 pub fn command() -> Command {
     Command::new("explain")
@@ -68,14 +69,7 @@ pub fn command() -> Command {
         .arg(Arg::new("interface").long("interface").value_name("NAME").help(
             "The interface of the node that the packet comes in by: needed where the proxy tells pods by it",
         ))
-        .arg(
-            Arg::new("output")
-                .short('o')
-                .long("output")
-                .default_value("text")
-                .value_parser(PossibleValuesParser::new(["text", "json"]))
-                .help("How to say it"),
-        )
+        .arg(output())
         .arg(
             Arg::new("live").long("live").action(ArgAction::SetTrue).help(
                 "Also read the kernel, and say whether it would do the same; needs root, changes nothing",
@@ -86,8 +80,9 @@ pub fn command() -> Command {
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let question = question(matches)?;
+    let reads_objects = desired::reads_objects(matches)?;
     let (config, options) = desired::configuration(matches)?;
-    let mut explanation = if names_a_source(&config, &options) {
+    let mut explanation = if reads_objects {
         from_objects(&question, config, &options)?
     } else {
         from_running(&question, config.metrics_bind_address)?
@@ -95,8 +90,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if matches.get_flag("live") {
         explanation.live = Some(live::look(&explanation)?);
     }
-    let is_json = matches.get_one::<String>("output").is_some_and(|output| output == "json");
-    let said = if is_json {
+    let said = if is_json(matches) {
         serde_json::to_string_pretty(&explanation).context("writing JSON")? + "\n"
     } else {
         text::of(&explanation)
@@ -114,11 +108,6 @@ fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
     })?;
     let protocol = text("protocol").and_then(question::protocol).context("tcp, udp or sctp")?;
     Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
-}
-
-/// Whether there is something to read objects from, rather than a proxy to be asked.
-fn names_a_source(config: &Config, options: &Options) -> bool {
-    options.manifests.is_some() || options.master.is_some() || !config.client.kubeconfig.is_empty()
 }
 
 fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {

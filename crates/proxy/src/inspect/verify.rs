@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
-use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
 use super::desired::{self, Desired};
@@ -17,8 +16,8 @@ use super::wanted::{Rulings, wanted};
 pub const PATH: &str = "verify";
 
 const EXAMPLES: &str = "\
-Asks the proxy that runs on this node, unless --manifests, --kubeconfig or --master says where the
-objects are: then the kernel is compared with what they ask for, be there a proxy or not.
+Asks the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master says
+where the objects are: then the kernel is compared with what they ask for, be there a proxy or not.
 Exit code: 0 kernel and plan agree, 2 they differ, 1 it could not be found out.
 
 Examples:
@@ -50,9 +49,9 @@ pub fn is_json(matches: &ArgMatches) -> bool {
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let reads_objects = desired::reads_objects(matches)?;
     let (config, options) = desired::configuration(matches)?;
-    let is_given = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
-    let found: Vec<Findings> = if ["manifests", "kubeconfig", "master"].into_iter().any(is_given) {
+    let found: Vec<Findings> = if reads_objects {
         let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
         let mut found = Vec::new();
         for rulings in &all {

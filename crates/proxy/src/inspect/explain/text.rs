@@ -44,6 +44,11 @@ pub fn of(explanation: &Explanation) -> String {
     }
     if let Some(live) = &explanation.live {
         say(&format!("  {}", kernel(live)));
+        if let Some(other) = &live.not_followed {
+            say(&format!(
+                "  only rules of the mode above were followed, and there are those of {other}: give the proxy's own --proxy-mode"
+            ));
+        }
     }
     if explanation.pending {
         say("  the cluster has changed just now: the rules are about to follow");
