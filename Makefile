@@ -27,7 +27,7 @@ static: ## the same without libraries, for containers: target/*-linux-musl/relea
 	@rustup target list --installed | grep -q -x '$(STATIC)' || rustup target add '$(STATIC)'
 	$(CARGO) build --release --target '$(STATIC)' --bin kube-proxy
 
-dist: static ## all that a package holds: static binary, completions, manual page, in target/dist
+dist: static ## all that a package holds: static binary, completions, manual, in target/dist
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
 
 check: pure deny ## the inner loop: format, lints, dependency rules, unit tests

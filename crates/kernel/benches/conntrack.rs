@@ -6,6 +6,7 @@
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
     clippy::panic,
+    clippy::wildcard_enum_match_arm,
     missing_docs,
     reason = "a benchmark stops at what it did not expect"
 )]

@@ -75,6 +75,12 @@ impl Conntrack {
         self.waiting.join(self.flows.take_doubts());
     }
 
+    /// No rules but ours are in force any more: what others have done up to now is to be looked at.
+    pub fn doubt_everything(&mut self) {
+        self.flows.doubt_everything();
+        self.waiting.join(self.flows.take_doubts());
+    }
+
     /// When there is something to look at.
     pub fn due(&self) -> Option<Instant> {
         let first = (!self.waiting.is_empty()).then_some(self.rested);

@@ -5,6 +5,7 @@
 //!   the thread that keeps the rules ─ Wanted ─▶ any other thread ─ Inspection ─▶ part by part: Difference
 //! ```
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::{fmt, io};
 
@@ -29,7 +30,13 @@ pub struct Difference {
     pub fact: Option<Fact>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What was found at both of two looks: what a pass has come between is found at one of them only.
+pub fn persistent(first: &[Difference], second: Vec<Difference>) -> Vec<Difference> {
+    let first: HashSet<(Kind, &str)> = first.iter().map(|it| (it.kind, it.object.as_str())).collect();
+    second.into_iter().filter(|it| first.contains(&(it.kind, it.object.as_str()))).collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Wanted and not there.
     Missing,
@@ -120,7 +127,7 @@ pub enum Inspection {
 }
 
 /// What is compared at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The chains and rules of our nftables table, and which sets it has.
     Program,

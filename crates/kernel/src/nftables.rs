@@ -7,17 +7,18 @@
 
 mod compare;
 mod compile;
+mod counters;
 mod lookup;
 mod read;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::{Port, Protocol, ServicePortName};
+use model::names::{Port, Protocol};
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
 use plan::flows::Destination;
@@ -30,8 +31,9 @@ use crate::stranger::Drift;
 use crate::wire_family;
 pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
+pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
-use read::{Content, Counted, Found, Ours, Reader};
+use read::{Content, Found, Ours, Reader};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
@@ -57,6 +59,8 @@ pub struct Table {
     settled: bool,
     /// Whether frontends have counted all that came since our first pass, of which there may not have been one.
     counts_are_whole: Option<bool>,
+    /// UDP frontends of which that is not so: they were taken away once, and begin to count again when they come back.
+    recounted: HashSet<Frontend>,
 }
 
 /// A connection to a kernel that can do what we need.
@@ -107,16 +111,6 @@ pub struct Outcome {
     pub contested: Vec<Contested>,
 }
 
-/// New connections that the kernel has counted.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Connections {
-    pub service: ServicePortName,
-    /// None for all of the frontend together.
-    pub endpoint: Option<(IpAddr, Port)>,
-    pub frontend: Frontend,
-    pub count: u64,
-}
-
 impl Table {
     /// A table of this program; the kernel hears nothing of it before the first pass.
     pub fn new(access: Access, settings: Settings) -> Self {
@@ -131,6 +125,7 @@ impl Table {
             node_port_ips: Vec::new(),
             settled: false,
             counts_are_whole: None,
+            recounted: HashSet::new(),
         }
     }
 
@@ -187,6 +182,7 @@ impl Table {
             return self.resync(Vec::new());
         }
         self.settled = true;
+        self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         Ok(Outcome {
             added: steps.add.len(),
@@ -220,22 +216,6 @@ impl Table {
         }
     }
 
-    /// New connections by frontend and by endpoint, since the elements that count them were added.
-    pub fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        let mut all = Vec::new();
-        for bank in Bank::BOTH {
-            for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
-                let counted = self.reader().counters(set, bank)?;
-                all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
-                    let service = self.plan.owner(&frontend)?.clone();
-                    Some(Connections { service, endpoint, frontend, count })
-                }));
-            }
-        }
-        all.sort();
-        Ok(all)
-    }
-
     /// Whether no packet for that UDP destination has met our rules since our first pass. Where that can't be told, one
     /// has.
     pub fn is_unused(&mut self, destination: Destination) -> io::Result<bool> {
@@ -247,7 +227,18 @@ impl Table {
             Destination::NodePort(port) => (None, Some(port)),
         };
         let Some(port) = port else { return Ok(false) };
-        Ok(self.reader().count(Frontend { ip, protocol: Protocol::Udp, port })? == Some(0))
+        let frontend = Frontend { ip, protocol: Protocol::Udp, port };
+        Ok(!self.recounted.contains(&frontend) && self.reader().count(frontend)? == Some(0))
+    }
+
+    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service.
+    fn remember_recounted(&mut self, steps: &Steps) {
+        let family = self.settings.family;
+        let gone = steps.delete.iter().filter_map(|element| {
+            let Set::Frontends(bank) = element.set else { return None };
+            Frontend::from_key(element.key.as_bytes(), bank, family)
+        });
+        self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }
 
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
@@ -267,6 +258,7 @@ impl Table {
         let writes_frontends = steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_)));
         self.counts_are_whole =
             Some(self.counts_are_whole.is_none_or(|were_whole| were_whole && !writes_frontends));
+        self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         let (added, deleted) = (steps.add.len(), steps.delete.len());
         Ok(Outcome { added, deleted, full: true, wrote, contested })

@@ -86,6 +86,11 @@ impl Flows {
         }
     }
 
+    /// Somebody else's rules may have sent flows anywhere until now.
+    pub fn doubt_everything(&mut self) {
+        self.claims.keys().for_each(|destination| self.doubtful.add(*destination, Doubt::Any));
+    }
+
     /// Hands out what to look at; from now on it is in order.
     pub fn take_doubts(&mut self) -> Doubts {
         std::mem::take(&mut self.doubtful)

@@ -4,14 +4,14 @@
 mod iptables;
 mod nftables;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use ipnet::IpNet;
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
-use kernel::nftables::Connections;
+use kernel::nftables::Owners;
 use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
@@ -31,13 +31,12 @@ pub trait Backend: fmt::Debug + Send {
     /// long as there is no need.
     fn watch(&mut self) -> Option<Watch>;
 
-    /// New connections, as far as the kernel counts them in this mode.
-    fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        Ok(Vec::new())
+    /// Whose new connections the kernel counts in this mode.
+    fn owners(&self) -> Owners {
+        Owners::new()
     }
 
-    /// Whether no packet for that UDP destination has met our rules since flows were last looked at, for all the kernel
-    /// has counted.
+    /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
@@ -70,8 +69,8 @@ pub struct Change {
 pub struct Pass {
     /// It looked at everything rather than at what changed.
     pub full: bool,
-    /// The kernel did not hold what it should.
-    pub wrote: bool,
+    /// It found that the kernel did not hold what it should have held before.
+    pub mended: bool,
 }
 
 /// Calls back whenever a stranger interferes, for as long as it is answered true. Runs on a thread of its own.

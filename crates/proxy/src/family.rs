@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kernel::conntrack::Conntrack;
 use kernel::difference::Wanted;
-use kernel::nftables::Connections;
+use kernel::nftables::Owners;
 use kernel::stranger::{Drift, Stranger};
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
@@ -52,10 +52,12 @@ pub enum Message {
     Start(Box<Start>),
     /// The kernel may hold something else than we wrote.
     Drifted(Drift),
+    /// The rules of other modes are gone.
+    Alone,
     /// These are all addresses of the node now.
     Moved(Arc<[IpAddr]>),
-    /// Somebody wants to know how many connections there were.
-    Count(SyncSender<std::io::Result<Vec<Connections>>>),
+    /// Somebody wants to count connections, and to know whose they are.
+    Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
     Compare(SyncSender<Wanted>),
     /// Somebody wants to know what would happen to a packet.
@@ -111,8 +113,10 @@ struct Running {
     node_port_ips: Vec<IpAddr>,
     /// The backend has not heard of them.
     moved: bool,
-    /// How to hear of strangers, until somebody listens for them.
-    listen: Option<SyncSender<Message>>,
+    /// How to talk to the family.
+    kick: SyncSender<Message>,
+    /// Somebody listens for strangers.
+    listens: bool,
     pace: Pace,
     sync_period: Duration,
     health: Arc<NodeHealth>,
@@ -121,6 +125,10 @@ struct Running {
     /// When changes were triggered that no pass has made good yet.
     unmeasured: Vec<Timestamp>,
     take_over: Option<TakeOver>,
+    /// Whether that is done, so that all packets meet our rules.
+    is_alone: bool,
+    /// Whether the kernel has held what it should.
+    has_passed: bool,
     /// Who has interfered since the last pass.
     strangers: Vec<Option<Stranger>>,
 }
@@ -182,19 +190,25 @@ impl Line {
                     running.distrust(drift);
                 }
             }
+            Message::Alone => {
+                if let Some(running) = &mut self.running {
+                    running.is_alone = true;
+                    running.conntrack.doubt_everything();
+                }
+            }
             Message::Moved(addresses) => {
                 if let Some(running) = &mut self.running {
                     running.move_to(&addresses);
                     running.addresses = addresses;
                 }
             }
-            Message::Count(answer) => {
-                let counted = self.running.as_mut().map(|running| running.backend.connections());
+            Message::Owners(answer) => {
+                let owners = self.running.as_ref().map(|running| running.backend.owners());
                 // Whoever asked may have stopped waiting.
-                let _ = answer.try_send(counted.unwrap_or_else(|| Ok(Vec::new())));
+                let _ = answer.try_send(owners.unwrap_or_default());
             }
             Message::Compare(answer) => {
-                if let Some(running) = &self.running {
+                if let Some(running) = self.running.as_ref().filter(|running| running.has_passed) {
                     let _ = answer.try_send(running.backend.wanted());
                 }
             }
@@ -276,13 +290,15 @@ impl Line {
         // There from the start, so that an alert sees the first one.
         self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
-        let listen = Some(kick.clone());
+        let kick = kick.clone();
         let conntrack = Conntrack::new(self.family);
         let metrics = self.metrics.clone();
         self.running = Some(Running {
             family: self.family,
             unmeasured: Vec::new(),
             take_over: Some(take_over),
+            is_alone: false,
+            has_passed: false,
             strangers: Vec::new(),
             backend,
             conntrack,
@@ -291,7 +307,8 @@ impl Line {
             node_port_addresses,
             node_port_ips: Vec::new(),
             moved: true,
-            listen,
+            kick,
+            listens: false,
             pace,
             sync_period,
             health,
@@ -357,8 +374,15 @@ impl Running {
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
         self.conntrack.follow_rules();
+        self.has_passed = true;
         if let Some(take_over) = self.take_over.take() {
-            self.spawn("take-over", take_over);
+            let kick = self.kick.clone();
+            let take_over = move || {
+                take_over();
+                // Who is told ends only with the process.
+                let _ = kick.send(Message::Alone);
+            };
+            self.spawn("take-over", Box::new(take_over));
         }
         self.listen_for_strangers();
         Ok(pass)
@@ -376,7 +400,7 @@ impl Running {
     /// Whoever interferes without doing harm is not worth a word.
     fn tell_repairs(&mut self, pass: Pass) {
         let strangers = std::mem::take(&mut self.strangers);
-        if strangers.is_empty() || !pass.wrote {
+        if strangers.is_empty() || !pass.mended {
             return;
         }
         let names: BTreeSet<String> = strangers.into_iter().flatten().map(|by| by.to_string()).collect();
@@ -436,7 +460,8 @@ impl Running {
     /// Outside of passes, whose pace is not to suffer. What fails is tried again, and holds up nothing else.
     fn end_wrong_flows(&mut self) {
         let started = Instant::now();
-        let ended = self.conntrack.look(started, |destination| self.backend.is_unused(destination));
+        let ended =
+            self.conntrack.look(started, |destination| self.is_alone && self.backend.is_unused(destination));
         let family = self.family;
         match ended {
             Ok(None) => {}
@@ -456,10 +481,12 @@ impl Running {
 
     /// From the start, or from when it shows that others can spoil what we write.
     fn listen_for_strangers(&mut self) {
-        if self.listen.is_none() {
+        if self.listens {
             return;
         }
-        let (Some(watch), Some(kick)) = (self.backend.watch(), self.listen.take()) else { return };
+        let Some(watch) = self.backend.watch() else { return };
+        self.listens = true;
+        let kick = self.kick.clone();
         self.spawn("drift", Box::new(move || watch(&mut |drift| kick.send(Message::Drifted(drift)).is_ok())));
     }
 

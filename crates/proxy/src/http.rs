@@ -9,6 +9,7 @@
 
 pub mod answer;
 pub mod listen;
+mod local;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use std::{fmt, io, thread};
 
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -29,17 +31,15 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use listen::{ListenError, listen};
+pub use local::Local;
 
 pub type Request = http::Request<Bytes>;
 pub type Answer = http::Response<Bytes>;
-
-/// On a request that comes from this node: from a loopback address, or from the very address it was sent to.
-#[derive(Clone, Copy, Debug)]
-pub struct Local;
 
 /// What is to be found at a port.
 pub trait Site: Send + Sync {
@@ -51,14 +51,19 @@ pub trait Site: Send + Sync {
 pub enum Reply {
     Now(Answer),
     /// Takes its time, so it is worked out elsewhere; one after the other.
-    Later(Box<dyn FnOnce() -> Answer + Send>),
+    Later(Work),
+    /// May take minutes. One at a time, beside all others: who asks meanwhile is told to ask again.
+    Long(Work),
 }
+
+pub type Work = Box<dyn FnOnce() -> Answer + Send>;
 
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Now(answer) => f.debug_tuple("Now").field(answer).finish(),
             Self::Later(_) => f.debug_tuple("Later").finish_non_exhaustive(),
+            Self::Long(_) => f.debug_tuple("Long").finish_non_exhaustive(),
         }
     }
 }
@@ -88,10 +93,59 @@ const OUT_OF_FILES: Duration = Duration::from_millis(100);
 /// A listener closes at once, unless something is very wrong.
 const CLOSING: Duration = Duration::from_secs(1);
 
+/// After which nobody is answered any more.
+pub const LONGEST_ANSWER: Duration = LONGEST_CONNECTION.saturating_add(PATIENCE);
+
 /// The thread that serves. Cloning gives another handle on the same one.
 #[derive(Clone, Debug)]
 pub struct Http {
     runtime: Handle,
+    workers: Workers,
+}
+
+/// The threads that work out what takes its time: one for each kind, so that neither waits for the other.
+#[derive(Clone, Debug)]
+struct Workers {
+    later: Arc<Semaphore>,
+    long: Arc<Semaphore>,
+}
+
+impl Workers {
+    const THREADS: usize = 2;
+
+    fn new() -> Self {
+        Self { later: Arc::new(Semaphore::new(1)), long: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Who leaves while it waits for its turn is not worked for.
+    async fn later(&self, work: Work) -> Answer {
+        match self.later.clone().acquire_owned().await {
+            Ok(turn) => work_out(turn, work).await,
+            Err(_) => busy(),
+        }
+    }
+
+    async fn long(&self, work: Work) -> Answer {
+        match self.long.clone().try_acquire_owned() {
+            Ok(turn) => work_out(turn, work).await,
+            Err(_) => busy(),
+        }
+    }
+}
+
+/// The turn lasts as long as the work, also if nobody waits for the answer any more.
+async fn work_out(turn: OwnedSemaphorePermit, work: Work) -> Answer {
+    let work = move || {
+        let _turn = turn;
+        work()
+    };
+    let worked_out = spawn_blocking(work).await;
+    worked_out.unwrap_or_else(|_| answer::plain(StatusCode::INTERNAL_SERVER_ERROR, ""))
+}
+
+fn busy() -> Answer {
+    let busy = "busy with another question, ask again in a moment\n";
+    answer::with_header(answer::plain(StatusCode::SERVICE_UNAVAILABLE, busy), RETRY_AFTER, "1")
 }
 
 impl Http {
@@ -99,25 +153,25 @@ impl Http {
         let runtime = Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(1)
+            .max_blocking_threads(Workers::THREADS)
             .thread_keep_alive(Duration::from_secs(1))
             .thread_name("http-later")
             .build()?;
         let handle = runtime.handle().clone();
         let run = move || runtime.block_on(pending::<()>());
         thread::Builder::new().name("http".to_owned()).spawn(run)?;
-        Ok(Self { runtime: handle })
+        Ok(Self { runtime: handle, workers: Workers::new() })
     }
 
     /// Serves until what is returned is dropped.
     pub fn serve(&self, listeners: Vec<TcpListener>, site: &Arc<dyn Site>) -> Serving {
         let (open, closed) = channel();
         let serve = |listener| {
-            let (open, site) = (open.clone(), site.clone());
+            let (open, site, workers) = (open.clone(), site.clone(), self.workers.clone());
             self.runtime.spawn(async move {
                 // Declared first, so that it is dropped after the listener.
                 let _open = open;
-                accept(listener, site).await;
+                accept(listener, site, workers).await;
             })
         };
         Serving {
@@ -133,14 +187,15 @@ impl Http {
         site: Arc<dyn Site>,
         trouble: Trouble,
     ) -> Result<(), ListenError> {
+        let workers = self.workers.clone();
         match listen(address) {
-            Ok(listener) => drop(self.runtime.spawn(accept(listener, site))),
+            Ok(listener) => drop(self.runtime.spawn(accept(listener, site, workers))),
             Err(error) if trouble.is_fatal => return Err(error),
             Err(error) => {
                 (trouble.tell)(&error);
                 self.runtime.spawn(async move {
                     let listener = listen_at_last(address, trouble.tell, error).await;
-                    accept(listener, site).await;
+                    accept(listener, site, workers).await;
                 });
             }
         }
@@ -179,7 +234,7 @@ async fn listen_at_last(address: SocketAddr, tell: fn(&ListenError), first: List
     }
 }
 
-async fn accept(listener: TcpListener, site: Arc<dyn Site>) {
+async fn accept(listener: TcpListener, site: Arc<dyn Site>, workers: Workers) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(err = %error, "Failed to serve a port"),
@@ -195,7 +250,7 @@ async fn accept(listener: TcpListener, site: Arc<dyn Site>) {
             // The oldest has had the most time to be answered.
             connections.pop_front();
         }
-        connections.push_back(Connection(tokio::spawn(converse(stream, site.clone()))));
+        connections.push_back(Connection(tokio::spawn(converse(stream, site.clone(), workers.clone()))));
     }
 }
 
@@ -208,16 +263,16 @@ impl Drop for Connection {
     }
 }
 
-async fn converse(stream: TcpStream, site: Arc<dyn Site>) {
-    let is_local = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(own)) => peer.ip().to_canonical().is_loopback() || peer.ip() == own.ip(),
-        _ => false,
+async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers) {
+    let own = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(own)) if local::is_near(peer.ip(), own.ip()) => Some(own.ip()),
+        _ => None,
     };
     let service = service_fn(|mut request: http::Request<Incoming>| async {
-        if is_local {
+        if own.is_some_and(|own| local::is_for_us(&request, own)) {
             request.extensions_mut().insert(Local);
         }
-        Ok::<_, Infallible>(respond(request, &*site).await)
+        Ok::<_, Infallible>(respond(request, &*site, &workers).await)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -233,7 +288,11 @@ async fn converse(stream: TcpStream, site: Arc<dyn Site>) {
     }
 }
 
-async fn respond(request: http::Request<Incoming>, site: &dyn Site) -> http::Response<Full<Bytes>> {
+async fn respond(
+    request: http::Request<Incoming>,
+    site: &dyn Site,
+    workers: &Workers,
+) -> http::Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
     let body = match head.method {
         Method::PUT => match timeout(PATIENCE, Limited::new(body, LARGEST_BODY).collect()).await {
@@ -246,9 +305,8 @@ async fn respond(request: http::Request<Incoming>, site: &dyn Site) -> http::Res
     };
     let answer = match site.reply(&Request::from_parts(head, body)) {
         Reply::Now(answer) => answer,
-        Reply::Later(work_out) => spawn_blocking(work_out)
-            .await
-            .unwrap_or_else(|_| answer::plain(StatusCode::INTERNAL_SERVER_ERROR, "")),
+        Reply::Later(work) => workers.later(work).await,
+        Reply::Long(work) => workers.long(work).await,
     };
     answer.map(Full::new)
 }

@@ -24,6 +24,7 @@ use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 use crate::checks::{self, Against};
 use crate::config::file_watch::FileWatch;
 use crate::config::{self, Completed, Config, ProxyMode};
+use crate::connections::Census;
 use crate::family::{Line, Message, Start};
 use crate::flags::Flags;
 use crate::gates::Gate;
@@ -40,7 +41,7 @@ use crate::pace::Pause;
 use crate::source::{Lines, Source, Word};
 use crate::status::{self, Facts};
 use crate::version::Build;
-use crate::{audit, cleanup, connections, health, signals, threads, tuning};
+use crate::{audit, cleanup, health, signals, threads, tuning};
 
 /// What the command line asks for beyond the configuration.
 #[derive(Clone, Debug)]
@@ -123,9 +124,10 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     }
     let voice = Voice { node_name: node.name.clone(), recorder };
     serve_health(&config, &http, &health, &voice)?;
-    serve_status(&config, &options, &http, &metrics, &lines, &voice)?;
+    let census = Arc::new(Census::new(lines.clone()));
+    serve_status(&config, &options, &http, &metrics, &lines, &census, &voice)?;
     if options.connection_metrics && config.mode == ProxyMode::Nftables {
-        count_connections(&lines, &metrics);
+        count_connections(&lines, &census, &metrics);
     }
     voice.say(Severity::Normal, "Starting", String::new());
     // Where nobody takes over there is nothing to wait for. Not with `--init-only`: nobody would serve until the rest
@@ -206,6 +208,7 @@ fn serve_status(
     http: &Http,
     metrics: &Arc<Metrics>,
     lines: &Lines,
+    census: &Arc<Census>,
     voice: &Voice,
 ) -> anyhow::Result<()> {
     let facts = Facts {
@@ -218,6 +221,7 @@ fn serve_status(
         logs: options.logs.clone(),
         metrics: metrics.clone(),
         lines: lines.clone(),
+        census: census.clone(),
         node_name: voice.node_name.clone(),
     };
     if config.mode == ProxyMode::Iptables {
@@ -236,10 +240,11 @@ fn serve_status(
     })
 }
 
-fn count_connections(lines: &Lines, metrics: &Metrics) {
-    for (family, line) in lines {
-        let line = line.clone();
-        metrics.collect(Box::new(NewConnections::new(*family, move || connections::count(&line))));
+fn count_connections(lines: &Lines, census: &Arc<Census>, metrics: &Metrics) {
+    for family in lines.keys().copied() {
+        let census = census.clone();
+        let count = move || Ok(census.count().of(family)?.to_vec());
+        metrics.collect(Box::new(NewConnections::new(family, count)));
     }
 }
 
@@ -248,6 +253,9 @@ pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
     tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
     let config = config::validate(completed)?;
     let names_api_server = !config.client.kubeconfig.is_empty() || !flags.master.is_empty();
+    if flags.audit_interval.to_std().is_none() {
+        bail!("--audit-interval must not be negative, got {}", flags.audit_interval);
+    }
     if !flags.manifests.is_empty() && names_api_server {
         bail!(
             "--manifests cannot be combined with --kubeconfig or --master: \

@@ -18,6 +18,7 @@ use http::{Method, StatusCode};
 use jiff::Timestamp;
 
 use crate::config::{KubeProxyConfiguration, ProxyMode};
+use crate::connections::Census;
 use crate::gates::{Gate, Gates};
 use crate::http::answer::{JSON, TEXT, answer, nosniff, not_found, plain, with_header};
 use crate::http::listen::ListenError;
@@ -46,6 +47,7 @@ pub struct Facts {
     pub metrics: Arc<Metrics>,
     /// Whom to ask about services.
     pub lines: Lines,
+    pub census: Arc<Census>,
     pub node_name: String,
 }
 
@@ -66,6 +68,7 @@ struct Status {
     debug: Option<Logs>,
     metrics: Arc<Metrics>,
     lines: Lines,
+    census: Arc<Census>,
     node_name: String,
     /// Whole seconds since the epoch.
     started: String,
@@ -73,7 +76,8 @@ struct Status {
 
 impl Status {
     fn new(facts: Facts) -> Self {
-        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines, node_name } = facts;
+        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines, census, node_name } =
+            facts;
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
@@ -91,6 +95,7 @@ impl Status {
             debug: profiling.then_some(logs),
             metrics,
             lines,
+            census,
             node_name,
             started: format!("{:.0}", started.floor()),
         }
@@ -124,7 +129,12 @@ impl Status {
 impl Site for Status {
     fn reply(&self, request: &Request) -> Reply {
         if request.uri().path() != "/metrics" {
-            let here = Here { node_name: &self.node_name, mode: self.mode, lines: &self.lines };
+            let here = Here {
+                node_name: &self.node_name,
+                mode: self.mode,
+                lines: &self.lines,
+                census: &self.census,
+            };
             return local::find(request, here).unwrap_or_else(|| Reply::Now(self.find(request)));
         }
         let (metrics, started) = (self.metrics.clone(), self.started.clone());

@@ -359,6 +359,9 @@ fn every_shell_and_the_manual_know_every_flag_and_subcommand() {
             printed.stdout
         );
     }
+    let page = run_bare(&["completion", "man", "explain"]).stdout;
+    assert!(page.contains(".TH kube-proxy-explain 1") && page.contains("\\-\\-live"), "{page}");
+    assert_eq!(run_bare(&["completion", "man", "nothing"]).code, 1);
     let unknown = run_bare(&["completion", "tcsh"]);
     assert!(unknown.code != 0 && unknown.stderr.contains("invalid value 'tcsh'"), "{}", unknown.stderr);
 }

@@ -6,6 +6,7 @@ mod stage;
 
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use model::address::Family;
@@ -73,7 +74,13 @@ fn connections_are_shown_where_they_went() {
         for _ in 0..10 {
             assert!(connect(&stage, Who::Outside, Address::NodeIp, NODE_PORT));
         }
-        let after = counts();
+        // What was counted just before is told for a moment longer.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut after = counts();
+        while count(tcp(&after)) - count(tcp(&before)) < 30 && Instant::now() < deadline {
+            sleep(Duration::from_millis(50));
+            after = counts();
+        }
         let (before, after) = (tcp(&before), tcp(&after));
         assert_eq!(count(after) - count(before), 30, "{family}");
         assert_eq!(at(after, &cluster_ip) - at(before, &cluster_ip), 20, "{family}");

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use kernel::nftables::connections;
 use model::address::Family;
 use model::names::Protocol;
 use tests::manifests::{Plain, list};
@@ -43,7 +44,7 @@ fn choose(network: &Network, family: Family) {
             let ip = cluster_ip(family, u16::from(count) + 256 * attempt);
             node.hold(&list(&[Plain::new("web", ip, &endpoints)]));
             let chosen = connect(network, SocketAddr::new(ip, 80));
-            assert_eq!(counted(&mut node), chosen, "the kernel counts what the clients see");
+            assert_eq!(counted(network, &node), chosen, "the kernel counts what the clients see");
             found.push(chi_square(&endpoints, &chosen));
             if found[usize::from(attempt)] < limit {
                 break;
@@ -68,9 +69,12 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
     })
 }
 
-fn counted(node: &mut Node) -> BTreeMap<SocketAddr, u64> {
-    let counted = node.table.connections().unwrap().into_iter().filter(|counted| counted.count > 0);
+fn counted(network: &Network, node: &Node) -> BTreeMap<SocketAddr, u64> {
+    let (family, owners) = (node.table.family(), node.table.owners());
+    let counted = network.node.enter(|| connections(family, &owners)).unwrap();
     counted
+        .into_iter()
+        .filter(|counted| counted.count > 0)
         .filter_map(|counted| {
             let (ip, port) = counted.endpoint?;
             Some((SocketAddr::new(ip, port.get()), counted.count))

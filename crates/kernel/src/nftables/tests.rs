@@ -1,11 +1,12 @@
 //! Against the real kernel, each test alone in a network namespace.
 
 mod comparing;
+mod counting;
 
 use std::sync::Arc;
 
 use model::local::FromPod;
-use model::names::{NamespacedName, Protocol};
+use model::names::{NamespacedName, Protocol, ServicePortName};
 use model::routing::{Endpoint, Routing, Traffic};
 use model::service::Addresses;
 use netlink::testing::{in_fresh_netns, run};
@@ -346,5 +347,56 @@ fn a_stranger_is_heard_of_at_once() {
             panic!("nobody was heard")
         };
         assert_eq!(stranger.process, "nft");
+    });
+}
+
+#[test]
+fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
+    let udp = |endpoints: &[u8]| {
+        let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
+        routing.protocol = Protocol::Udp;
+        let here = Traffic::ToLocal;
+        routing.internal = if endpoints.contains(&1) { here } else { Traffic::DropNoLocalEndpoints };
+        Arc::new(routing)
+    };
+    let port_name = || ServicePortName { protocol: Protocol::Udp, ..name("a") };
+    let serve = move |endpoints: &[u8]| change(vec![(port_name(), Some(udp(endpoints)))]);
+    let cluster_ip = Destination::Address("10.96.1.1:80".parse().unwrap());
+    let node_port = Destination::NodePort(port(30_001));
+    in_fresh_netns(move || {
+        run("ip link set lo up");
+        run("ip route add default dev lo");
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        assert!(!table.is_unused(cluster_ip).unwrap(), "nobody has counted yet");
+        table.sync(serve(&[1, 2])).unwrap();
+        assert!(table.is_unused(cluster_ip).unwrap() && table.is_unused(node_port).unwrap());
+        table.sync(serve(&[1, 3])).unwrap();
+        assert!(table.is_unused(cluster_ip).unwrap());
+
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let external_ip = Destination::Address("10.50.1.1:80".parse().unwrap());
+        assert!(table.is_unused(external_ip).unwrap());
+        let _ = client.send_to(b"?", "10.50.1.1:80");
+        assert!(!table.is_unused(external_ip).unwrap(), "somebody came");
+
+        // With policy Local nobody is sent anywhere when the endpoint of this node goes, while the service serves on.
+        table.sync(serve(&[2, 3])).unwrap();
+        table.sync(serve(&[1, 2])).unwrap();
+        assert!(!table.is_unused(cluster_ip).unwrap(), "it has not counted all along");
+        assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())).unwrap(), "unknown");
+    });
+}
+
+#[test]
+fn frontends_that_a_stranger_took_away_have_not_counted_all_along() {
+    in_fresh_netns(|| {
+        let mut table = shared_table(Family::V4);
+        let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1])))];
+        table.sync(change(routings)).unwrap();
+        assert_eq!(table.counts_are_whole, Some(true));
+        run("nft flush ruleset");
+        table.distrust();
+        assert!(table.sync(Change::default()).unwrap().wrote);
+        assert_eq!(table.counts_are_whole, Some(false));
     });
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -52,12 +52,21 @@ fn reason(message: &str) -> String {
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
+    /// For how long elements that keep changing are read again.
+    persistence: Duration,
 }
 
 impl Connection {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
+        Ok(Self { socket: Socket::open(Protocol::Netfilter)?, persistence: Duration::MAX })
+    }
+
+    /// Elements that keep changing while they are read are given up after that time, rather than after many
+    /// attempts. The one that is under way is not cut short.
+    #[must_use]
+    pub fn persistent_for(self, persistence: Duration) -> Self {
+        Self { persistence, ..self }
     }
 
     /// What events caused by this connection carry as their port.
@@ -164,6 +173,7 @@ impl Connection {
         set: &str,
         mut read: impl FnMut(FoundElement<'_>) -> T,
     ) -> io::Result<Vec<T>> {
+        let began = Instant::now();
         for _ in 0..DUMP_ATTEMPTS {
             let state = RandomState::new();
             let mut note = |element: FoundElement<'_>| {
@@ -179,6 +189,9 @@ impl Connection {
             let found = lists.into_iter().flat_map(|(_, list)| list).collect::<Vec<_>>();
             if same_generation && no_element_twice(found.iter().map(|(hash, _)| *hash)) {
                 return Ok(found.into_iter().map(|(_, element)| element).collect());
+            }
+            if began.elapsed() >= self.persistence {
+                break;
             }
         }
         Err(io::Error::new(io::ErrorKind::ResourceBusy, "set keeps changing while it is read"))

@@ -143,6 +143,8 @@ fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
     assert!(remains(&mut flows), "flows may be older than our rules");
     flows.replace(&name("dns"), Some(&dns(&[3])));
     assert!(!remains(&mut flows));
+    flows.doubt_everything();
+    assert!(remains(&mut flows), "others may have sent flows anywhere");
     flows.replace(&name("dns"), Some(&dns(&[])));
     assert!(!remains(&mut flows));
     flows.replace(&name("dns"), Some(&dns(&[2])));

@@ -133,6 +133,14 @@ impl Plan {
         unit.is_some_and(|unit| unit.sticks(frontend, endpoint))
     }
 
+    /// Who has each frontend, in the order of frontends. Copies no text.
+    pub fn owners(&self) -> Vec<(Frontend, ServicePortName)> {
+        let first = |(frontend, claims): (&Frontend, &Vec<ServicePortName>)| {
+            Some((*frontend, claims.first()?.clone()))
+        };
+        self.claims.iter().filter_map(first).collect()
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()

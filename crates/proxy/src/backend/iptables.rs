@@ -55,7 +55,8 @@ impl Backend for Iptables {
         let (filter, nat) = (counts.filter_written, counts.nat_written);
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, restores, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
-        Ok(Pass { full, wrote: restores > 0 })
+        // Nothing is read back here: whoever had everything written had a reason.
+        Ok(Pass { full, mended: full })
     }
 
     fn distrust(&mut self) {

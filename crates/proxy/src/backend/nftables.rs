@@ -1,12 +1,11 @@
 //! The nftables mode: elements of our own table.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
-use kernel::nftables::{self, Connections, Outcome, Table};
+use kernel::nftables::{self, Outcome, Owners, Table};
 
 use super::{Backend, Change, Pass, Watch};
 use crate::duration::Duration;
@@ -33,6 +32,7 @@ impl Backend for Nftables {
     fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
         let started = Instant::now();
         let Change { routings, service_cidrs, node_port_ips, .. } = change;
+        let changes = !routings.is_empty() || service_cidrs.is_some() || node_port_ips.is_some();
         // Loopback can't serve them in this mode.
         let node_port_ips = node_port_ips.map(|ips| ips.into_iter().filter(|ip| !ip.is_loopback()).collect());
         let family = self.table.family();
@@ -48,7 +48,7 @@ impl Backend for Nftables {
         }
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
-        Ok(Pass { full, wrote })
+        Ok(Pass { full, mended: wrote && !changes })
     }
 
     fn distrust(&mut self) {
@@ -68,8 +68,8 @@ impl Backend for Nftables {
         }))
     }
 
-    fn connections(&mut self) -> io::Result<Vec<Connections>> {
-        self.table.connections().map_err(io::Error::other)
+    fn owners(&self) -> Owners {
+        self.table.owners()
     }
 
     fn is_unused(&mut self, destination: Destination) -> bool {

@@ -1,6 +1,7 @@
 //! What the proxy of a node tells about new connections; `/debug/sluice/connections`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kernel::nftables::Connections;
 use model::address::host_port;
@@ -14,6 +15,10 @@ use serde::{Deserialize, Serialize};
 pub struct Page {
     pub node: String,
     pub mode: String,
+    /// Since the proxy began. Two looks at the same moment are the same look.
+    pub counted_at: Duration,
+    /// Until the proxy will count anew: to ask earlier tells nothing new.
+    pub good_for: Duration,
     /// Those that have endpoints, in the order of their names.
     pub service_ports: Vec<ServicePort>,
 }
@@ -70,7 +75,12 @@ impl Page {
             protocol: name.protocol.to_string(),
             frontends: frontends.into_iter().map(frontend).collect(),
         });
-        Self { node: node.to_owned(), mode: mode.to_owned(), service_ports: service_ports.collect() }
+        Self {
+            node: node.to_owned(),
+            mode: mode.to_owned(),
+            service_ports: service_ports.collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -110,7 +120,7 @@ mod tests {
             },
             count,
         };
-        let page = Page::new(
+        let mut page = Page::new(
             "node-1",
             "nftables",
             [
@@ -122,10 +132,13 @@ mod tests {
                 (counted(Some("fd00::5"), None, 30080, 2), true),
             ],
         );
+        page.counted_at = Duration::from_millis(1_500);
         let json = serde_json::to_value(&page).unwrap();
         assert_eq!(
             json,
-            serde_json::json!({"node": "node-1", "mode": "nftables", "servicePorts": [{
+            serde_json::json!({"node": "node-1", "mode": "nftables",
+            "countedAt": {"secs": 1, "nanos": 500_000_000}, "goodFor": {"secs": 0, "nanos": 0},
+            "servicePorts": [{
                 "namespace": "shop", "service": "cart", "port": "http", "protocol": "TCP",
                 "frontends": [
                     {"address": "*:30080", "connections": 1, "endpoints": []},

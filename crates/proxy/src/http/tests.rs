@@ -1,6 +1,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::*;
 
@@ -19,7 +20,7 @@ pub(crate) fn exchange(address: SocketAddr, request: &str) -> (String, String) {
     let headers = headers.lines().map(|header| format!("{header}\r\n")).collect::<String>();
     let length = body.len();
     let text = format!(
-        "{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        "{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
     );
     stream.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();
@@ -43,6 +44,55 @@ fn serve(site: Arc<dyn Site>) -> (SocketAddr, Serving) {
 
 /// Tells what it was asked; works `/later` out elsewhere.
 struct Echo;
+
+/// Is told when a long answer is asked for, and by whoever drops the other end that it may be given.
+struct Slow {
+    begun: SyncSender<()>,
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Site for Arc<Slow> {
+    fn reply(&self, request: &Request) -> Reply {
+        let slow = self.clone();
+        match request.uri().path() {
+            "/long" => Reply::Long(Box::new(move || {
+                slow.begun.send(()).unwrap();
+                let _ = slow.ended.lock().unwrap().recv();
+                answer::plain(StatusCode::OK, "at last")
+            })),
+            _ => Reply::Later(Box::new(|| answer::plain(StatusCode::OK, "later"))),
+        }
+    }
+}
+
+#[test]
+fn a_long_answer_holds_up_nothing_but_others_of_its_kind() {
+    let ((begun, begins), (end, ended)) = (sync_channel(1), sync_channel(0));
+    let (address, _serving) = serve(Arc::new(Arc::new(Slow { begun, ended: Mutex::new(ended) })));
+    let asking = thread::spawn(move || exchange(address, "GET /long"));
+    begins.recv_timeout(DEADLINE).unwrap();
+    assert_eq!(exchange(address, "GET /later").1, "later");
+    let (head, body) = exchange(address, "GET /long");
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("Retry-After: 1"), "{head}");
+    assert_eq!(body, "busy with another question, ask again in a moment\n");
+    drop(end);
+    assert_eq!(asking.join().unwrap().1, "at last");
+    assert_eq!(exchange(address, "GET /long").1, "at last");
+}
+
+#[test]
+fn a_long_answer_that_nobody_waits_for_still_keeps_others_of_its_kind_away() {
+    let ((begun, begins), (end, ended)) = (sync_channel(1), sync_channel(0));
+    let (address, _serving) = serve(Arc::new(Arc::new(Slow { begun, ended: Mutex::new(ended) })));
+    let mut left = connect(address);
+    left.write_all(b"GET /long HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    begins.recv_timeout(DEADLINE).unwrap();
+    drop(left);
+    for _ in 0..10 {
+        assert!(exchange(address, "GET /long").0.starts_with("HTTP/1.1 503 "));
+    }
+    drop(end);
+}
 
 impl Site for Echo {
     fn reply(&self, request: &Request) -> Reply {

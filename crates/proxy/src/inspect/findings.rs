@@ -1,5 +1,7 @@
 //! What was found different, in the form in which it leaves the process.
 
+use std::collections::HashSet;
+
 use anyhow::Context as _;
 use kernel::difference::{Difference, Inspection, Wanted};
 use model::address::Family;
@@ -34,6 +36,15 @@ impl Findings {
             objects: inspection.objects(),
             differences: differences.iter().map(Finding::from).collect(),
         })
+    }
+}
+
+impl Findings {
+    /// Forgets what an earlier look did not find: a pass may have come between what was wanted and what was there.
+    pub fn keep_what_was_in(&mut self, before: &Self) {
+        let before: HashSet<(&str, &str)> =
+            before.differences.iter().map(|it| (it.kind.as_str(), it.object.as_str())).collect();
+        self.differences.retain(|it| before.contains(&(it.kind.as_str(), it.object.as_str())));
     }
 }
 

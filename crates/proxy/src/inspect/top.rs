@@ -18,7 +18,7 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
@@ -105,21 +105,23 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn print_once(address: SocketAddr, interval: Duration, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut meter = Meter::default();
-    let began = Instant::now();
-    let mut picture = meter.look(look(address)?, Duration::ZERO);
+    let (first, at, good_for) = look(address)?;
+    let mut picture = meter.look(first, at);
     if !interval.is_zero() {
-        sleep(interval);
-        let page = look(address)?;
-        picture = meter.look(page, began.elapsed());
+        sleep(interval.max(good_for));
+        let (second, at, _) = look(address)?;
+        picture = meter.look(second, at);
     }
     let text = if as_json { report::json(&picture)? } else { report::text(&picture) };
     super::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the kernel has counted by now.
-fn look(address: SocketAddr) -> anyhow::Result<Page> {
+/// What the kernel has counted, when, and until when there will be nothing new.
+fn look(address: SocketAddr) -> anyhow::Result<(Page, Duration, Duration)> {
     let answer = running::ask(address, "connections")?;
-    serde_json::from_slice(&answer)
-        .context("reading what the proxy has counted: is it a Sluice of this version?")
+    let page: Page = serde_json::from_slice(&answer)
+        .context("reading what the proxy has counted: is it a Sluice of this version?")?;
+    let (counted_at, good_for) = (page.counted_at, page.good_for);
+    Ok((page, counted_at, good_for))
 }

@@ -1,6 +1,7 @@
 //! What the subcommands of this program ask a running proxy. Answered only to who is on this node: it tells more about
 //! the cluster than metrics do, and takes the families' time.
 
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use kernel::difference::Wanted;
 use model::address::Family;
 use serde::Serialize;
 
-use crate::connections::{self, Page};
+use crate::connections::{Census, Page};
 use crate::family::Message;
 use crate::http::answer::{JSON, answer, nosniff, plain};
 use crate::http::{Answer, Local, Reply, Request};
@@ -29,13 +30,16 @@ pub struct Here<'a> {
     pub node_name: &'a str,
     pub mode: &'static str,
     pub lines: &'a Lines,
+    pub census: &'a Arc<Census>,
 }
 
 /// Nothing if it is not one of these questions.
 pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
     let question = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
     if request.extensions().get::<Local>().is_none() {
-        let refusal = plain(StatusCode::FORBIDDEN, "only answered to who asks from this node\n");
+        let refusal =
+            "only answered to who asks from this node, by its address or as localhost and through no proxy\n";
+        let refusal = plain(StatusCode::FORBIDDEN, refusal);
         return Some(Reply::Now(refusal));
     }
     match question {
@@ -47,20 +51,21 @@ pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
 }
 
 /// How many new connections there were.
-fn connections(Here { node_name, mode, lines }: Here<'_>) -> Reply {
+fn connections(Here { node_name, mode, census, .. }: Here<'_>) -> Reply {
     if mode != "nftables" {
         let refusal = format!("new connections are counted in nftables mode only, and this is {mode} mode\n");
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
-    let (node_name, lines) = (node_name.to_owned(), lines.clone());
-    later(move || {
+    let (node_name, census) = (node_name.to_owned(), census.clone());
+    long(move || {
+        let count = census.count();
         let mut all = Vec::new();
-        for (family, line) in &lines {
-            let counted =
-                connections::count(line).with_context(|| format!("counting {family} connections"))?;
-            all.extend(counted.into_iter().map(|one| (one, *family == Family::V6)));
+        for family in count.families.keys() {
+            let counted = count.of(*family).with_context(|| format!("counting {family} connections"))?;
+            all.extend(counted.iter().cloned().map(|one| (one, *family == Family::V6)));
         }
-        Ok(Page::new(&node_name, mode, all))
+        let page = Page::new(&node_name, mode, all);
+        Ok(Page { counted_at: count.at, good_for: count.good_for(), ..page })
     })
 }
 
@@ -74,7 +79,7 @@ fn explain(query: &str, lines: &Lines) -> Reply {
     let Some(line) = lines.get(&family).cloned() else {
         return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("this proxy does not serve {family}\n")));
     };
-    later(move || {
+    long(move || {
         let asked = ask(family, &line, |reply| Message::Explain(Box::new(question), reply))?;
         asked.map_err(anyhow::Error::msg)
     })
@@ -83,7 +88,7 @@ fn explain(query: &str, lines: &Lines) -> Reply {
 /// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
 fn compare(lines: &Lines) -> Reply {
     let lines = lines.clone();
-    later(move || {
+    long(move || {
         lines.iter().map(|(family, line)| findings(*family, line)).collect::<anyhow::Result<Vec<_>>>()
     })
 }
@@ -97,7 +102,7 @@ fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findin
             break;
         }
         let before = std::mem::replace(&mut found, look()?);
-        found.differences.retain(|it| before.differences.contains(it));
+        found.keep_what_was_in(&before);
     }
     Ok(found)
 }
@@ -113,8 +118,8 @@ fn ask<T>(
     answer.recv_timeout(PATIENCE).with_context(|| format!("{family} has not begun to write rules"))
 }
 
-fn later<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
-    Reply::Later(Box::new(move || {
+fn long<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
+    Reply::Long(Box::new(move || {
         let json = work_out().and_then(|found| Ok(serde_json::to_vec(&found)?));
         match json {
             Ok(json) => nosniff(answer(StatusCode::OK, JSON, json)),

@@ -17,6 +17,7 @@ fn facts() -> Facts {
         logs: Logs::unused(),
         metrics,
         lines: Lines::new(),
+        census: Arc::new(Census::new(Lines::new())),
         node_name: "node-1".to_owned(),
     }
 }
@@ -133,7 +134,8 @@ fn connections_are_told_of_where_the_kernel_counts_them() {
         head.starts_with("HTTP/1.1 200 ") && head.contains("Content-Type: application/json\r\n"),
         "{head}"
     );
-    assert_eq!(body, r#"{"node":"node-1","mode":"nftables","servicePorts":[]}"#);
+    assert!(body.starts_with(r#"{"node":"node-1","mode":"nftables","countedAt":{"#), "{body}");
+    assert!(body.ends_with(r#""servicePorts":[]}"#), "{body}");
     let site = Arc::new(Status::new(Facts { mode: ProxyMode::Iptables, ..facts() }));
     let (head, body) = ask(site, "GET /debug/sluice/connections");
     assert!(head.starts_with("HTTP/1.1 501 "), "{head}");
@@ -151,5 +153,16 @@ fn questions_about_packets_are_answered_or_refused_with_the_reason() {
         let (head, body) = ask(status(), &format!("GET /debug/sluice/explain{question}"));
         assert!(head.starts_with("HTTP/1.1 400 "), "{question}: {head}");
         assert_eq!(body, want, "{question}");
+    }
+}
+
+#[test]
+fn who_asks_through_a_proxy_on_this_node_is_refused_what_is_for_this_node() {
+    for header in ["X-Forwarded-For: 192.0.2.1", "Via: 1.1 node-1", "Host: rebound.example.com:10249"] {
+        let (head, body) = ask(status(), &format!("GET /debug/sluice/connections\n{header}"));
+        assert!(head.starts_with("HTTP/1.1 403 "), "{header}: {head}");
+        assert!(body.starts_with("only answered to who asks from this node"), "{header}: {body}");
+        let (head, _) = ask(status(), &format!("GET /metrics\n{header}"));
+        assert!(head.starts_with("HTTP/1.1 200 "), "{header}: {head}");
     }
 }

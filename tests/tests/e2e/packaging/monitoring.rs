@@ -18,9 +18,6 @@ use crate::stage;
 /// Prometheus' own.
 const NOT_OURS: &str = "up";
 
-/// Nothing of it is shown before there was something to repair.
-const NOT_AT_FIRST: &str = "sluice_drift_repairs_total";
-
 /// Every metric that a rule or a panel asks for, but those that rules make.
 fn asked_for() -> BTreeSet<String> {
     let dashboard = std::fs::read_to_string(packaging().join("monitoring/dashboard.json")).unwrap();
@@ -67,7 +64,7 @@ fn whatever_rules_and_dashboards_ask_for_is_there() {
     let stage = stage();
     stage.serve("web", &[Place::PodA]);
     let asked_for = asked_for();
-    let mut found: BTreeSet<String> = [NOT_OURS, NOT_AT_FIRST].map(String::from).into();
+    let mut found: BTreeSet<String> = [NOT_OURS.to_owned()].into();
     for mode in [Mode::Nftables, Mode::Iptables] {
         let proxy = stage.proxy_with(mode, &["--connection-metrics"]);
         eventually("health", || proxy.health("/healthz").is_some_and(|answer| answer.code == 200));

@@ -1,6 +1,7 @@
 //! What is read back, however much there is and whatever happens meanwhile.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -165,6 +166,17 @@ fn a_set_that_changes_while_it_is_read_is_read_again() {
         });
         assert_eq!(found.unwrap().len(), 5_000);
         assert!(seen > 5_000, "the first list was begun and forgotten");
+
+        let mut seen = 0;
+        let refused = reader.persistent_for(Duration::ZERO).elements(Ipv4, TABLE, "s", |_| {
+            seen += 1;
+            if seen == 1 {
+                let mut change = Batch::new(Ipv4, TABLE);
+                change.delete_elements("s", [number(5_000)]);
+                writer.commit(&change).unwrap();
+            }
+        });
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ResourceBusy, "no time for another attempt");
     });
 }
 

@@ -93,7 +93,7 @@ pub struct Meter {
 impl Meter {
     /// What is to be seen, given the counts at this time since some beginning.
     pub fn look(&mut self, page: Page, at: Duration) -> Picture {
-        let Page { node, mode, service_ports } = page;
+        let Page { node, mode, service_ports, .. } = page;
         let mut found = Vec::new();
         for service_port in service_ports {
             let name = Name {
@@ -199,7 +199,7 @@ pub mod tests {
     }
 
     pub fn page(service_ports: Vec<ServicePort>) -> Page {
-        Page { node: "node-1".into(), mode: "nftables".into(), service_ports }
+        Page { node: "node-1".into(), mode: "nftables".into(), service_ports, ..Page::default() }
     }
 
     fn rates(parts: &[Part]) -> Vec<(&str, Option<f64>, u64, Option<f64>)> {

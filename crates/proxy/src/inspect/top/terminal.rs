@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use crossterm::event::{self, Event};
@@ -24,17 +24,18 @@ const TICK: Duration = Duration::from_millis(50);
 pub fn show(address: SocketAddr, interval: Duration) -> anyhow::Result<()> {
     // A proxy that cannot answer is better told of before the screen is taken.
     let mut meter = Meter::default();
-    let began = Instant::now();
-    let first = meter.look(look(address)?, began.elapsed());
+    let (first, at, good_for) = look(address)?;
+    let mut pause = interval.max(good_for);
     let mut state = State::default();
-    state.learn(Ok(first));
+    state.learn(Ok(meter.look(first, at)));
 
     let (send, pictures) = channel();
     let keep_looking = move || {
         loop {
-            thread::sleep(interval);
-            let page = look(address).map_err(|error| format!("{address}: {}", error.root_cause()));
-            let picture = page.map(|page| meter.look(page, began.elapsed()));
+            thread::sleep(pause);
+            let seen = look(address).map_err(|error| format!("{address}: {}", error.root_cause()));
+            pause = interval.max(seen.as_ref().map_or(Duration::ZERO, |(.., good_for)| *good_for));
+            let picture = seen.map(|(page, at, _)| meter.look(page, at));
             if send.send(picture).is_err() {
                 return;
             }

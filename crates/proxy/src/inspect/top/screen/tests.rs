@@ -204,6 +204,7 @@ fn any_page() -> impl Strategy<Value = Page> {
         node,
         mode,
         service_ports,
+        ..Page::default()
     })
 }
 

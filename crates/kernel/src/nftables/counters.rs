@@ -1,0 +1,64 @@
+//! New connections, as the elements of our table count them: read by a connection of its own, whoever owns the table.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use model::address::Family;
+use model::names::{Port, ServicePortName};
+use netlink::nftables::Connection;
+use plan::nftables::elements::Frontend;
+use plan::nftables::sets::{Bank, Set};
+
+use super::Table;
+use super::read::{Counted, Reader};
+
+/// A large set takes long to list, and any change to any table of the node spoils it. Somebody waits for us.
+const PERSISTENCE: Duration = Duration::from_secs(2);
+
+/// Who has each frontend, in the order of frontends.
+pub type Owners = Vec<(Frontend, ServicePortName)>;
+
+/// New connections that the kernel has counted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Connections {
+    pub service: ServicePortName,
+    /// None for all of the frontend together.
+    pub endpoint: Option<(IpAddr, Port)>,
+    pub frontend: Frontend,
+    pub count: u64,
+}
+
+impl Table {
+    /// Whose connections there are to count.
+    pub fn owners(&self) -> Owners {
+        self.plan.owners()
+    }
+}
+
+/// New connections by frontend and by endpoint, since the elements that count them were added. Belongs to the network
+/// namespace of the calling thread. What nobody in `owners` has came or went just now, and is left out.
+pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
+    if owners.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
+    let mut reader = Reader { family, connection: &mut connection };
+    let mut all = Vec::new();
+    for bank in Bank::BOTH {
+        for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
+            let counted = match reader.counters(set, bank) {
+                // No pass has made the table yet.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                counted => counted?,
+            };
+            all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
+                let at = owners.binary_search_by_key(&frontend, |(owned, _)| *owned).ok()?;
+                let (_, service) = owners.get(at)?;
+                Some(Connections { service: service.clone(), endpoint, frontend, count })
+            }));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
