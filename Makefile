@@ -77,9 +77,11 @@ setup:
 pure:
 	@hack/pure
 
-# Licences, sources and duplicate versions. The advisory database is not asked: it needs the network.
+# Licences, sources and duplicate versions, of other platforms' crates, too, which no build here fetches. The advisory
+# database is not asked: it needs the network.
 deny:
 	@if command -v cargo-deny >/dev/null; then \
+	  $(CARGO) fetch --quiet --locked && \
 	  $(CARGO) deny --offline --all-features check --hide-inclusion-graph bans licenses sources; \
 	else \
 	  echo "cargo-deny is not installed: licence and source rules not checked (cargo install cargo-deny)"; \
