@@ -11,6 +11,7 @@ mod packaging;
 mod requests;
 mod rolling;
 mod services;
+mod tools;
 mod upstream;
 
 use std::path::Path;
