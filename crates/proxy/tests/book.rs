@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tests::lab::Lab;
 
@@ -197,8 +198,9 @@ impl Node {
     }
 
     fn stop(&mut self) {
-        for child in &mut self.started {
-            let _ = child.kill();
+        for mut child in self.started.drain(..) {
+            // `timeout` hands that on to what it has started, and could not hand on a kill.
+            let _ = kill_process(Pid::from_child(&child), Signal::TERM);
             let _ = child.wait();
         }
     }
