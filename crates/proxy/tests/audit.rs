@@ -3,20 +3,17 @@
 
 mod stage;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
 use stage::Stage;
 use tests::manifests::{A, B, web};
+use tests::matrix::within;
 use tests::network::of;
 
-fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    // A look takes milliseconds, more on a busy machine, and is followed by a rest of two hundred times that.
-    let deadline = Instant::now() + Duration::from_secs(180);
-    while !so() {
-        assert!(Instant::now() < deadline, "not within three minutes: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+/// A look takes milliseconds, more on a busy machine, and is followed by a rest of two hundred times that.
+fn eventually(what: &str, so: impl FnMut() -> bool) {
+    within(Duration::from_secs(180), what, so);
 }
 
 #[test]
