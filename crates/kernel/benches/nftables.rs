@@ -21,6 +21,7 @@ use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use kernel::difference::Wanted;
 use kernel::nftables::{Change, Outcome, TABLE, Table, write_steps};
 use model::address::Family;
 use model::cluster::Cluster;
@@ -124,6 +125,17 @@ fn report() {
         goal(ratio("cpu99"), 1.5)
     );
 
+    println!("\nthe audit compares one part of the table: milliseconds of processor time");
+    println!(
+        "{:>12} {:>28} {:>12} {:>12}",
+        "size", "on the thread that writes", "to prepare", "largest part"
+    );
+    for (size, found) in &sizes {
+        let [snapshot, opened] = ["snapshot", "opened"].map(|name| found.median(name));
+        let largest = found.all("compared").into_iter().fold(0.0, f64::max);
+        println!("{:>12} {snapshot:>28.2} {opened:>12.2} {largest:>12.2}", size.name());
+    }
+
     println!("\nresident memory of the whole process, in MiB");
     println!("{:>12} {:>9} {:>9} {:>9}   10,000 x 5 <= 40", "size", "loaded", "changed", "peak");
     for (size, found) in &sizes {
@@ -175,6 +187,7 @@ fn measure(size: Size) {
     percentiles("flipped", &flipped);
     percentiles("added", &added);
     say("rss_changed", memory("VmRSS"));
+    look(&load);
     drop(load);
 
     // Processes that we start are in our network namespace.
@@ -193,6 +206,21 @@ fn measure(size: Size) {
         if (lives >= 3 && start.elapsed() > Duration::from_secs(4)) || lives == 20 {
             break;
         }
+    }
+}
+
+/// What an audit takes of the thread that writes, and of its own.
+fn look(load: &Load) {
+    let start = processor();
+    let wanted = load.table.wanted();
+    say("snapshot", processor() - start);
+    let start = processor();
+    let mut inspection = Wanted::Nftables(Box::new(wanted)).open().unwrap();
+    say("opened", processor() - start);
+    for part in inspection.parts() {
+        let start = processor();
+        assert!(inspection.compare(part).unwrap().is_empty(), "{part}");
+        say("compared", processor() - start);
     }
 }
 
