@@ -24,6 +24,7 @@ pub mod namespace;
 pub mod network;
 pub mod node;
 pub mod options;
+pub mod patience;
 pub mod process;
 pub mod sctp;
 pub mod talk;

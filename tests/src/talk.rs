@@ -5,16 +5,17 @@ use std::io::{self, ErrorKind, PipeWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::namespace::Namespace;
 use crate::network::of;
+use crate::patience::{wait_for, wait_to_read};
 use crate::sctp;
 
 /// What a client got.
@@ -175,18 +176,29 @@ fn bind_next<T>(
 }
 
 fn ask_tcp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
+    hear_connected(to, patience, |socket| {
+        sockopt::set_socket_reuseaddr(socket, true)?;
+        bind_next(source, to, |from| Ok(rustix::net::bind(socket, &from)?))
+    })
+}
+
+/// What a server says to a new connection of a socket that was bound to something.
+pub fn hear_connected(
+    to: SocketAddr,
+    patience: Duration,
+    bind: impl FnOnce(&OwnedFd) -> io::Result<()>,
+) -> io::Result<String> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    bind_next(source, to, |from| Ok(rustix::net::bind(&socket, &from)?))?;
+    bind(&socket)?;
     match rustix::net::connect(&socket, &to) {
         Err(Errno::INPROGRESS) => wait_for_connection(&socket, patience)?,
         connected => connected?,
     }
     let mut stream = TcpStream::from(socket);
+    wait_to_read(&stream, patience)?;
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(patience))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
@@ -194,22 +206,21 @@ fn ask_tcp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<Str
 
 /// A refusal that comes back while the kernel is still busy sending does not end the attempt, but it can be asked for.
 fn wait_for_connection(socket: &OwnedFd, patience: Duration) -> io::Result<()> {
-    let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-    let deadline = Instant::now() + patience;
-    while Instant::now() < deadline {
-        sockopt::socket_error(socket)??;
-        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&slice))? > 0 {
-            return Ok(sockopt::socket_error(socket)??);
-        }
-    }
-    Err(ErrorKind::TimedOut.into())
+    let refusal = || Ok(sockopt::socket_error(socket)??);
+    wait_for(socket, PollFlags::OUT, patience, refusal)?;
+    refusal()
 }
 
 fn ask_udp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
     let socket = bind_next(source, to, UdpSocket::bind)?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(patience))?;
     unless_stopped(socket.send(b"?").map(drop))?;
+    hear(&socket, patience)
+}
+
+/// The next datagram.
+pub fn hear(socket: &UdpSocket, patience: Duration) -> io::Result<String> {
+    wait_to_read(socket, patience)?;
     let mut buffer = [0; 128];
     let length = socket.recv(&mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
@@ -220,13 +231,8 @@ fn ask_sctp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<St
     socket.connect(to.ip())?;
     let port = next_port(to);
     unless_stopped(socket.ask(port, to.port()))?;
-    let deadline = Instant::now() + patience;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        sockopt::set_socket_timeout(socket.fd(), sockopt::Timeout::Recv, Some(left))?;
+        wait_to_read(socket.fd(), patience)?;
         match socket.receive()? {
             // Before it was connected, the socket heard what others were told.
             Some((packet, from))

@@ -12,12 +12,12 @@ use model::address::Family;
 use stage::Stage;
 use tests::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
 use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web};
+use tests::talk::hear;
 
 fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
     let any = tests::network::of(stage.family, ["0.0.0.0:4321", "[::]:4321"]);
     let socket = stage.lab.namespace(who).enter(|| UdpSocket::bind(any).unwrap());
     socket.connect(SocketAddr::new(to.ip(stage.family), port)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     Client { socket, family: stage.family }
 }
 
@@ -32,19 +32,14 @@ impl Client {
     fn ask(&self) -> Option<SocketAddr> {
         // What was refused before is told with the next call.
         let _ = self.socket.send(b"?");
-        let mut buffer = [0; 128];
-        match self.socket.recv(&mut buffer) {
-            Ok(length) => {
-                let text = String::from_utf8_lossy(buffer.get(..length).unwrap()).into_owned();
-                Some(text.split_once(' ').unwrap().0.parse().unwrap())
-            }
+        match hear(&self.socket, Duration::from_millis(300)) {
+            Ok(text) => Some(text.split_once(' ').unwrap().0.parse().unwrap()),
             Err(error)
                 if matches!(
                     error.kind(),
                     ErrorKind::ConnectionRefused
                         | ErrorKind::WouldBlock
                         | ErrorKind::TimedOut
-                        | ErrorKind::Interrupted
                         | ErrorKind::PermissionDenied
                         | ErrorKind::HostUnreachable
                 ) =>

@@ -13,7 +13,8 @@ use model::names::Protocol;
 use tests::lab::NODE_PORT;
 use tests::namespace::Namespace;
 use tests::network::of;
-use tests::talk::{Answer, ask_here};
+use tests::patience::wait_to_read;
+use tests::talk::{Answer, ask_here, hear};
 
 /// Longer than the kernel takes for anything it is going to answer at all.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -79,28 +80,21 @@ fn say(held: &mut Option<TcpStream>, to: SocketAddr) -> std::io::Result<()> {
         none => {
             let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
             none.insert(stream)
         }
     };
     stream.write_all(b"8 bytes.")?;
+    wait_to_read(&*stream, PATIENCE)?;
     stream.read_exact(&mut [0; 8])
 }
 
 fn ask_again(held: &mut Option<UdpSocket>, to: SocketAddr) -> Result<(), String> {
-    let ask = |socket: &UdpSocket| -> std::io::Result<String> {
-        socket.send(b"?")?;
-        let mut buffer = [0; 128];
-        let length = socket.recv(&mut buffer)?;
-        Ok(String::from_utf8_lossy(buffer.get(..length).unwrap()).into_owned())
-    };
     let socket = held.get_or_insert_with(|| {
         let socket = UdpSocket::bind(of(Family::of(to.ip()), ["0.0.0.0:0", "[::]:0"])).unwrap();
         socket.connect(to).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         socket
     });
-    let answer = ask(socket).map_err(|error| error.to_string())?;
+    let answer = socket.send(b"?").and_then(|_| hear(socket, PATIENCE)).map_err(|error| error.to_string())?;
     let own = format!(":{NODE_PORT} ");
     if answer.contains(&own) { Err(format!("the node's own server: {answer}")) } else { Ok(()) }
 }

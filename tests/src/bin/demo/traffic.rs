@@ -1,15 +1,15 @@
 //! Steady new connections, each one remembered: all that the demo tells is read from them.
 
-use std::io::{self, Read};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::names::Protocol;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 use tests::namespace::Namespace;
+use tests::talk::{hear, hear_connected};
 
 use crate::stage::{DNS_BY_CLUSTER_IP, Pod, Stage, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 
@@ -111,25 +111,14 @@ pub fn try_once(way: &'static Way, number: u16) -> Connection {
 }
 
 fn ask_tcp(to: SocketAddr, number: u16) -> io::Result<String> {
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
-    bind(&socket, &fresh_port(number))?;
-    connect(&socket, &to)?;
-    let mut stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
+    hear_connected(to, PATIENCE, |socket| Ok(rustix::net::bind(socket, &fresh_port(number))?))
 }
 
 fn ask_udp(to: SocketAddr, number: u16) -> io::Result<String> {
     let socket = UdpSocket::bind(fresh_port(number))?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(b"?")?;
-    let mut buffer = [0; 64];
-    let length = socket.recv(&mut buffer)?;
-    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+    hear(&socket, PATIENCE)
 }
 
 /// One that nobody has used before: to the kernel a datagram from a port used a moment ago is no new connection, and a
