@@ -1,7 +1,14 @@
 //! Ends the flows that a change of rules has left behind.
 //!
+//! ```text
+//!   change ─▶ doubts ─▶ looked for: all flows listed ─▶ the wrong ones ended ─▶ once more, a moment later
+//!                  └▶ where that takes long: trapped at once ─▶ caught as they send ─▶ looked for at leisure
+//! ```
+//!
 //! Rules come first, flows second: a flow that is looked up anew must find the new rules. A packet that was under way
 //! in between may have made a wrong flow again, so everything is looked at once more a moment later.
+
+mod trap;
 
 use std::collections::HashSet;
 use std::io;
@@ -13,16 +20,29 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::conntrack::Connection;
+pub use netlink::conntrack::Direction as Packet;
+use netlink::nftables::CommitError;
 pub use plan::flows::Destination;
 use plan::flows::{Doubts, Flow, Flows};
 
 use crate::wire_family;
+pub use trap::Catches;
+use trap::Trap;
 
 /// Longer than any packet is under way within a node.
 const RACE: Duration = Duration::from_secs(1);
 
 /// A kernel that could not be asked now may be asked later.
 const RETRY: Duration = Duration::from_secs(60);
+
+/// To list flows the kernel goes through those of all protocols, and through empty places where there could be more. What
+/// takes longer than this is done at leisure, with a trap laid meanwhile.
+const DEAR: Duration = Duration::from_millis(5);
+
+/// We rest so many times as long as a look took; longer where a trap is laid.
+const REST: u32 = 19;
+const LEISURE: u32 = 1_000;
+const LONGEST_LEISURE: Duration = Duration::from_secs(300);
 
 /// `IPPROTO_UDP`.
 const UDP: u8 = 17;
@@ -34,13 +54,33 @@ pub struct Conntrack {
     flows: Flows,
     /// Where node ports answer.
     node_ips: HashSet<IpAddr>,
+    /// What has become doubtful since the last look.
+    fresh: Doubts,
     /// What to look at as soon as we have rested from the last look.
     waiting: Doubts,
-    rested: Instant,
     /// What to look at once more, and when.
     again: Option<(Instant, Doubts)>,
+    /// What has been looked at and stays trapped until then.
+    settling: Option<(Instant, Doubts)>,
+    /// When the last look ended, and how long it took.
+    last: Option<(Instant, Duration)>,
+    /// What takes longer is dear.
+    dear: Duration,
+    /// Whether all that waits and can be trapped is.
+    is_trapped: bool,
+    /// Where to hear of what is caught, until somebody does.
+    catches: Option<Catches>,
     /// Opened when first needed: most clusters have few UDP services, and some kernels no such table.
     connection: Option<Connection>,
+    traps: Traps,
+}
+
+/// Not every kernel has what it takes.
+#[derive(Debug)]
+enum Traps {
+    Untried,
+    Open(Box<Trap>),
+    Impossible,
 }
 
 impl Conntrack {
@@ -50,18 +90,26 @@ impl Conntrack {
             family,
             flows: Flows::default(),
             node_ips: HashSet::new(),
+            fresh: Doubts::default(),
             waiting: Doubts::default(),
-            rested: Instant::now(),
             again: None,
+            settling: None,
+            last: None,
+            dear: DEAR,
+            is_trapped: false,
+            catches: None,
             connection: None,
+            traps: Traps::Untried,
         }
     }
 
-    /// Takes in what service ports do from now on, `None` if they are gone.
+    /// Takes in what service ports do from now on, `None` if they are gone. What becomes right by it is no longer caught,
+    /// before the rules may send anything there.
     pub fn hear(&mut self, routings: &[(ServicePortName, Option<Arc<Routing>>)]) {
         for (name, routing) in routings {
             self.flows.replace(name, routing.as_ref());
         }
+        self.set_trap(|trap, wrong| trap.let_go_but(&wrong));
     }
 
     /// The node has these addresses now. Told and not asked for, since asking may have to wait for whoever is at work on
@@ -72,20 +120,23 @@ impl Conntrack {
 
     /// The rules in the kernel are those for what was heard: what they made wrong is to be looked at.
     pub fn follow_rules(&mut self) {
-        self.waiting.join(self.flows.take_doubts());
+        self.fresh.join(self.flows.take_doubts());
     }
 
-    /// No rules but ours are in force any more: what others have done up to now is to be looked at.
+    /// No rules but ours are in force any more: what others have done up to now is to be looked at, and soon, for no trap
+    /// can be laid for it.
     pub fn doubt_everything(&mut self) {
         self.flows.doubt_everything();
-        self.waiting.join(self.flows.take_doubts());
+        self.follow_rules();
+        self.last = None;
     }
 
     /// When there is something to look at.
     pub fn due(&self) -> Option<Instant> {
-        let first = (!self.waiting.is_empty()).then_some(self.rested);
-        let again = self.again.as_ref().map(|(when, _)| *when);
-        first.into_iter().chain(again).min()
+        let fresh = (!self.fresh.is_empty()).then(Instant::now);
+        let waiting = (!self.waiting.is_empty()).then(|| self.rested().unwrap_or_else(Instant::now));
+        let later = [&self.again, &self.settling].into_iter().flatten().map(|(when, _)| *when);
+        fresh.into_iter().chain(waiting).chain(later).min()
     }
 
     /// Ends the flows that are wrong, among those whose time to be looked at has come. Returns how many there were,
@@ -95,49 +146,127 @@ impl Conntrack {
     pub fn look(
         &mut self,
         now: Instant,
-        mut is_unused: impl FnMut(Destination) -> bool,
+        is_unused: impl FnMut(Destination) -> bool,
     ) -> io::Result<Option<usize>> {
-        let mut fresh =
-            if self.rested <= now { std::mem::take(&mut self.waiting) } else { Doubts::default() };
-        // To list flows is the dearest thing we do, and most nodes use few of a cluster's services.
-        fresh.dismiss_unused(|destination| !self.flows.is_used(destination) && is_unused(destination));
+        self.take_in_fresh(is_unused);
+        if let Some((_, settled)) = self.settling.take_if(|(when, _)| *when <= now) {
+            self.flows.forget_who_left(&settled);
+            self.lay_trap();
+        }
+        let is_rested = self.rested().is_none_or(|rested| rested <= now);
+        let first = if is_rested { std::mem::take(&mut self.waiting) } else { Doubts::default() };
         let again = self.again.take_if(|(when, _)| *when <= now).map(|(_, again)| again);
-        let mut doubts = fresh.clone();
+        let mut doubts = first.clone();
         doubts.join(again.unwrap_or_default());
         if doubts.is_empty() {
             return Ok(None);
         }
         let ended = self.end_wrong_flows(&doubts);
         match &ended {
-            Ok(_) if fresh.is_empty() => {}
-            Ok(_) => self.doubt_again(now + RACE, fresh),
-            Err(_) => self.doubt_again(now + RETRY, doubts),
+            Err(_) => postpone(&mut self.again, now + RETRY, doubts),
+            Ok(_) if self.is_trapped => postpone(&mut self.settling, now + RACE, doubts),
+            Ok(_) => {
+                self.flows.forget_who_left(&doubts);
+                if !first.is_empty() {
+                    postpone(&mut self.again, now + RACE, first);
+                }
+            }
         }
         ended.map(Some)
     }
 
-    /// All of it when the first is due.
-    fn doubt_again(&mut self, when: Instant, doubts: Doubts) {
-        let (due, again) = self.again.get_or_insert_with(|| (when, Doubts::default()));
-        *due = when.min(*due);
-        again.join(doubts);
+    /// Where to hear of packets that were caught, as soon as there may be any. Somebody should.
+    pub fn take_catches(&mut self) -> Option<Catches> {
+        self.catches.take()
     }
 
-    /// To list flows the kernel goes through those of all protocols, and through empty places where there could be more; we
-    /// rest so long that it takes a twentieth of our time.
+    /// Ends flows that were caught, given packets of theirs. Returns how many.
+    pub fn end_caught(&mut self, packets: &HashSet<Packet>) -> io::Result<usize> {
+        let Traps::Open(trap) = &self.traps else { return Ok(0) };
+        let connection = opened(&mut self.connection)?;
+        let family = wire_family(self.family);
+        let mut wrong = Vec::new();
+        for packet in packets {
+            // One that is not found has ended since, or is in a zone of its own, where we find it when we look at all.
+            let Some((flow, handle)) = connection.find(family, *packet)? else { continue };
+            if trap.is_laid_for(Flow { to: flow.original.destination, answered_by: flow.reply.source }) {
+                wrong.push(handle);
+            }
+        }
+        connection.end(family, &wrong)
+    }
+
+    /// To list flows is the dearest thing we do, and most nodes use few of a cluster's services.
+    fn take_in_fresh(&mut self, mut is_unused: impl FnMut(Destination) -> bool) {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        if fresh.is_empty() {
+            return;
+        }
+        let unused =
+            fresh.dismiss_unused(|destination| !self.flows.is_used(destination) && is_unused(destination));
+        self.flows.forget_who_left(&unused);
+        if fresh.is_empty() {
+            return;
+        }
+        self.waiting.join(fresh);
+        self.lay_trap();
+    }
+
+    /// When we may look again; at once if there is nothing to rest from.
+    fn rested(&self) -> Option<Instant> {
+        let (ended, took) = self.last?;
+        let rest =
+            if self.is_trapped { (took * LEISURE).min(LONGEST_LEISURE) } else { (took * REST).min(RETRY) };
+        Some(ended + rest)
+    }
+
+    /// Catches what is in doubt from now on, where that is worth it.
+    fn lay_trap(&mut self) {
+        let is_dear = self.last.is_some_and(|(_, took)| took > self.dear);
+        if is_dear && matches!(self.traps, Traps::Untried) {
+            self.traps = match Trap::open(self.family) {
+                Ok((trap, catches)) => {
+                    self.catches = Some(catches);
+                    Traps::Open(Box::new(trap))
+                }
+                Err(error) => {
+                    tracing::debug!(v = 2, ipFamily = %self.family, err = %error, "No trap for stale flows, looking for them instead");
+                    Traps::Impossible
+                }
+            };
+        }
+        self.is_trapped =
+            self.set_trap(|trap, wrong| trap.lay(if is_dear { wrong } else { HashSet::new() })) && is_dear;
+    }
+
+    /// Does something with the trap, given all that is wrong. Returns whether that worked.
+    fn set_trap(&mut self, set: impl FnOnce(&mut Trap, HashSet<Flow>) -> Result<bool, CommitError>) -> bool {
+        let Traps::Open(trap) = &mut self.traps else { return false };
+        let mut doubts = self.waiting.clone();
+        for (_, others) in [&self.again, &self.settling].into_iter().flatten() {
+            doubts.join(others.clone());
+        }
+        match set(trap, self.flows.wrong_ones(&doubts, &self.node_ips)) {
+            Ok(is_set) => is_set,
+            Err(error) => {
+                tracing::warn!(ipFamily = %self.family, err = %error, "Failed to set a trap for stale flows, looking for them instead");
+                // With its connection goes what it has laid.
+                self.traps = Traps::Impossible;
+                false
+            }
+        }
+    }
+
     fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {
         let started = Instant::now();
         let ended = self.end_those(doubts);
-        self.rested = Instant::now() + (started.elapsed() * 19).min(RETRY);
+        self.last = Some((Instant::now(), started.elapsed()));
         ended
     }
 
     fn end_those(&mut self, doubts: &Doubts) -> io::Result<usize> {
+        let connection = opened(&mut self.connection)?;
         let family = wire_family(self.family);
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(Connection::open()?),
-        };
         let (flows, node_ips) = (&mut self.flows, &self.node_ips);
         let wrong = connection.flows(family, UDP, doubts.only_ip(), |flow| {
             let flow = Flow { to: flow.original.destination, answered_by: flow.reply.source };
@@ -146,3 +275,20 @@ impl Conntrack {
         connection.end(family, &wrong)
     }
 }
+
+fn opened(connection: &mut Option<Connection>) -> io::Result<&mut Connection> {
+    Ok(match connection {
+        Some(connection) => connection,
+        none => none.insert(Connection::open()?),
+    })
+}
+
+/// All of it when the first is due.
+fn postpone(later: &mut Option<(Instant, Doubts)>, when: Instant, doubts: Doubts) {
+    let (due, all) = later.get_or_insert_with(|| (when, Doubts::default()));
+    *due = when.min(*due);
+    all.join(doubts);
+}
+
+#[cfg(test)]
+mod tests;

@@ -67,7 +67,7 @@ pub struct Flow {
     pub reply: Direction,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Direction {
     pub protocol: u8,
     pub source: SocketAddr,
@@ -111,6 +111,22 @@ impl Direction {
             source: SocketAddr::new(address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, port(CTA_PROTO_SRC_PORT)?),
             destination: SocketAddr::new(address(CTA_IP_V4_DST, CTA_IP_V6_DST)?, port(CTA_PROTO_DST_PORT)?),
         })
+    }
+
+    fn to_wire(self, message: &mut Buffer) {
+        message.nest(CTA_TUPLE_IP, |m| {
+            let mut address = |ip, v4, v6| match ip {
+                IpAddr::V4(ip) => m.bytes(v4, &ip.octets()),
+                IpAddr::V6(ip) => m.bytes(v6, &ip.octets()),
+            };
+            address(self.source.ip(), CTA_IP_V4_SRC, CTA_IP_V6_SRC);
+            address(self.destination.ip(), CTA_IP_V4_DST, CTA_IP_V6_DST);
+        });
+        message.nest(CTA_TUPLE_PROTO, |m| {
+            m.u8(CTA_PROTO_NUM, self.protocol);
+            m.be16(CTA_PROTO_SRC_PORT, self.source.port());
+            m.be16(CTA_PROTO_DST_PORT, self.destination.port());
+        });
     }
 }
 
@@ -187,6 +203,19 @@ impl Connection {
         }
     }
 
+    /// The flow that has packets of this kind, of either direction; `None` if there is none, or in no zone that we know of.
+    pub fn find(&mut self, family: Family, packet: Direction) -> io::Result<Option<(Flow, Handle)>> {
+        let fixed = [family.to_wire(), 0, 0, 0];
+        let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
+        let body = |message: &mut Buffer| message.nest(CTA_TUPLE_ORIG, |m| packet.to_wire(m));
+        let read = |message: &Message<'_>| Some((Flow::from_wire(message)?, Handle::from_wire(message)?));
+        match self.socket.ask(request, body, read) {
+            Ok(found) => Ok(found.into_iter().next()),
+            Err(error) if is(&error, Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Ends flows. Returns how many; those that have ended by themselves count too.
     pub fn end(&mut self, family: Family, flows: &[Handle]) -> io::Result<usize> {
         let fixed = [family.to_wire(), 0, 0, 0];
@@ -211,7 +240,7 @@ impl Connection {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
         for some in flows.chunks(AT_ONCE) {
-            for made in self.socket.ask_each(request, some, Direction::write)? {
+            for made in self.socket.ask_each(request, some, Direction::write_flow)? {
                 made?;
             }
         }
@@ -222,27 +251,10 @@ impl Connection {
 #[cfg(any(test, feature = "testing"))]
 impl Direction {
     /// Both directions of a flow, the other one being this one turned round, and what a flow has to have.
-    fn write(&self, message: &mut Buffer) {
-        let tuple = |from: SocketAddr, to: SocketAddr, m: &mut Buffer| {
-            m.nest(CTA_TUPLE_IP, |m| match (from.ip(), to.ip()) {
-                (IpAddr::V4(from), IpAddr::V4(to)) => {
-                    m.bytes(CTA_IP_V4_SRC, &from.octets());
-                    m.bytes(CTA_IP_V4_DST, &to.octets());
-                }
-                (from, to) => {
-                    let v6 = |ip| if let IpAddr::V6(ip) = ip { ip.octets() } else { [0; 16] };
-                    m.bytes(CTA_IP_V6_SRC, &v6(from));
-                    m.bytes(CTA_IP_V6_DST, &v6(to));
-                }
-            });
-            m.nest(CTA_TUPLE_PROTO, |m| {
-                m.u8(CTA_PROTO_NUM, self.protocol);
-                m.be16(CTA_PROTO_SRC_PORT, from.port());
-                m.be16(CTA_PROTO_DST_PORT, to.port());
-            });
-        };
-        message.nest(CTA_TUPLE_ORIG, |m| tuple(self.source, self.destination, m));
-        message.nest(CTA_TUPLE_REPLY, |m| tuple(self.destination, self.source, m));
+    fn write_flow(&self, message: &mut Buffer) {
+        let turned = Self { source: self.destination, destination: self.source, ..*self };
+        message.nest(CTA_TUPLE_ORIG, |m| self.to_wire(m));
+        message.nest(CTA_TUPLE_REPLY, |m| turned.to_wire(m));
         message.be32(CTA_TIMEOUT, 3_600);
         if self.protocol == TCP {
             message.nest(CTA_PROTOINFO, |m| {
@@ -311,6 +323,27 @@ mod tests {
             let left: Vec<_> = sources(&mut connection, Family::Ipv4).iter().map(SocketAddr::port).collect();
             assert_eq!(left, [4000, 4599]);
             assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598, "gone already");
+        });
+    }
+
+    #[test]
+    fn a_flow_is_found_by_a_packet_of_either_direction() {
+        in_fresh_netns(|| {
+            let _sockets = (send("127.0.0.1", 4000..4002), send("::1", 4000..4002));
+            let mut connection = Connection::open().unwrap();
+            for (family, ip) in [(Family::Ipv4, "127.0.0.1"), (Family::Ipv6, "::1")] {
+                let at = |port| SocketAddr::new(ip.parse().unwrap(), port);
+                let packet = |from, to| Direction { protocol: UDP, source: at(from), destination: at(to) };
+                let (flow, handle) = connection.find(family, packet(4000, 53)).unwrap().unwrap();
+                assert_eq!(flow.original, packet(4000, 53));
+                assert_eq!(flow.reply, packet(53, 4000));
+                let (same, _) = connection.find(family, packet(53, 4000)).unwrap().unwrap();
+                assert_eq!(same, flow);
+                assert!(connection.find(family, packet(4002, 53)).unwrap().is_none());
+                assert_eq!(connection.end(family, &[handle]).unwrap(), 1);
+                assert!(connection.find(family, packet(4000, 53)).unwrap().is_none());
+                assert!(connection.find(family, packet(4001, 53)).unwrap().is_some());
+            }
         });
     }
 

@@ -1,6 +1,9 @@
 //! What tests of this and other crates need to be alone with a kernel. Behind the feature `testing`.
 
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
+use std::time::Duration;
 
 /// Runs `test` alone in a fresh network namespace. Namespaces belong to threads, so the test gets a
 /// thread of its own and nothing is left behind when it ends. Processes it starts are in there too.
@@ -26,4 +29,16 @@ pub fn run(command_line: &str) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits for a datagram, and returns its length and who sent it; fails the test if none comes.
+pub fn hear(socket: &UdpSocket) -> (usize, SocketAddr) {
+    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout above zero");
+    loop {
+        match socket.recv_from(&mut [0; 128]) {
+            // A machine that stood still for a moment ends calls that have a timeout.
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            heard => return heard.expect("a datagram"),
+        }
+    }
 }

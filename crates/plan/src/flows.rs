@@ -25,7 +25,13 @@ pub struct Flows {
     doubtful: Doubts,
     /// Destinations that flows were seen to have which stayed.
     used: HashSet<Destination>,
+    /// Who may have answered flows to a destination, and does not serve it any more: itself, where nobody did. Kept until
+    /// such flows have been looked for.
+    left: HashMap<Destination, HashSet<Answerer>>,
 }
+
+/// The endpoint, or none for what was not translated.
+type Answerer = Option<SocketAddr>;
 
 /// What a client sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +53,7 @@ impl From<Frontend> for Destination {
 }
 
 /// A flow as far as it matters here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Where the client sends to.
     pub to: SocketAddr,
@@ -79,6 +85,7 @@ impl Flows {
         for changed in old.symmetric_difference(&new) {
             self.doubtful.add(*changed, Doubt::Any);
         }
+        self.remember_who_left(before.as_deref(), routing.map(|routing| &**routing), &old, &new);
         if let (Some(before), Some(now)) = (&before, routing)
             && let Some(doubt) = doubt_about(before, now)
         {
@@ -94,6 +101,69 @@ impl Flows {
     /// Hands out what to look at; from now on it is in order.
     pub fn take_doubts(&mut self) -> Doubts {
         std::mem::take(&mut self.doubtful)
+    }
+
+    /// All flows that are wrong and that there may be, of those in doubt, by whom they go to and who answers. It is not known
+    /// of any where others than ourselves have sent it.
+    pub fn wrong_ones(&self, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> HashSet<Flow> {
+        let mut wrong = HashSet::new();
+        for (destination, answerers) in doubts.0.keys().filter_map(|to| self.left.get_key_value(to)) {
+            for answerer in answerers {
+                let flows: Vec<Flow> = match (destination, answerer) {
+                    (Destination::Address(to), answerer) => {
+                        vec![Flow { to: *to, answered_by: answerer.unwrap_or(*to) }]
+                    }
+                    (Destination::NodePort(port), Some(answerer)) => node_ips
+                        .iter()
+                        .map(|ip| Flow { to: SocketAddr::new(*ip, port.get()), answered_by: *answerer })
+                        .collect(),
+                    // A server of the node's own may have that port, at an address that serves no node ports.
+                    (Destination::NodePort(_), None) => Vec::new(),
+                };
+                wrong.extend(flows.into_iter().filter(|flow| self.is_wrong_at(*destination, *flow)));
+            }
+        }
+        wrong
+    }
+
+    /// Flows in doubt have been looked for: what is left of them is right, or waits for somebody to serve again.
+    pub fn forget_who_left(&mut self, doubts: &Doubts) {
+        for destination in doubts.0.keys() {
+            let waits = self.claims.get(destination).is_some_and(|claims| !self.any_serves(claims));
+            if !waits {
+                self.left.remove(destination);
+            }
+        }
+    }
+
+    fn any_serves(&self, claims: &BTreeSet<ServicePortName>) -> bool {
+        claims.iter().any(|name| self.serving(name).next().is_some())
+    }
+
+    fn remember_who_left(
+        &mut self,
+        before: Option<&Routing>,
+        now: Option<&Routing>,
+        old: &HashSet<Destination>,
+        new: &HashSet<Destination>,
+    ) {
+        let serving = |routing: Option<&Routing>| -> HashSet<SocketAddr> {
+            routing.into_iter().flat_map(|routing| routing.serving.iter().map(address)).collect()
+        };
+        let (served, serve) = (serving(before), serving(now));
+        for destination in old {
+            let left = served.iter().filter(|at| !new.contains(destination) || !serve.contains(at));
+            let mut left = left.map(|at| Some(*at)).peekable();
+            if left.peek().is_some() {
+                self.left.entry(*destination).or_default().extend(left);
+            }
+        }
+        if serve.is_empty() {
+            return;
+        }
+        for destination in new.iter().filter(|it| served.is_empty() || !old.contains(it)) {
+            self.left.entry(*destination).or_default().insert(None);
+        }
     }
 
     /// Whether a flow has to end, given the addresses of this node, at which node ports answer.
@@ -174,9 +244,13 @@ impl Doubts {
         ips.all(|ip| ip == Some(first)).then_some(first)
     }
 
-    /// Leaves out destinations that nobody has ever been sent anywhere from.
-    pub fn dismiss_unused(&mut self, mut is_unused: impl FnMut(Destination) -> bool) {
-        self.0.retain(|destination, doubt| *doubt == Doubt::Any || !is_unused(*destination));
+    /// Leaves out destinations that nobody has ever been sent anywhere from, and returns those.
+    pub fn dismiss_unused(&mut self, mut is_unused: impl FnMut(Destination) -> bool) -> Self {
+        Self(
+            self.0
+                .extract_if(|destination, doubt| *doubt == Doubt::Sent && is_unused(*destination))
+                .collect(),
+        )
     }
 
     fn add(&mut self, destination: Destination, doubt: Doubt) {

@@ -8,15 +8,16 @@
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
 //! fails does not hold up the other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use kernel::conntrack::Conntrack;
+use kernel::conntrack::{Conntrack, Packet};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
 use kernel::stranger::{Drift, Stranger};
@@ -56,6 +57,8 @@ pub enum Message {
     Alone,
     /// These are all addresses of the node now.
     Moved(Arc<[IpAddr]>),
+    /// Packets of flows that may be stale.
+    Caught(HashSet<Packet>),
     /// Somebody wants to count connections, and to know whose they are.
     Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
@@ -200,6 +203,13 @@ impl Line {
                 if let Some(running) = &mut self.running {
                     running.move_to(&addresses);
                     running.addresses = addresses;
+                }
+            }
+            Message::Caught(packets) => {
+                if let Some(running) = &mut self.running {
+                    let started = Instant::now();
+                    let ended = running.conntrack.end_caught(&packets);
+                    running.tell_ended(started, ended.map(Some));
                 }
             }
             Message::Owners(answer) => {
@@ -462,6 +472,19 @@ impl Running {
         let started = Instant::now();
         let ended =
             self.conntrack.look(started, |destination| self.is_alone && self.backend.is_unused(destination));
+        self.tell_ended(started, ended);
+        if let Some(catches) = self.conntrack.take_catches() {
+            let (family, kick) = (self.family, self.kick.clone());
+            let listen = move || {
+                if let Err(error) = catches.run(|packets| kick.send(Message::Caught(packets)).is_ok()) {
+                    tracing::error!(ipFamily = %family, err = %error, "Failed to listen for packets of stale flows");
+                }
+            };
+            self.spawn("flows", Box::new(listen));
+        }
+    }
+
+    fn tell_ended(&self, started: Instant, ended: io::Result<Option<usize>>) {
         let family = self.family;
         match ended {
             Ok(None) => {}

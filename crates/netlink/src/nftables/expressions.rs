@@ -129,6 +129,11 @@ pub enum Expression<'a> {
     Reject(RejectWith),
     /// Counts packets that come this far.
     Counter,
+    /// Reports the first bytes of packets that come this far to who listens to that group, one by one.
+    Report {
+        group: u16,
+        bytes: u32,
+    },
 }
 
 /// `NFT_META_*`
@@ -176,7 +181,8 @@ pub enum ConntrackKey {
 impl ConntrackKey {
     /// Bit of `State`.
     pub const STATE_NEW: u32 = 0x8;
-    /// Bit of `Status`.
+    /// Bits of `Status`.
+    pub const STATUS_CONFIRMED: u32 = 0x8;
     pub const STATUS_DNAT: u32 = 0x20;
 }
 
@@ -321,6 +327,7 @@ impl<'a> Expression<'a> {
             Self::Masquerade { .. } => "masq",
             Self::Reject(_) => "reject",
             Self::Counter => "counter",
+            Self::Report { .. } => "log",
         }
     }
 
@@ -443,6 +450,11 @@ impl<'a> Expression<'a> {
                 m.u8(NFTA_REJECT_ICMP_CODE, code);
             }
             Self::Counter => {}
+            Self::Report { group, bytes } => {
+                m.be16(NFTA_LOG_GROUP, group);
+                m.be32(NFTA_LOG_SNAPLEN, bytes);
+                m.be16(NFTA_LOG_QTHRESHOLD, 1);
+            }
         }
     }
 }

@@ -164,6 +164,67 @@ fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
     assert!(!flows.is_used(to), "whoever has the address next begins anew");
 }
 
+/// Takes the doubts, and shows what is known to be wrong of those.
+fn wrong_ones(flows: &mut Flows) -> (Doubts, Vec<String>) {
+    let doubts = flows.take_doubts();
+    let shown = |flow: &Flow| format!("{} {}", flow.to, flow.answered_by);
+    let mut wrong: Vec<_> = flows.wrong_ones(&doubts, &node_ips()).iter().map(shown).collect();
+    wrong.sort();
+    (doubts, wrong)
+}
+
+#[test]
+fn flows_that_a_change_makes_wrong_are_known_without_looking() {
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2, 3])));
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    let astray = ["10.96.0.53:53 10.96.0.53:53", "203.0.113.5:53 203.0.113.5:53"];
+    assert_eq!(wrong, astray, "not the node's own server, if it has one at the node port");
+    flows.forget_who_left(&doubts);
+
+    flows.replace(&name("dns"), Some(&dns(&[3, 4])));
+    let to_second = [
+        "10.96.0.53:53 10.244.1.2:5353",
+        "192.168.0.2:30053 10.244.1.2:5353",
+        "203.0.113.5:53 10.244.1.2:5353",
+    ];
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    assert_eq!(wrong, to_second);
+    for flow in flows.wrong_ones(&doubts, &node_ips()) {
+        assert!(flows.is_wrong(flow, &doubts, &node_ips()), "{flow:?}: so says who looks");
+    }
+    flows.replace(&name("dns"), Some(&dns(&[2, 3, 4])));
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips()), HashSet::new(), "it is back");
+    flows.replace(&name("dns"), Some(&dns(&[3, 4])));
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    assert_eq!(wrong, to_second);
+    flows.forget_who_left(&doubts);
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips()), HashSet::new(), "nothing is left of it");
+}
+
+#[test]
+fn who_left_a_service_that_nobody_serves_is_remembered() {
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    let (doubts, _) = wrong_ones(&mut flows);
+    flows.forget_who_left(&doubts);
+    flows.replace(&name("dns"), Some(&dns(&[])));
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    assert_eq!(wrong, ["192.168.0.2:30053 10.244.1.2:5353"], "others may be served again");
+    flows.forget_who_left(&doubts);
+    flows.replace(&name("dns"), Some(&dns(&[3])));
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    assert!(wrong.contains(&"10.96.0.53:53 10.244.1.2:5353".to_owned()), "{wrong:?}");
+    assert!(wrong.contains(&"10.96.0.53:53 10.96.0.53:53".to_owned()), "{wrong:?}");
+    flows.forget_who_left(&doubts);
+
+    flows.replace(&name("dns"), None);
+    let (doubts, wrong) = wrong_ones(&mut flows);
+    assert_eq!(wrong.len(), 3, "{wrong:?}");
+    flows.forget_who_left(&doubts);
+    assert!(flows.left.is_empty(), "{:?}", flows.left);
+}
+
 impl Flows {
     fn clone_doubts(&self) -> Doubts {
         self.doubtful.clone()

@@ -7,7 +7,7 @@ use super::program::*;
 use super::{FAMILIES, commit};
 use crate::Family::{self, Ipv4, Ipv6};
 use crate::nftables::*;
-use crate::testing::{in_fresh_netns, run};
+use crate::testing::{hear, in_fresh_netns, run};
 
 /// Sends one datagram to ourselves, whatever becomes of it.
 fn send_datagram(to: IpAddr, port: u16) {
@@ -101,7 +101,6 @@ fn a_datagram_is_translated_by_the_map_it_hits() {
                 fingerprint: None,
             });
             let server = UdpSocket::bind((loopback(family), 0)).unwrap();
-            server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let backend = server.local_addr().unwrap();
             batch.add_elements("frontends", [Element::new(frontend(loopback(family), 17, 53))]);
             batch.add_elements(
@@ -115,15 +114,7 @@ fn a_datagram_is_translated_by_the_map_it_hits() {
             );
             commit(&batch);
             send_datagram(loopback(family), 53);
-            let mut received = [0; 8];
-            let heard = loop {
-                match server.recv(&mut received) {
-                    // Where the machine stood still for a moment.
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    heard => break heard.unwrap(),
-                }
-            };
-            assert_eq!(heard, 5, "{family}");
+            assert_eq!(hear(&server).0, 5, "{family}");
         }
     });
 }
