@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
@@ -14,6 +14,7 @@ use crate::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
 use crate::manifests::{ALL, Endpoint, Object, write};
 use crate::namespace::Namespace;
 use crate::options::Options;
+use crate::patience::Deadline;
 use crate::talk::{Answer, ask_here};
 
 /// A proxy in a node's namespace.
@@ -499,9 +500,9 @@ pub fn eventually(what: &str, so: impl FnMut() -> bool) {
 
 /// The same with another patience.
 pub fn within(patience: Duration, what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + patience;
+    let mut deadline = Deadline::after(patience);
     while !so() {
-        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        assert!(!deadline.has_passed(), "not within {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,9 +1,9 @@
-//! Waiting for a socket on a machine that may stand still for a while, as build machines do: that time does not count,
-//! and the signals that come with it do not end the wait.
+//! Waiting on a machine that may stand still for a while, as build machines do, be it for half a minute: that time does not
+//! count, and the signals that come with it do not end the wait.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -33,4 +33,26 @@ pub fn wait_for(
         }
     }
     Err(ErrorKind::TimedOut.into())
+}
+
+/// Passes after so much time in which the machine was at work.
+#[derive(Debug)]
+pub struct Deadline {
+    left: Duration,
+    looked: Instant,
+}
+
+impl Deadline {
+    pub fn after(time: Duration) -> Self {
+        Self { left: time, looked: Instant::now() }
+    }
+
+    /// To be asked again and again, at least every other second.
+    pub fn has_passed(&mut self) -> bool {
+        const LONGEST: Duration = Duration::from_secs(2);
+        let now = Instant::now();
+        self.left = self.left.saturating_sub((now - self.looked).min(LONGEST));
+        self.looked = now;
+        self.left.is_zero()
+    }
 }

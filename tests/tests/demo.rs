@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Once;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
+use tests::patience::Deadline;
 use watch::manifest::{Form, read};
 
 /// The demo in a temporary folder of its own.
@@ -126,10 +127,10 @@ fn the_proxy_does_not_outlive_a_demo_that_is_killed() {
     let proxy = demo.proxy();
     demo.signal(Signal::KILL);
     demo.finish();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut deadline = Deadline::after(Duration::from_secs(30));
     // Gone, or dead and not yet collected by whoever has to.
     while std::fs::read(format!("/proc/{}/cmdline", proxy.as_raw_nonzero())).is_ok_and(|it| !it.is_empty()) {
-        assert!(Instant::now() < deadline, "the proxy is still there");
+        assert!(!deadline.has_passed(), "the proxy is still there");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

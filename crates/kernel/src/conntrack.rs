@@ -109,10 +109,12 @@ impl Conntrack {
         for (name, routing) in routings {
             self.flows.replace(name, routing.as_ref());
         }
-        self.set_trap(|trap, wrong| trap.let_go_but(&wrong));
+        if matches!(&self.traps, Traps::Open(trap) if trap.is_laid()) {
+            self.set_trap(|trap, wrong| trap.let_go_but(&wrong));
+        }
     }
 
-    /// The node has these addresses now. Told and not asked for, since asking may have to wait for whoever is at work on
+    /// Node ports answer at these addresses now. Told and not asked for, since asking may have to wait for whoever is at work on
     /// any interface of the machine.
     pub fn move_to(&mut self, node_ips: impl IntoIterator<Item = IpAddr>) {
         self.node_ips = node_ips.into_iter().collect();
@@ -150,7 +152,7 @@ impl Conntrack {
     ) -> io::Result<Option<usize>> {
         self.take_in_fresh(is_unused);
         if let Some((_, settled)) = self.settling.take_if(|(when, _)| *when <= now) {
-            self.flows.forget_who_left(&settled);
+            self.forget(settled);
             self.lay_trap();
         }
         let is_rested = self.rested().is_none_or(|rested| rested <= now);
@@ -166,7 +168,7 @@ impl Conntrack {
             Err(_) => postpone(&mut self.again, now + RETRY, doubts),
             Ok(_) if self.is_trapped => postpone(&mut self.settling, now + RACE, doubts),
             Ok(_) => {
-                self.flows.forget_who_left(&doubts);
+                self.forget(doubts);
                 if !first.is_empty() {
                     postpone(&mut self.again, now + RACE, first);
                 }
@@ -204,12 +206,26 @@ impl Conntrack {
         }
         let unused =
             fresh.dismiss_unused(|destination| !self.flows.is_used(destination) && is_unused(destination));
-        self.flows.forget_who_left(&unused);
-        if fresh.is_empty() {
-            return;
-        }
+        let has_news = !fresh.is_empty();
         self.waiting.join(fresh);
-        self.lay_trap();
+        self.forget(unused);
+        if has_news {
+            self.lay_trap();
+        }
+    }
+
+    /// Nothing is left of what was in doubt there, unless there is more to look at.
+    fn forget(&mut self, doubts: Doubts) {
+        self.flows.forget_who_left(&doubts.without(&self.fresh).without(&self.to_look_at()));
+    }
+
+    /// What is to be looked at sooner or later, or has been only just now.
+    fn to_look_at(&self) -> Doubts {
+        let mut doubts = self.waiting.clone();
+        for (_, others) in [&self.again, &self.settling].into_iter().flatten() {
+            doubts.join(others.clone());
+        }
+        doubts
     }
 
     /// When we may look again; at once if there is nothing to rest from.
@@ -241,11 +257,8 @@ impl Conntrack {
 
     /// Does something with the trap, given all that is wrong. Returns whether that worked.
     fn set_trap(&mut self, set: impl FnOnce(&mut Trap, HashSet<Flow>) -> Result<bool, CommitError>) -> bool {
+        let doubts = self.to_look_at();
         let Traps::Open(trap) = &mut self.traps else { return false };
-        let mut doubts = self.waiting.clone();
-        for (_, others) in [&self.again, &self.settling].into_iter().flatten() {
-            doubts.join(others.clone());
-        }
         match set(trap, self.flows.wrong_ones(&doubts, &self.node_ips)) {
             Ok(is_set) => is_set,
             Err(error) => {

@@ -103,32 +103,32 @@ impl Flows {
         std::mem::take(&mut self.doubtful)
     }
 
-    /// All flows that are wrong and that there may be, of those in doubt, by whom they go to and who answers. It is not known
-    /// of any where others than ourselves have sent it.
+    /// All flows that are wrong and that there may be, of those in doubt, given the addresses of this node at which node ports
+    /// answer. It is not known of any where others than ourselves have sent it.
     pub fn wrong_ones(&self, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> HashSet<Flow> {
         let mut wrong = HashSet::new();
         for (destination, answerers) in doubts.0.keys().filter_map(|to| self.left.get_key_value(to)) {
             for answerer in answerers {
-                let flows: Vec<Flow> = match (destination, answerer) {
-                    (Destination::Address(to), answerer) => {
-                        vec![Flow { to: *to, answered_by: answerer.unwrap_or(*to) }]
-                    }
-                    (Destination::NodePort(port), Some(answerer)) => node_ips
+                let to: Vec<SocketAddr> = match destination {
+                    Destination::Address(to) => vec![*to],
+                    Destination::NodePort(port) => node_ips
                         .iter()
-                        .map(|ip| Flow { to: SocketAddr::new(*ip, port.get()), answered_by: *answerer })
+                        // There node ports may not be served, and a server of the node's own may have that port.
+                        .filter(|ip| answerer.is_some() || !ip.is_loopback())
+                        .map(|ip| SocketAddr::new(*ip, port.get()))
                         .collect(),
-                    // A server of the node's own may have that port, at an address that serves no node ports.
-                    (Destination::NodePort(_), None) => Vec::new(),
                 };
-                wrong.extend(flows.into_iter().filter(|flow| self.is_wrong_at(*destination, *flow)));
+                let flows = to.into_iter().map(|to| Flow { to, answered_by: answerer.unwrap_or(to) });
+                wrong.extend(flows.filter(|flow| self.is_wrong_at(*destination, *flow)));
             }
         }
         wrong
     }
 
-    /// Flows in doubt have been looked for: what is left of them is right, or waits for somebody to serve again.
+    /// Flows in doubt have been looked for: what is left of them is right, or waits for somebody to serve again. Not so
+    /// where there is doubt again.
     pub fn forget_who_left(&mut self, doubts: &Doubts) {
-        for destination in doubts.0.keys() {
+        for destination in doubts.0.keys().filter(|it| !self.doubtful.0.contains_key(it)) {
             let waits = self.claims.get(destination).is_some_and(|claims| !self.any_serves(claims));
             if !waits {
                 self.left.remove(destination);
@@ -221,6 +221,13 @@ impl Doubts {
     /// What either doubts.
     pub fn join(&mut self, other: Self) {
         other.0.into_iter().for_each(|(destination, doubt)| self.add(destination, doubt));
+    }
+
+    /// What the other does not doubt.
+    #[must_use]
+    pub fn without(mut self, other: &Self) -> Self {
+        self.0.retain(|destination, _| !other.0.contains_key(destination));
+        self
     }
 
     /// What of it a flow goes to.

@@ -455,11 +455,13 @@ impl Running {
 
     /// Addresses of pods' interfaces come and go all the time; a pass is made for those that serve node ports.
     fn move_to(&mut self, addresses: &[IpAddr]) {
-        self.conntrack.move_to(addresses.iter().copied());
+        let of_family = addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
         if self.node_port_addresses.match_all() {
+            self.conntrack.move_to(of_family);
             return;
         }
         let serving = self.node_port_addresses.among(addresses);
+        self.conntrack.move_to(serving.iter().copied());
         if serving != self.node_port_ips {
             self.node_port_ips = serving;
             self.moved = true;

@@ -22,11 +22,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tests::lab::Lab;
+use tests::patience::Deadline;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -133,7 +134,7 @@ impl Node {
                 continue;
             }
             // A change takes its time to get through.
-            let deadline = Instant::now() + PATIENCE;
+            let mut deadline = Deadline::after(PATIENCE);
             loop {
                 let printed = self.run(&command);
                 let fits = if block.is("unordered") {
@@ -143,7 +144,7 @@ impl Node {
                 };
                 match fits {
                     Ok(()) => break,
-                    Err(_) if Instant::now() < deadline && is_harmless(&command) => {
+                    Err(_) if !deadline.has_passed() && is_harmless(&command) => {
                         std::thread::sleep(Duration::from_millis(100));
                     }
                     Err(why) => panic!("{place}: {command}\n{why}\nprinted:\n{printed}"),
@@ -183,16 +184,13 @@ impl Node {
         let child = self.lab.network.node.spawn(&mut bash).unwrap();
         fs::write(self.folder.path().join("kube-proxy.pid"), child.id().to_string()).unwrap();
         self.started.push(child);
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = Deadline::after(PATIENCE);
         loop {
             let printed = fs::read_to_string(&log).unwrap();
             let mut lines = printed.lines();
             let missing = expected.iter().find(|want| !lines.any(|line| is_like(want, line, true)));
             let Some(missing) = missing else { return };
-            assert!(
-                Instant::now() < deadline,
-                "{place}: {line}\ndoes not print {missing}\nprinted:\n{printed}"
-            );
+            assert!(!deadline.has_passed(), "{place}: {line}\ndoes not print {missing}\nprinted:\n{printed}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -6,10 +6,11 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use tempfile::TempDir;
+use tests::patience::Deadline;
 
 const MODES: [&str; 2] = ["nftables", "iptables"];
 
@@ -74,13 +75,13 @@ impl Cluster {
     }
 
     fn wait_until_verified(&self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut deadline = Deadline::after(Duration::from_secs(30));
         loop {
             let (code, text) = self.tool("verify", &[]);
             if code == 0 {
                 return;
             }
-            assert!(Instant::now() < deadline, "{}: {text}", self.mode);
+            assert!(!deadline.has_passed(), "{}: {text}", self.mode);
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -462,9 +463,9 @@ fn a_change_of_modes_says_what_clients_will_notice() {
         run("iptables -P FORWARD ACCEPT");
 
         cluster.sync();
-        let gone = Instant::now() + Duration::from_secs(20);
+        let mut gone = Deadline::after(Duration::from_secs(20));
         while cluster.tool("plan", &[]) != NOTHING {
-            assert!(Instant::now() < gone, "the other mode's rules go: {:?}", cluster.tool("plan", &[]));
+            assert!(!gone.has_passed(), "the other mode's rules go: {:?}", cluster.tool("plan", &[]));
             let _proxy = cluster.start();
             std::thread::sleep(Duration::from_secs(1));
         }
@@ -565,12 +566,12 @@ fn a_table_of_somebody_else_is_written_anew() {
 
 /// A stranger's command. The table of a proxy that was killed is its own for a moment longer.
 fn harm(command: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut deadline = Deadline::after(Duration::from_secs(10));
     let mut words = command.split(' ');
     let program = words.next().unwrap();
     let arguments: Vec<&str> = words.collect();
     while !Command::new(program).args(&arguments).status().unwrap().success() {
-        assert!(Instant::now() < deadline, "{command}");
+        assert!(!deadline.has_passed(), "{command}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

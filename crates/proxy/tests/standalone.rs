@@ -5,12 +5,13 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tests::patience::Deadline;
 
 /// A running proxy, killed when dropped.
 struct Proxy {
@@ -49,14 +50,15 @@ impl Proxy {
 
     /// The first line that contains all of these and has not been asked for before.
     fn wait_for(&mut self, parts: &[&str]) -> String {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut deadline = Deadline::after(Duration::from_secs(20));
         loop {
             if let Some(at) = self.unread.iter().position(|line| parts.iter().all(|part| line.contains(part)))
             {
                 return self.unread.remove(at);
             }
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self.lines.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) => self.unread.push(line),
+                Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 Err(_) => panic!("no line with {parts:?} in\n{}", self.unread.join("\n")),
             }
         }

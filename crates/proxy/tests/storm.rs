@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
 use tempfile::TempDir;
 use tests::network::Network;
+use tests::patience::Deadline;
 use tests::talk::{Answer, Server, ask};
 
 const SERVICES: usize = 300;
@@ -60,9 +61,9 @@ fn passes(dir: &Path) -> Vec<String> {
 }
 
 fn wait_for_more_passes(dir: &Path, than: usize) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut deadline = Deadline::after(Duration::from_secs(30));
     while passes(dir).len() <= than {
-        assert!(Instant::now() < deadline, "no pass in\n{}", fs::read_to_string(dir.join("log")).unwrap());
+        assert!(!deadline.has_passed(), "no pass in\n{}", fs::read_to_string(dir.join("log")).unwrap());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -146,9 +147,9 @@ fn no_connection_to_an_untouched_service_fails() {
 
     // Changes are told in order, those of one moment by name: once the last is in the kernel, so are all before it.
     fs::write(manifests.join("z.yaml"), manifest(2_000, 0)).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut deadline = Deadline::after(Duration::from_secs(30));
     while !network.node.run("nft list set ip kube-proxy no-endpoints").contains("10.96.8.1 ") {
-        assert!(Instant::now() < deadline, "the last change never came");
+        assert!(!deadline.has_passed(), "the last change never came");
     }
     drop(proxy.take());
     let before = passes(dir.path()).len();

@@ -7,7 +7,7 @@ mod stage;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
@@ -15,6 +15,7 @@ use serde_json::Value;
 use stage::Stage;
 use tests::lab::{Address, NODE_PORT, Who};
 use tests::manifests::{A, B, web};
+use tests::patience::Deadline;
 use tests::talk::{Answer, ask};
 
 fn top(stage: &Stage, arguments: &[&str]) -> Output {
@@ -34,9 +35,9 @@ fn connect(stage: &Stage, who: Who, to: Address, port: u16) -> bool {
 }
 
 fn wait_until_served(stage: &Stage) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut deadline = Deadline::after(Duration::from_secs(20));
     while !connect(stage, Who::Pod, Address::ClusterIp, 80) {
-        assert!(Instant::now() < deadline, "nobody answers");
+        assert!(!deadline.has_passed(), "nobody answers");
     }
 }
 
@@ -75,9 +76,9 @@ fn connections_are_shown_where_they_went() {
             assert!(connect(&stage, Who::Outside, Address::NodeIp, NODE_PORT));
         }
         // What was counted just before is told for a moment longer.
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut deadline = Deadline::after(Duration::from_secs(20));
         let mut after = counts();
-        while count(tcp(&after)) - count(tcp(&before)) < 30 && Instant::now() < deadline {
+        while count(tcp(&after)) - count(tcp(&before)) < 30 && !deadline.has_passed() {
             sleep(Duration::from_millis(50));
             after = counts();
         }

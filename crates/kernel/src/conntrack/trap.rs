@@ -82,6 +82,10 @@ impl Trap {
         Ok((Self { family, connection, group, laid: HashSet::new() }, Catches(listener)))
     }
 
+    pub fn is_laid(&self) -> bool {
+        !self.laid.is_empty()
+    }
+
     pub fn is_laid_for(&self, flow: Flow) -> bool {
         self.laid.contains(&flow)
     }

@@ -188,7 +188,7 @@ fn all_rules_flushed_by_a_stranger_are_written_again() {
             wait_for_canaries(&commands);
             commands.flush(Family::V4);
             if variant == Variant::Nft {
-                hear.recv_timeout(Duration::from_secs(10)).expect("the kernel tells of it");
+                hear.recv_timeout(Duration::from_secs(60)).expect("the kernel tells of it");
             }
             machine.rules.distrust();
             assert!(machine.sync().full);
@@ -198,7 +198,7 @@ fn all_rules_flushed_by_a_stranger_are_written_again() {
 }
 
 pub fn wait_for_canaries(commands: &Commands) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !commands.try_run("iptables -S KUBE-PROXY-CANARY -t filter").status.success() {
         assert!(Instant::now() < deadline, "no canaries");
         std::thread::yield_now();

@@ -13,7 +13,7 @@ use model::names::Protocol;
 use tests::lab::NODE_PORT;
 use tests::namespace::Namespace;
 use tests::network::of;
-use tests::patience::wait_to_read;
+use tests::patience::{Deadline, wait_to_read};
 use tests::talk::{Answer, ask_here, hear};
 
 /// Longer than the kernel takes for anything it is going to answer at all.
@@ -178,9 +178,9 @@ impl Hammer {
     /// Gives every client time for many questions.
     pub fn let_ask(&self) {
         let enough = self.asked.load(Ordering::Relaxed) + 1_000;
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut deadline = Deadline::after(Duration::from_secs(60));
         while self.asked.load(Ordering::Relaxed) < enough {
-            assert!(Instant::now() < deadline, "clients do not get to ask");
+            assert!(!deadline.has_passed(), "clients do not get to ask");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

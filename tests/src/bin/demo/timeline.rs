@@ -9,6 +9,7 @@ use crate::report::{Direction, Facts, Update, counted_by_kernel};
 use crate::screen::{Screen, milliseconds};
 use crate::stage::{Pod, Stage, WAYS, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 use crate::traffic::{PER_SECOND, Traffic, try_once};
+use tests::patience::Deadline;
 
 /// How long to watch the traffic.
 #[derive(Clone, Copy, Debug)]
@@ -253,7 +254,7 @@ impl Timeline<'_> {
 
     /// Looks again and again until there is something. A proxy that ends meanwhile ends the demo.
     fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> Result<T, Stop> {
-        let deadline = Instant::now() + DEADLINE;
+        let mut deadline = Deadline::after(DEADLINE);
         loop {
             if self.stopped.load(Ordering::Relaxed) {
                 return Err(Stop::Interrupted);
@@ -264,7 +265,7 @@ impl Timeline<'_> {
             if let Some(found) = look(self) {
                 return Ok(found);
             }
-            if Instant::now() > deadline {
+            if deadline.has_passed() {
                 return Err(Stop::Failed(format!("waited for {} s until {what}", DEADLINE.as_secs())));
             }
             std::thread::sleep(Duration::from_millis(2));
