@@ -1,7 +1,7 @@
 //! Waiting on a machine that may stand still for a while, as build machines do, be it for half a minute: that time does not
 //! count, and the signals that come with it do not end the wait.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,17 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Returns when there is something to read, or to learn of an error.
 pub fn wait_to_read(socket: impl AsFd, patience: Duration) -> io::Result<()> {
     wait_for(socket, PollFlags::IN, patience, || Ok(()))
+}
+
+/// Reads what comes, each part of it with the same patience.
+#[derive(Debug)]
+pub struct Patient<S>(pub S, pub Duration);
+
+impl<S: AsFd + Read> Read for Patient<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        wait_to_read(&self.0, self.1)?;
+        self.0.read(buffer)
+    }
 }
 
 /// Returns when one of the flags is true of the socket; before every look something else is looked at.

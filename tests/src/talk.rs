@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::namespace::Namespace;
 use crate::network::of;
-use crate::patience::{wait_for, wait_to_read};
+use crate::patience::{Patient, wait_for, wait_to_read};
 use crate::sctp;
 
 /// What a client got.
@@ -196,11 +196,8 @@ pub fn hear_connected(
         Err(Errno::INPROGRESS) => wait_for_connection(&socket, patience)?,
         connected => connected?,
     }
-    let mut stream = TcpStream::from(socket);
-    wait_to_read(&stream, patience)?;
-    stream.set_nonblocking(false)?;
     let mut text = String::new();
-    stream.read_to_string(&mut text)?;
+    Patient(TcpStream::from(socket), patience).read_to_string(&mut text)?;
     Ok(text)
 }
 

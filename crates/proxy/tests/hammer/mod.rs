@@ -13,7 +13,7 @@ use model::names::Protocol;
 use tests::lab::NODE_PORT;
 use tests::namespace::Namespace;
 use tests::network::of;
-use tests::patience::{Deadline, wait_to_read};
+use tests::patience::{Deadline, Patient};
 use tests::talk::{Answer, ask_here, hear};
 
 /// Longer than the kernel takes for anything it is going to answer at all.
@@ -84,8 +84,7 @@ fn say(held: &mut Option<TcpStream>, to: SocketAddr) -> std::io::Result<()> {
         }
     };
     stream.write_all(b"8 bytes.")?;
-    wait_to_read(&*stream, PATIENCE)?;
-    stream.read_exact(&mut [0; 8])
+    Patient(&*stream, PATIENCE).read_exact(&mut [0; 8])
 }
 
 fn ask_again(held: &mut Option<UdpSocket>, to: SocketAddr) -> Result<(), String> {
