@@ -140,6 +140,9 @@ fn report(variants: &[&str]) {
             "",
             sums("replaced_commands").join(", ")
         );
+        let snapshots: Vec<String> =
+            sizes.iter().map(|(_, found)| format!("{:.2}", found.median("snapshot"))).collect();
+        println!("{:>12} our processor time for the audit's snapshot: {}", "", snapshots.join(", "));
     }
 }
 
@@ -153,6 +156,11 @@ fn measure(variant: &str, size: Size) {
     first.say_as("first");
     say("rules", (outcome.counts.filter + outcome.counts.nat) as f64);
     say("restores", outcome.restores as f64);
+
+    let start = processor();
+    let wanted = load.rules.wanted();
+    say("snapshot", processor() - start);
+    drop(wanted);
 
     let replaced = replacements(size, &mut Random(1)).map(|event| vec![event]);
     load.change("replaced", replaced);

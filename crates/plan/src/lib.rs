@@ -7,4 +7,5 @@ pub mod flows;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;
+mod shards;
 pub mod trace;

@@ -33,7 +33,7 @@ pub trait Backend: fmt::Debug + Send {
 
     /// Whose new connections the kernel counts in this mode.
     fn owners(&self) -> Owners {
-        Owners::new()
+        Owners::default()
     }
 
     /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.

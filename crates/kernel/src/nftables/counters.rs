@@ -8,6 +8,7 @@ use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::Connection;
 use plan::nftables::elements::Frontend;
+use plan::nftables::plan::Plan;
 use plan::nftables::sets::{Bank, Set};
 
 use super::Table;
@@ -16,8 +17,9 @@ use super::read::{Counted, Reader};
 /// A large set takes long to list, and any change to any table of the node spoils it. Somebody waits for us.
 const PERSISTENCE: Duration = Duration::from_secs(2);
 
-/// Who has each frontend, in the order of frontends.
-pub type Owners = Vec<(Frontend, ServicePortName)>;
+/// Who has which frontend: a snapshot that shares what is large with the table.
+#[derive(Debug, Default)]
+pub struct Owners(Plan);
 
 /// New connections that the kernel has counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,14 +34,14 @@ pub struct Connections {
 impl Table {
     /// Whose connections there are to count.
     pub fn owners(&self) -> Owners {
-        self.plan.owners()
+        Owners(self.plan.clone())
     }
 }
 
 /// New connections by frontend and by endpoint, since the elements that count them were added. Belongs to the network
 /// namespace of the calling thread. What nobody in `owners` has came or went just now, and is left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
-    if owners.is_empty() {
+    if owners.0.is_empty() {
         return Ok(Vec::new());
     }
     let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
@@ -53,9 +55,8 @@ pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connection
                 counted => counted?,
             };
             all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
-                let at = owners.binary_search_by_key(&frontend, |(owned, _)| *owned).ok()?;
-                let (_, service) = owners.get(at)?;
-                Some(Connections { service: service.clone(), endpoint, frontend, count })
+                let service = owners.0.owner(&frontend)?.clone();
+                Some(Connections { service, endpoint, frontend, count })
             }));
         }
     }

@@ -1,7 +1,7 @@
 //! The commands of one variant in a folder of their own, with a lock of their own, where they can be made to fail.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -12,12 +12,15 @@ use tempfile::TempDir;
 
 pub const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 
+const STAND_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/iptables/stand-in");
+
 pub struct Commands {
     folder: TempDir,
 }
 
 impl Commands {
-    /// Each is a script that sets the lock and becomes the real one.
+    /// Each is a script that becomes the real one. It is one that nobody writes to: what a thread writes, a process that
+    /// another thread starts at that moment has open for a while, too, and for so long nobody can execute it.
     pub fn of(variant: Variant) -> Self {
         let binary = match variant {
             Variant::Legacy => "/usr/sbin/xtables-legacy-multi",
@@ -25,10 +28,11 @@ impl Commands {
         };
         assert!(fs::exists(binary).unwrap(), "install iptables: hack/setup");
         let commands = Self { folder: tempfile::tempdir().unwrap() };
-        fs::create_dir(commands.path("real")).unwrap();
+        ["real", "first"].iter().for_each(|folder| fs::create_dir(commands.path(folder)).unwrap());
         for family in ["iptables", "ip6tables"] {
             for name in [family, &format!("{family}-save"), &format!("{family}-restore")] {
                 symlink(binary, commands.path("real").join(name)).unwrap();
+                symlink(STAND_IN, commands.path(name)).unwrap();
                 commands.rewrite(name, "");
             }
         }
@@ -46,17 +50,10 @@ impl Commands {
 
     /// Makes the command do this before it does what it should.
     pub fn rewrite(&self, name: &str, first: &str) {
-        let (lock, real) = (self.lock(), self.path("real").join(name));
-        let script = format!(
-            "#!/bin/sh\nexport XTABLES_LOCKFILE={}\n{first}\nexec {} \"$@\"\n",
-            lock.display(),
-            real.display()
-        );
-        // A script that is being executed cannot be written, but replaced.
+        // It may be about to read it: all of the old or all of the new.
         let new = self.path("new");
-        fs::write(&new, script).unwrap();
-        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::rename(new, self.path(name)).unwrap();
+        fs::write(&new, first).unwrap();
+        fs::rename(new, self.path("first").join(name)).unwrap();
     }
 
     /// Makes the command fail the next time, and only then.

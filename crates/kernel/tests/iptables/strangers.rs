@@ -45,6 +45,8 @@ fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
             for round in ["first", "second"] {
                 commands.flush(Family::V4);
                 hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?} {round}"));
+                // A machine may be so busy that the flush of one table is news and that of the next is, too.
+                while hear.recv_timeout(SILENCE).is_ok() {}
                 machine.rules.distrust();
                 assert!(machine.sync().full);
                 machine.saved().without_canaries().assert_same(&before, round);

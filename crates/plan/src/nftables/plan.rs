@@ -11,19 +11,19 @@ use model::routing::{Endpoint, Routing};
 
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
 use crate::nftables::sets::{Bank, Element, Set};
+use crate::shards::Shards;
 
 /// What becomes of a service port; nothing if it is gone.
 pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
-/// The wanted content of all sets, kept by service port. To clone it copies no endpoints.
+/// The wanted content of all sets, kept by service port. To clone it is cheap, whatever it holds.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    units: HashMap<ServicePortName, Unit, RandomState>,
-    /// Who asks for a frontend, in ascending order: the first one gets it. In order of frontends, which is the order of
-    /// their elements in each set.
-    claims: BTreeMap<Frontend, Vec<ServicePortName>>,
-    /// How often it is asked for what several may ask for; in order, too.
-    shared: BTreeMap<Shared, usize>,
+    units: Shards<ServicePortName, Unit>,
+    /// Who asks for a frontend, in ascending order: the first one gets it.
+    claims: Shards<Frontend, Vec<ServicePortName>>,
+    /// How often it is asked for what several may ask for.
+    shared: Shards<Shared, usize>,
 }
 
 /// What the kernel holds.
@@ -99,10 +99,16 @@ impl Plan {
 
     /// Everything the sets should hold, in order.
     pub fn elements(&self) -> Vec<Element> {
-        let mut all: Vec<Element> = self.shared.keys().map(Shared::element).collect();
-        for (frontend, claims) in &self.claims {
+        // What elements are made of is sorted sooner than they are.
+        let mut shared: Vec<Shared> = self.shared.iter().map(|(shared, _)| *shared).collect();
+        shared.sort_unstable();
+        let mut all: Vec<Element> = shared.iter().map(Shared::element).collect();
+        let mut claims: Vec<(Frontend, &Vec<ServicePortName>)> =
+            self.claims.iter().map(|(frontend, claims)| (*frontend, claims)).collect();
+        claims.sort_unstable_by_key(|(frontend, _)| *frontend);
+        for (frontend, claims) in claims {
             if let Some(unit) = claims.first().and_then(|owner| self.units.get(owner)) {
-                unit.elements_of(frontend, &mut all);
+                unit.elements_of(&frontend, &mut all);
             }
         }
         // There are few sets, and within each they are nearly in order: by name of protocol instead of by number. The
@@ -133,12 +139,9 @@ impl Plan {
         unit.is_some_and(|unit| unit.sticks(frontend, endpoint))
     }
 
-    /// Who has each frontend, in the order of frontends. Copies no text.
-    pub fn owners(&self) -> Vec<(Frontend, ServicePortName)> {
-        let first = |(frontend, claims): (&Frontend, &Vec<ServicePortName>)| {
-            Some((*frontend, claims.first()?.clone()))
-        };
-        self.claims.iter().filter_map(first).collect()
+    /// Nobody asks for anything.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
     }
 
     /// Who has the frontend.
@@ -167,7 +170,7 @@ impl Plan {
     /// What several may ask for, each with the first that does.
     pub fn shared_owners(&self) -> HashMap<Element, &ServicePortName, RandomState> {
         let mut owners: HashMap<Element, &ServicePortName, RandomState> = HashMap::default();
-        for (name, unit) in &self.units {
+        for (name, unit) in self.units.iter() {
             for shared in shared(&unit.routing) {
                 owners
                     .entry(shared.element())
@@ -180,7 +183,7 @@ impl Plan {
 
     /// Seconds of affinity that anybody asks for.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.units.values().filter_map(|unit| unit.routing.affinity).collect()
+        self.units.iter().filter_map(|(_, unit)| unit.routing.affinity).collect()
     }
 
     /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
@@ -226,18 +229,20 @@ impl Plan {
         if let Some(unit) = unit {
             let asked_for = frontends(&unit.routing).into_iter();
             contested.extend(asked_for.filter(|frontend| self.claim(frontend, &name)));
-            shared(&unit.routing).for_each(|it| *self.shared.entry(it).or_default() += 1);
+            shared(&unit.routing).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }
     }
 
     /// Returns whether others ask for it, too.
     fn claim(&mut self, frontend: &Frontend, name: &ServicePortName) -> bool {
-        let claims = self.claims.entry(*frontend).or_default();
+        let Some(claims) = self.claims.get_mut(frontend) else {
+            self.claims.insert(*frontend, vec![name.clone()]);
+            return false;
+        };
         let at = claims.partition_point(|other| other < name);
-        claims.reserve_exact(1); // most frontends are asked for once
         claims.insert(at, name.clone());
-        claims.len() > 1
+        true
     }
 
     /// Returns whether others still ask for it.
@@ -249,6 +254,13 @@ impl Plan {
             return false;
         }
         true
+    }
+
+    fn share(&mut self, shared: Shared) {
+        match self.shared.get_mut(&shared) {
+            Some(count) => *count += 1,
+            None => _ = self.shared.insert(shared, 1),
+        }
     }
 
     fn release(&mut self, shared: Shared) {
