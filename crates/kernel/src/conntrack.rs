@@ -66,8 +66,9 @@ pub struct Conntrack {
     last: Option<(Instant, Duration)>,
     /// What takes longer is dear.
     dear: Duration,
-    /// Whether all that waits and can be trapped is.
+    /// Whether all that waits and can be trapped is, and whether there is more than can be.
     is_trapped: bool,
+    has_unknown: bool,
     /// Where to hear of what is caught, until somebody does.
     catches: Option<Catches>,
     /// Opened when first needed: most clusters have few UDP services, and some kernels no such table.
@@ -97,6 +98,7 @@ impl Conntrack {
             last: None,
             dear: DEAR,
             is_trapped: false,
+            has_unknown: false,
             catches: None,
             connection: None,
             traps: Traps::Untried,
@@ -125,12 +127,11 @@ impl Conntrack {
         self.fresh.join(self.flows.take_doubts());
     }
 
-    /// No rules but ours are in force any more: what others have done up to now is to be looked at, and soon, for no trap
-    /// can be laid for it.
+    /// Only by now all rules are ours: what others have done is to be looked at, and soon, for no trap can be laid for it.
     pub fn doubt_everything(&mut self) {
         self.flows.doubt_everything();
         self.follow_rules();
-        self.last = None;
+        self.has_unknown = true;
     }
 
     /// When there is something to look at.
@@ -156,7 +157,12 @@ impl Conntrack {
             self.lay_trap();
         }
         let is_rested = self.rested().is_none_or(|rested| rested <= now);
-        let first = if is_rested { std::mem::take(&mut self.waiting) } else { Doubts::default() };
+        let mut first = Doubts::default();
+        let mut is_trapped = self.is_trapped;
+        if is_rested {
+            first = std::mem::take(&mut self.waiting);
+            is_trapped &= !std::mem::take(&mut self.has_unknown);
+        }
         let again = self.again.take_if(|(when, _)| *when <= now).map(|(_, again)| again);
         let mut doubts = first.clone();
         doubts.join(again.unwrap_or_default());
@@ -166,7 +172,8 @@ impl Conntrack {
         let ended = self.end_wrong_flows(&doubts);
         match &ended {
             Err(_) => postpone(&mut self.again, now + RETRY, doubts),
-            Ok(_) if self.is_trapped => postpone(&mut self.settling, now + RACE, doubts),
+            // What was under way meanwhile is caught.
+            Ok(_) if is_trapped => postpone(&mut self.settling, now + RACE, doubts),
             Ok(_) => {
                 self.forget(doubts);
                 if !first.is_empty() {
@@ -231,8 +238,8 @@ impl Conntrack {
     /// When we may look again; at once if there is nothing to rest from.
     fn rested(&self) -> Option<Instant> {
         let (ended, took) = self.last?;
-        let rest =
-            if self.is_trapped { (took * LEISURE).min(LONGEST_LEISURE) } else { (took * REST).min(RETRY) };
+        let has_time = self.is_trapped && !self.has_unknown;
+        let rest = if has_time { (took * LEISURE).min(LONGEST_LEISURE) } else { (took * REST).min(RETRY) };
         Some(ended + rest)
     }
 

@@ -420,6 +420,8 @@ impl Running {
             names.into_iter().collect::<Vec<_>>().join(", ")
         };
         tracing::warn!(ipFamily = %self.family, by, "Repaired rules that another process had changed");
+        // Until then packets may have gone anywhere, and made flows that still do.
+        self.conntrack.doubt_everything();
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
     }
 

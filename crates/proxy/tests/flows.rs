@@ -17,8 +17,12 @@ use tests::patience::Deadline;
 use tests::talk::hear;
 
 fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
-    let any = tests::network::of(stage.family, ["0.0.0.0:4321", "[::]:4321"]);
-    let socket = stage.lab.namespace(who).enter(|| UdpSocket::bind(any).unwrap());
+    client_at(stage, who, to, port, 4321)
+}
+
+fn client_at(stage: &Stage, who: Who, to: Address, port: u16, own: u16) -> Client {
+    let any: IpAddr = tests::network::of(stage.family, [[0; 4].into(), [0_u16; 8].into()]);
+    let socket = stage.lab.namespace(who).enter(|| UdpSocket::bind((any, own)).unwrap());
     socket.connect(SocketAddr::new(to.ip(stage.family), port)).unwrap();
     Client { socket, family: stage.family }
 }
@@ -214,6 +218,39 @@ fn where_looking_at_all_flows_takes_long_stale_ones_are_caught() {
         stage.stop();
         let list = || node.run(&format!("nft list tables {family}"));
         tests::matrix::eventually("the table goes with the process", || !list().contains(&table));
+    });
+}
+
+/// Only in iptables mode: the other one's table has an owner, and is not to be flushed.
+#[test]
+fn flows_that_went_astray_while_a_stranger_had_flushed_the_rules_find_back() {
+    std::thread::scope(|scope| {
+        for family in Family::BOTH {
+            scope.spawn(move || {
+                let stage = Stage::new("iptables", family);
+                stage.hold(web(&[A]));
+                let first = client(&stage, Who::Pod, Address::ClusterIp, 80);
+                first.settles_on(Some(Place::PodA), TARGET);
+                // By then flows have been looked at for the last time because of that change.
+                std::thread::sleep(Duration::from_secs(3));
+                let iptables = tests::network::of(family, ["iptables", "ip6tables"]);
+                let mut astray = None;
+                // The rules may be back before anybody notices.
+                for port in 5_000..5_100 {
+                    let client = client_at(&stage, Who::Pod, Address::ClusterIp, 80, port);
+                    stage.lab.network.node.run(&format!("{iptables} -t nat -F"));
+                    client.socket.send(b"?").unwrap();
+                    let answer = hear(&client.socket, Duration::from_millis(300));
+                    first.settles_on(Some(Place::PodA), TARGET);
+                    if answer.is_err() {
+                        astray = Some(client);
+                        break;
+                    }
+                }
+                let astray = astray.expect("a packet that comes while there are no rules");
+                astray.settles_on(Some(Place::PodA), TARGET);
+            });
+        }
     });
 }
 
