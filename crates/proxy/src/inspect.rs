@@ -13,6 +13,7 @@ pub mod completion;
 pub mod desired;
 pub mod explain;
 pub mod findings;
+pub mod mistyped;
 pub mod plan;
 pub mod render;
 pub mod running;
