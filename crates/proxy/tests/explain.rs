@@ -229,7 +229,16 @@ fn what_is_wrong_with_a_question_is_said() {
                 "Error: \"10.96.0.10\" is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80",
             ),
             (&["tcp", "10.96.0.10:80", "--from", "web-0"], "Error: --from: \"web-0\" is no IP address"),
-            (&["icmp", "10.96.0.10:80"], "invalid value 'icmp'"),
+            (
+                &["icmp", "10.96.0.10"],
+                "Error: \"icmp\": services have ports of tcp, udp and sctp, and handle no other protocol; \
+                 whether an address answers ping says nothing about its service\n",
+            ),
+            (
+                &["tpc", "10.96.0.10:80"],
+                "Error: \"tpc\": services have ports of tcp, udp and sctp, and handle no other protocol\n",
+            ),
+            (&["10.96.0.10:80"], "required arguments were not provided:\n  <ADDRESS:PORT>"),
             (
                 &["tcp", "10.96.0.10:80"],
                 "Error: asking the proxy at 127.0.0.1:10249 (is it running, and is this its --metrics-bind-address?)",

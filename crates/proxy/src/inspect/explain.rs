@@ -12,7 +12,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
@@ -48,12 +47,7 @@ pub fn command() -> Command {
             "Tell what would happen to a packet: who would answer, whom they would see, or why nobody would",
         )
         .after_help(EXAMPLES)
-        .arg(
-            Arg::new("protocol")
-                .required(true)
-                .ignore_case(true)
-                .value_parser(PossibleValuesParser::new(["tcp", "udp", "sctp"])),
-        )
+        .arg(Arg::new("protocol").required(true).value_parser(question::ProtocolParser))
         .arg(
             Arg::new("destination")
                 .required(true)
@@ -102,12 +96,19 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let address = |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"));
+    let name = text("protocol").unwrap_or_default();
+    let protocol = question::protocol(name).with_context(|| no_service_has(name))?;
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
     })?;
-    let protocol = text("protocol").and_then(question::protocol).context("tcp, udp or sctp")?;
     Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+}
+
+fn no_service_has(protocol: &str) -> String {
+    let is_ping = ["icmp", "icmpv6", "ping"].contains(&protocol.to_lowercase().as_str());
+    let ping = if is_ping { "; whether an address answers ping says nothing about its service" } else { "" };
+    format!("{protocol:?}: services have ports of tcp, udp and sctp, and handle no other protocol{ping}")
 }
 
 fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {
