@@ -30,7 +30,7 @@ use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
-use crate::inspect::explain::question::Question;
+use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
 use crate::threads;
@@ -221,7 +221,8 @@ impl Line {
     fn explain(&self, question: &Question) -> Result<Explanation, String> {
         let known = self.running.as_ref().filter(|_| self.cluster.is_complete());
         let running = known.ok_or("the proxy has only just started: ask again in a moment")?;
-        let packet = question.packet(&running.addresses, self.cluster.node_ip());
+        let packet = question.packet(&running.addresses, self.cluster.node_ip(), kernel_picks);
+        let packet = packet.map_err(|error| error.to_string())?;
         let explained = trace::trace(&packet, &running.tracing, &running.addresses, &self.cluster);
         explained.map_err(|error| error.to_string())
     }

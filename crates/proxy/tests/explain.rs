@@ -4,7 +4,7 @@
 mod stage;
 
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use model::address::Family;
 use netlink::testing::{in_fresh_netns, run};
@@ -264,6 +264,84 @@ fn what_is_wrong_with_a_question_is_said() {
             let said = trouble(&explain(arguments).output().unwrap());
             assert!(said.contains(want), "{arguments:?}: {said}");
         }
+    });
+}
+
+/// Both families are served, but the node is known by an address of one.
+const HALF_KNOWN: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, 'fd00:10:96::10'], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{port: 8080}]
+endpoints: [{addresses: ['fd00:10:244::5'], nodeName: node-1}]
+";
+
+/// In our own namespace; killed when dropped.
+struct Proxy(Child);
+
+impl Proxy {
+    fn start(manifests: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command.args(["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"]);
+        Self(command.arg("--conntrack-max-per-core=0").stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_node_speaks_from_the_address_that_its_kernel_picks() {
+    in_fresh_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("all.yaml"), HALF_KNOWN).unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let ask = || {
+            let mut command = explain(&["--manifests", folder, "--hostname-override", "node-1"]);
+            command.args(["--proxy-mode", "nftables", "tcp", "[fd00:10:96::10]:80"]).output().unwrap()
+        };
+        let elsewhere = trouble(&ask());
+        let want = "Error: node \"node-1\" is known by no IPv6 address, and this is another machine: \
+                    say with --from where the packet comes from\n";
+        assert_eq!(elsewhere, want);
+        run("ip link set lo up");
+        run("ip link add eth0 type veth peer name wire");
+        run("ip link set wire up");
+        run("ip address add 192.0.2.11/24 dev eth0");
+        run("ip link set eth0 up");
+        let nowhere = trouble(&ask());
+        let want = "Error: this node itself can't send to fd00:10:96::10 (network is unreachable): \
+                    say with --from where the packet comes from\n";
+        assert_eq!(nowhere, want);
+        run("ip address add 2001:db8::11/64 dev eth0 nodad");
+        run("ip route add default via 2001:db8::1 dev eth0");
+        let own = said(&ask());
+        assert!(own.starts_with("2001:db8::11 -> tcp [fd00:10:96::10]:80\n"), "{own}");
+        assert!(own.contains("  from this node itself; "), "{own}");
+        let _proxy = Proxy::start(folder);
+        let ask = || explain(&["tcp", "[fd00:10:96::10]:80"]).output().unwrap();
+        eventually("the proxy answers as the folder does", || String::from_utf8_lossy(&ask().stdout) == own);
+        run("ip -6 route delete default");
+        let nowhere = trouble(&ask());
+        assert!(
+            nowhere.contains(": this node itself can't send to fd00:10:96::10 (network is unreachable): say"),
+            "{nowhere}"
+        );
     });
 }
 

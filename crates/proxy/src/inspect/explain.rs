@@ -11,7 +11,7 @@ mod text;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
@@ -23,7 +23,7 @@ use super::verify::{is_json, output};
 use crate::config::Config;
 use crate::modes;
 use crate::run::Options;
-use question::Question;
+use question::{Question, kernel_picks};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -123,16 +123,27 @@ fn from_objects(question: &Question, config: Config, options: &Options) -> anyho
     // What is wanted is as good as written here.
     cluster.take_changes();
     let settings = modes::tracing(&config, family, &node)?;
-    let addresses = node_addresses(node.ips.of(family))?;
-    let packet = question.packet(&addresses, cluster.node_ip());
+    let own = interfaces::addresses().context("listing the addresses of this machine")?;
+    let known_by = node.ips.of(node.ips.primary);
+    let is_this_machine = known_by.is_loopback() || own.contains(&known_by);
+    let addresses = node_addresses(own, node.ips.of(family));
+    let packet = question.packet(&addresses, cluster.node_ip(), |destination| {
+        if !is_this_machine {
+            bail!(
+                "node {:?} is known by no {family} address, and this is another machine: say with --from where the \
+                 packet comes from",
+                node.name
+            );
+        }
+        kernel_picks(destination)
+    })?;
     Ok(trace(&packet, &settings, &addresses, &cluster)?)
 }
 
 /// Those of this machine, and the one that the node is known by: it may be another machine.
-fn node_addresses(node_ip: IpAddr) -> anyhow::Result<Vec<IpAddr>> {
-    let mut addresses = interfaces::addresses().context("listing the addresses of this machine")?;
-    if !addresses.contains(&node_ip) {
-        addresses.push(node_ip);
+fn node_addresses(mut own: Vec<IpAddr>, node_ip: IpAddr) -> Vec<IpAddr> {
+    if !own.contains(&node_ip) {
+        own.push(node_ip);
     }
-    Ok(addresses)
+    own
 }
