@@ -12,18 +12,21 @@ pub mod live;
 mod nftables;
 pub mod saved;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::cluster::{Cluster, Considered};
 use model::local::{FromPod, NodePortAddresses};
-use model::names::Protocol;
-use model::routing::{Routing, Traffic};
+use model::names::{Port, Protocol, ServicePortName};
+use model::routing::{Endpoint, Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
 use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
+use crate::nftables::elements::Seats;
+use crate::nftables::slots::{assign, shares};
 use live::Live;
 
 /// The first packet of a connection.
@@ -236,19 +239,31 @@ pub enum Unanswerable {
     Loopback,
 }
 
-/// Follows a packet. `addresses` are all that the node has; the cluster is of the packet's family.
+/// Follows a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints are seated
+/// as in a kernel that held none before.
 pub fn trace(
     packet: &Packet,
     settings: &Settings,
     addresses: &[IpAddr],
     cluster: &Cluster,
 ) -> Result<Explanation, Unanswerable> {
+    trace_seated(packet, settings, addresses, cluster, |_| Seats::default())
+}
+
+/// The same where endpoints have been given slots already, which only the nftables mode has.
+pub fn trace_seated<'a>(
+    packet: &Packet,
+    settings: &Settings,
+    addresses: &[IpAddr],
+    cluster: &Cluster,
+    seats: impl FnOnce(&ServicePortName) -> Seats<'a>,
+) -> Result<Explanation, Unanswerable> {
     let traveller = Traveller::new(packet, settings, addresses, cluster)?;
     let course = match settings.mode {
         Mode::Nftables => nftables::course(&traveller),
         Mode::Iptables => iptables::course(&traveller),
     };
-    Ok(traveller.explain(course, cluster.has_changes()))
+    Ok(traveller.explain(course, cluster.has_changes(), seats))
 }
 
 /// A packet, and all that rules may find out about it.
@@ -391,7 +406,12 @@ impl<'a> Traveller<'a> {
         }
     }
 
-    fn explain(&self, course: Course<'_>, pending: bool) -> Explanation {
+    fn explain<'s>(
+        &self,
+        course: Course<'_>,
+        pending: bool,
+        seats: impl FnOnce(&ServicePortName) -> Seats<'s>,
+    ) -> Explanation {
         let Packet { source, protocol, destination, .. } = *self.packet;
         let mut explanation = Explanation {
             source,
@@ -418,7 +438,7 @@ impl<'a> Traveller<'a> {
         }
         match (course.end, course.met) {
             (End::Translated { traffic, mark, .. }, Some((claim, _))) => {
-                explanation.endpoints = self.targets(&claim.routing, traffic, mark);
+                explanation.endpoints = self.targets(&claim.routing, traffic, mark, seats(&claim.name));
                 explanation.affinity_seconds = claim.routing.affinity;
                 let policy = match traffic {
                     Traffic::ToLocal => TrafficPolicy::Local,
@@ -461,10 +481,17 @@ impl<'a> Traveller<'a> {
         }
     }
 
-    fn targets(&self, routing: &Routing, traffic: Traffic, mark: Option<Masquerade>) -> Vec<Target> {
+    fn targets(
+        &self,
+        routing: &Routing,
+        traffic: Traffic,
+        mark: Option<Masquerade>,
+        seats: Seats<'_>,
+    ) -> Vec<Target> {
         let endpoints = routing.endpoints(traffic);
-        let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
-        let target = |endpoint: &model::routing::Endpoint| {
+        let before = if traffic == Traffic::ToLocal { seats.local } else { seats.cluster };
+        let chances = chances(self.settings.mode, endpoints, before);
+        let target = |endpoint: &Endpoint| {
             let comes_back = self.packet.source == endpoint.ip
                 && match self.settings.mode {
                     Mode::Nftables => endpoint.local,
@@ -474,12 +501,27 @@ impl<'a> Traveller<'a> {
             let is_sent = self.from_node || !is_local(endpoint.ip, self.addresses);
             Target {
                 address: SocketAddr::new(endpoint.ip, endpoint.port.get()),
-                probability: 1.0 / f64::from(count),
+                probability: chances.get(&(endpoint.ip, endpoint.port)).copied().unwrap_or_default(),
                 on_this_node: endpoint.local,
                 masquerade: mark.or(comes_back.then_some(Masquerade::Hairpin)).filter(|_| is_sent),
             }
         };
         endpoints.iter().map(target).collect()
+    }
+}
+
+/// How likely each endpoint gets the packet, where these sit in slots already.
+fn chances(mode: Mode, endpoints: &[Endpoint], seats: &[Endpoint]) -> HashMap<(IpAddr, Port), f64> {
+    let names = |endpoints: &[Endpoint]| endpoints.iter().map(|it| (it.ip, it.port)).collect::<Vec<_>>();
+    match mode {
+        Mode::Nftables => {
+            let seated = assign(seats, &endpoints.into());
+            names(&seated).into_iter().zip(shares(seated.len())).collect()
+        }
+        Mode::Iptables => {
+            let even = 1.0 / f64::from(u32::try_from(endpoints.len()).unwrap_or(u32::MAX));
+            names(endpoints).into_iter().map(|name| (name, even)).collect()
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
+use model::names::ServicePortName;
 use plan::trace::{self, Explanation};
 
 use crate::backend::{Backend, Change, Pass};
@@ -223,7 +224,9 @@ impl Line {
         let running = known.ok_or("the proxy has only just started: ask again in a moment")?;
         let packet = question.packet(&running.addresses, self.cluster.node_ip(), kernel_picks);
         let packet = packet.map_err(|error| error.to_string())?;
-        let explained = trace::trace(&packet, &running.tracing, &running.addresses, &self.cluster);
+        let seats = |name: &ServicePortName| running.backend.seats(name);
+        let explained =
+            trace::trace_seated(&packet, &running.tracing, &running.addresses, &self.cluster, seats);
         explained.map_err(|error| error.to_string())
     }
 

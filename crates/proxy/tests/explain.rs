@@ -346,6 +346,51 @@ fn the_node_speaks_from_the_address_that_its_kernel_picks() {
 }
 
 #[test]
+fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
+    let manifests = |endpoints: &[&str]| {
+        let endpoints: String = endpoints.iter().map(|ip| format!("- {{addresses: [{ip}]}}\n")).collect();
+        let (head, _) = RICH.split_once("- {addresses").unwrap();
+        format!("{head}{endpoints}")
+    };
+    let all = ["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5", "10.244.0.6"];
+    let all = [&all[..], &["10.244.0.7", "10.244.0.8", "10.244.0.9"]].concat();
+    in_fresh_netns(move || {
+        run("ip link set lo up");
+        let (folder, aside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let hold = |endpoints: &[&str]| {
+            fs::write(aside.path().join("all.yaml"), manifests(endpoints)).unwrap();
+            fs::rename(aside.path().join("all.yaml"), folder.path().join("all.yaml")).unwrap();
+        };
+        let manifests = folder.path().to_str().unwrap();
+        let ask = |arguments: &[&str]| {
+            let question = ["-o", "json", "tcp", "10.96.0.10:80"];
+            let output = explain(&[arguments, &question[..]].concat()).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
+        };
+        let has = |answer: &Value, count: usize| {
+            answer["pending"] == false && answer["endpoints"].as_array().unwrap().len() == count
+        };
+        let least = |answer: &Value| {
+            let chance = |endpoint: &Value| endpoint["probability"].as_f64().unwrap();
+            let mut endpoints = answer["endpoints"].as_array().unwrap().clone();
+            assert!((endpoints.iter().map(chance).sum::<f64>() - 1.0).abs() < 1e-9, "{answer}");
+            endpoints.sort_by(|a, b| chance(a).total_cmp(&chance(b)));
+            assert!(chance(&endpoints[0]) < chance(&endpoints[1]), "{answer}");
+            endpoints[0]["address"].clone()
+        };
+        hold(&all[1..]);
+        let _proxy = Proxy::start(manifests);
+        eventually("the proxy has eight endpoints", || has(&ask(&[]), 8));
+        hold(&all);
+        eventually("the proxy has nine endpoints", || has(&ask(&[]), 9));
+        // Who came last sits last, though a proxy that starts anew would seat them in order.
+        assert_eq!(least(&ask(&[])), "10.244.0.1:8080");
+        let anew = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
+        assert_eq!(least(&ask(&anew)), "10.244.0.9:8080");
+    });
+}
+
+#[test]
 fn a_running_proxy_explains_itself() {
     for mode in ["nftables", "iptables"] {
         let stage = Stage::new(mode, Family::V4);

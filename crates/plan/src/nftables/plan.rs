@@ -133,6 +133,11 @@ impl Plan {
         unit.is_some_and(|unit| unit.sticks(frontend, endpoint))
     }
 
+    /// Where the endpoints of a service port sit; nowhere if there is no such service port.
+    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        self.units.get(name).map(Unit::seats).unwrap_or_default()
+    }
+
     /// Who has each frontend, in the order of frontends. Copies no text.
     pub fn owners(&self) -> Vec<(Frontend, ServicePortName)> {
         let first = |(frontend, claims): (&Frontend, &Vec<ServicePortName>)| {

@@ -13,6 +13,7 @@ use crate::iptables::rules::{EndpointComments, Unit};
 use crate::mark::Mark;
 use crate::nftables::plan::Plan;
 use crate::nftables::sets::{Bank, Element, Key, Set};
+use crate::nftables::slots::shares;
 
 const NODE: &str = "192.0.2.11";
 const POD: &str = "10.244.0.9";
@@ -486,4 +487,37 @@ fn a_rule_that_is_missing_shows() {
     let found = live(&without.join("\n"));
     assert!(!found.agrees && found.may_miss, "{found:?}");
     assert_eq!(live("").fate, Fate::Untouched);
+}
+
+#[test]
+fn chances_are_those_of_the_mode() {
+    let pods: Vec<String> = (1..=17).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for (mode, want) in [(Mode::Iptables, vec![1.0 / 17.0; 17]), (Mode::Nftables, shares(17))] {
+        let explanation = world(mode, &pods).explain(CLIENT, "10.96.0.10:80");
+        let found: Vec<f64> = explanation.endpoints.iter().map(|target| target.probability).collect();
+        assert_eq!(found, want, "{mode:?}");
+    }
+}
+
+#[test]
+fn who_sits_in_a_likelier_slot_is_likelier() {
+    let pods: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let world = world(Mode::Nftables, &pods);
+    let mut cluster = world.cluster();
+    cluster.take_changes();
+    let (_, routing) = cluster.routings().into_iter().next().unwrap();
+    let mut seats: Vec<_> = routing.cluster.to_vec();
+    seats.rotate_left(2);
+    let packet = Packet {
+        source: CLIENT.parse().unwrap(),
+        protocol: Protocol::Tcp,
+        destination: "10.96.0.10:80".parse().unwrap(),
+        interface: None,
+    };
+    let seated = |_: &ServicePortName| Seats { cluster: &seats, local: &[] };
+    let explanation = trace_seated(&packet, &world.settings, &[], &cluster, seated).unwrap();
+    let least = explanation.endpoints.iter().min_by(|a, b| a.probability.total_cmp(&b.probability)).unwrap();
+    assert_eq!(least.address, "10.244.0.2:8080".parse().unwrap());
 }
