@@ -10,6 +10,7 @@
 mod behaviour;
 mod changes;
 pub mod completion;
+mod contests;
 pub mod desired;
 pub mod explain;
 pub mod findings;
