@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::cluster::{Cluster, Considered};
 use model::local::{FromPod, NodePortAddresses};
-use model::names::{Port, Protocol, ServicePortName};
+use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::{Endpoint, Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
@@ -75,6 +75,9 @@ pub struct Explanation {
     pub reason: Option<Reason>,
     /// Whether the destination is an address of this node.
     pub to_this_node: bool,
+    /// What the proxy itself says to it, if it is a health check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
     /// Who answers if it is forwarded.
     pub endpoints: Vec<Target>,
     pub unused: Vec<Unused>,
@@ -177,7 +180,38 @@ pub enum Reason {
     NodePortNotServedHere,
     /// The iptables mode does not look at what this node sends to external addresses without endpoints.
     UncheckedFromNode,
+    /// The proxy itself listens there, for load balancers that ask about a service.
+    HealthCheck,
     NoService,
+}
+
+/// What load balancers are told about a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheck {
+    pub namespace: String,
+    pub service: String,
+    /// Ready ones on this node.
+    pub local_endpoints: usize,
+    pub proxy_is_healthy: bool,
+    /// Of HTTP.
+    pub status: u16,
+    /// Why the proxy can't listen there, if it can't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+impl HealthCheck {
+    pub fn new(service: &NamespacedName, local_endpoints: usize, proxy_is_healthy: bool) -> Self {
+        Self {
+            namespace: service.namespace.to_string(),
+            service: service.name.to_string(),
+            local_endpoints,
+            proxy_is_healthy,
+            status: if proxy_is_healthy && local_endpoints > 0 { 200 } else { 503 },
+            trouble: None,
+        }
+    }
 }
 
 /// An endpoint that may get the packet.
@@ -280,6 +314,8 @@ struct Traveller<'a> {
     to_cluster_ip: bool,
     /// The destination is one that services get their cluster IPs from.
     to_service_cidr: bool,
+    /// The destination is where load balancers ask about a service.
+    health_check: Option<HealthCheck>,
 }
 
 /// What the chains of a mode do with a packet.
@@ -320,16 +356,24 @@ impl<'a> Traveller<'a> {
             let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
             port.protocol == packet.protocol && (by_address || by_node_port)
         });
+        let to_this_node = is_local(to.ip(), addresses);
+        let is_at_health_check = packet.protocol == Protocol::Tcp && to_this_node && {
+            let served = &settings.node_port_addresses;
+            served.match_all() || served.among(addresses).contains(&to.ip())
+        };
+        let health_checks = is_at_health_check.then(|| cluster.health_checks_at(to.port()));
+        let health_check = health_checks.into_iter().flatten().next();
         Ok(Self {
             packet,
             settings,
             from_node,
             from_pod: is_from_pod(packet, settings, from_node)?,
             addresses,
-            to_this_node: is_local(to.ip(), addresses),
+            to_this_node,
             claims,
             to_cluster_ip: cluster.has_cluster_ip(to.ip()),
             to_service_cidr: cluster.service_cidrs().iter().any(|cidr| cidr.contains(&to.ip())),
+            health_check: health_check.map(|(name, it)| HealthCheck::new(&name, it.local_endpoints, true)),
         })
     }
 
@@ -392,6 +436,7 @@ impl<'a> Traveller<'a> {
             (Some(met), _) => (Some(met), Reason::UncheckedFromNode),
             (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
             (None, None) if self.to_cluster_ip => (None, Reason::NoSuchPort),
+            (None, None) if self.health_check.is_some() => (None, Reason::HealthCheck),
             (None, None) => (None, Reason::NoService),
         };
         Course { met, end: End::Stopped(Fate::Untouched, reason), chains }
@@ -424,6 +469,7 @@ impl<'a> Traveller<'a> {
             fate: Fate::Forwarded,
             reason: None,
             to_this_node: self.to_this_node,
+            health_check: None,
             endpoints: Vec::new(),
             unused: Vec::new(),
             affinity_seconds: None,
@@ -450,6 +496,9 @@ impl<'a> Traveller<'a> {
             }
             (End::Stopped(fate, reason), met) => {
                 (explanation.fate, explanation.reason) = (fate, Some(reason));
+                if reason == Reason::HealthCheck {
+                    explanation.health_check.clone_from(&self.health_check);
+                }
                 explanation.unused = match (reason, met) {
                     (Reason::NoLocalEndpoints, Some((claim, _))) => unused(claim, TrafficPolicy::Local),
                     (Reason::NoEndpoints | Reason::UncheckedFromNode, Some((claim, _))) => {

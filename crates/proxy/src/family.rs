@@ -24,8 +24,8 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
-use model::names::ServicePortName;
-use plan::trace::{self, Explanation};
+use model::names::{NamespacedName, ServicePortName};
+use plan::trace::{self, Explanation, HealthCheck};
 
 use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
@@ -227,7 +227,13 @@ impl Line {
         let seats = |name: &ServicePortName| running.backend.seats(name);
         let explained =
             trace::trace_seated(&packet, &running.tracing, &running.addresses, &self.cluster, seats);
-        explained.map_err(|error| error.to_string())
+        let mut explanation = explained.map_err(|error| error.to_string())?;
+        if let Some(check) = &mut explanation.health_check {
+            let service = NamespacedName::new(&check.namespace, &check.service);
+            *check = HealthCheck::new(&service, check.local_endpoints, running.health.is_healthy());
+            check.trouble = running.service_health.trouble(&service).map(Into::into);
+        }
+        Ok(explanation)
     }
 
     /// Because of an event: health counts from here.

@@ -4,6 +4,8 @@
 mod stage;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
 use model::address::Family;
@@ -387,6 +389,101 @@ fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
         assert_eq!(least(&ask(&[])), "10.244.0.1:8080");
         let anew = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
         assert_eq!(least(&ask(&anew)), "10.244.0.9:8080");
+    });
+}
+
+const HEALTH_CHECKED: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 30999
+  clusterIP: 10.96.0.10
+  ports: [{port: 80, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.244.0.5], nodeName: node-1}
+- {addresses: [10.244.0.6], nodeName: node-1, conditions: {ready: false}}
+- {addresses: [10.244.1.5], nodeName: node-2}
+";
+
+/// What a load balancer hears there; nothing if nobody listens.
+fn health_check(address: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split(' ').nth(1).map(str::to_owned)
+}
+
+#[test]
+fn what_a_health_check_is_told_is_said() {
+    in_fresh_netns(|| {
+        run("ip link set lo up");
+        run("ip address add 192.0.2.11/32 dev lo");
+        let (folder, aside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let hold = |manifests: &str| {
+            fs::write(aside.path().join("all.yaml"), manifests).unwrap();
+            fs::rename(aside.path().join("all.yaml"), folder.path().join("all.yaml")).unwrap();
+        };
+        let manifests = folder.path().to_str().unwrap();
+        let of_folder = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
+        let ask = |arguments: &[&str]| {
+            explain(&[arguments, &["tcp", "192.0.2.11:30999"]].concat()).output().unwrap()
+        };
+        let says = |answer: &str| {
+            format!(
+                "192.0.2.11 -> tcp 192.0.2.11:30999
+  health-check node port of shop/web (nftables mode)
+  from this node itself
+  left alone, so that the node itself gets it: the proxy itself {answer}
+"
+            )
+        };
+        hold(HEALTH_CHECKED);
+        let well = says("answers there, with 200: the service has 1 ready endpoint on this node");
+        assert_eq!(said(&ask(&of_folder)), well);
+        let taken = TcpListener::bind("192.0.2.11:30999").unwrap();
+        let _proxy = Proxy::start(manifests);
+        let silent = says(
+            "should answer there, but can't: listen tcp 192.0.2.11:30999: bind: address already in use",
+        );
+        eventually("the proxy can't listen", || String::from_utf8_lossy(&ask(&[]).stdout) == silent);
+        drop(taken);
+        let unwell = says("answers there, with 503: the service has no ready endpoint on this node");
+        for (manifests, want, code) in [
+            (HEALTH_CHECKED.replace("10.244.0.5", "10.244.0.7"), &well, "200"),
+            (
+                HEALTH_CHECKED.replace("[10.244.0.5], nodeName: node-1", "[10.244.0.5], nodeName: node-2"),
+                &unwell,
+                "503",
+            ),
+        ] {
+            hold(&manifests);
+            assert_eq!(said(&ask(&of_folder)), *want);
+            eventually("the proxy answers", || health_check("192.0.2.11:30999").as_deref() == Some(code));
+            eventually("the proxy says so", || String::from_utf8_lossy(&ask(&[]).stdout) == *want);
+        }
+        let json: Value = serde_json::from_str(&said(&ask(&["-o", "json"]))).unwrap();
+        assert_eq!((&json["fate"], &json["reason"]), (&json!("untouched"), &json!("healthCheck")));
+        assert_eq!(
+            json["healthCheck"],
+            json!({"namespace": "shop", "service": "web", "localEndpoints": 0, "proxyIsHealthy": true, "status": 503})
+        );
+        let udp = explain(&["udp", "192.0.2.11:30999"]).output().unwrap();
+        assert!(said(&udp).contains("nothing that a service asks for"));
     });
 }
 

@@ -490,6 +490,35 @@ fn a_rule_that_is_missing_shows() {
 }
 
 #[test]
+fn a_health_check_is_answered_by_the_proxy_itself() {
+    let status = |explanation: &Explanation| explanation.health_check.as_ref().map(|check| check.status);
+    for mode in [Mode::Nftables, Mode::Iptables] {
+        for (endpoints, want) in [(&["10.244.0.5"][..], 200), (&["10.244.0.5 not-ready", "10.244.1.5"], 503)]
+        {
+            let world = world(mode, endpoints).external_local();
+            let explanation = world.explain(CLIENT, "192.0.2.11:30999");
+            assert_eq!(brief(&explanation), "Untouched HealthCheck", "{mode:?}");
+            assert_eq!(status(&explanation), Some(want), "{mode:?} {endpoints:?}");
+        }
+        let mut elsewhere = world(mode, &["10.244.0.5"]).external_local();
+        elsewhere.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.12/32".parse().unwrap()]);
+        for (world, to) in [
+            (&world(mode, &["10.244.0.5"]), "192.0.2.11:30999"),
+            (&world(mode, &["10.244.0.5"]).external_local(), "198.51.100.2:30999"),
+            (&elsewhere, "192.0.2.11:30999"),
+        ] {
+            let explanation = world.explain(CLIENT, to);
+            assert_eq!(
+                (brief(&explanation).as_str(), status(&explanation)),
+                ("Untouched NoService", None),
+                "{to}"
+            );
+        }
+    }
+}
+
+#[test]
 fn chances_are_those_of_the_mode() {
     let pods: Vec<String> = (1..=17).map(|number| format!("10.244.0.{number}")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
