@@ -457,9 +457,8 @@ fn what_a_health_check_is_told_is_said() {
         assert_eq!(said(&ask(&of_folder)), well);
         let taken = TcpListener::bind("192.0.2.11:30999").unwrap();
         let _proxy = Proxy::start(manifests);
-        let silent = says(
-            "should answer there, but can't: listen tcp 192.0.2.11:30999: bind: address already in use",
-        );
+        let silent =
+            says("should answer there, but can't: listen tcp 192.0.2.11:30999: bind: address already in use");
         eventually("the proxy can't listen", || String::from_utf8_lossy(&ask(&[]).stdout) == silent);
         drop(taken);
         let unwell = says("answers there, with 503: the service has no ready endpoint on this node");

@@ -34,20 +34,19 @@ fn every_number_of_endpoints_has_the_smallest_table_that_holds_it() {
 }
 
 /// How many of all that chance may draw, each equally likely, hit each slot.
-fn hits(endpoints: usize) -> Vec<u64> {
+fn hits(endpoints: usize) -> Vec<u32> {
     let table = table(endpoints).unwrap();
-    let draws: Vec<u64> =
-        draws().iter().filter(|it| it.first == table.first).map(|it| it.count.into()).collect();
+    let draws = draws().into_iter().filter(|draw| draw.first == table.first);
+    let draws: Vec<usize> = draws.map(|draw| draw.count as usize).collect();
     let mut hits = vec![0; endpoints];
     for mut chance in 0..draws.iter().product() {
         let numbers = draws.iter().map(|count| {
             let number = chance % count;
             chance /= count;
-            number as usize
+            number
         });
-        // All of them, whether or not they are still needed.
-        let numbers: Vec<usize> = numbers.collect();
-        hits[numbers.into_iter().find(|number| *number < endpoints).unwrap()] += 1;
+        let hit = numbers.into_iter().find(|number| *number < endpoints);
+        hits[hit.unwrap()] += 1;
     }
     hits
 }
@@ -56,10 +55,13 @@ fn hits(endpoints: usize) -> Vec<u64> {
 fn shares_are_what_chance_gives() {
     for endpoints in 1..=24 {
         let (shares, hits) = (shares(endpoints), hits(endpoints));
-        let all = hits.iter().sum::<u64>() as f64;
+        let all = f64::from(hits.iter().sum::<u32>());
         assert_eq!(shares.len(), endpoints);
         for (slot, (share, hits)) in shares.iter().zip(&hits).enumerate() {
-            assert!((share - *hits as f64 / all).abs() < 1e-12, "slot {slot} of {endpoints}: {share} {hits}");
+            assert!(
+                (share - f64::from(*hits) / all).abs() < 1e-12,
+                "slot {slot} of {endpoints}: {share} {hits}"
+            );
         }
     }
 }
