@@ -1,7 +1,7 @@
 //! The node's own addresses, and word of their changes.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use model::address::Family;
@@ -16,6 +16,13 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
 pub fn default_address(family: Family) -> io::Result<Option<IpAddr>> {
     let source = Connection::open()?.default_source(crate::wire_family(family))?;
     Ok(source.map(|source| source.address))
+}
+
+/// The address that the kernel would send from to a destination; an error if it would not send at all. Nothing is sent.
+pub fn source_towards(destination: SocketAddr) -> io::Result<IpAddr> {
+    let socket = UdpSocket::bind((Family::of(destination.ip()).everything().addr(), 0))?;
+    socket.connect(destination)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// Word of every change of addresses from now on.

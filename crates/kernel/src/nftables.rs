@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::{Port, Protocol};
+use model::names::{Port, Protocol, ServicePortName};
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
 use plan::flows::Destination;
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::{Frontend, Seats};
 use plan::nftables::plan::{Changed, Contested, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
@@ -203,6 +203,11 @@ impl Table {
         let mut batch = Batch::new(wire_family(family), TABLE);
         batch.delete_table();
         connection.commit(&batch)
+    }
+
+    /// Where the endpoints of a service port sit.
+    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        self.plan.seats(name)
     }
 
     /// What the table should hold, for others to compare with what it does.

@@ -254,6 +254,19 @@ impl Cluster {
         found
     }
 
+    /// What is told at a health-check node port as things are now, by name of the Service. Looks at every Service there is.
+    pub fn health_checks_at(&self, port: u16) -> BTreeMap<NamespacedName, HealthCheck> {
+        let mut found = BTreeMap::new();
+        for (name, known) in &self.services {
+            let Some(service) = &known.service else { continue };
+            if service.health_check_node_port.is_some_and(|its| its.get() == port) {
+                let check = health_check(service, &candidates(name, known, &self.slices));
+                found.extend(check.map(|check| (name.clone(), check)));
+            }
+        }
+        found
+    }
+
     /// Whether it is the cluster IP of any Service.
     pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
         let mut services = self.services.values().filter_map(|known| known.service.as_ref());

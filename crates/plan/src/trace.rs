@@ -12,18 +12,21 @@ pub mod live;
 mod nftables;
 pub mod saved;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::cluster::{Cluster, Considered};
 use model::local::{FromPod, NodePortAddresses};
-use model::names::Protocol;
-use model::routing::{Routing, Traffic};
+use model::names::{NamespacedName, Port, Protocol, ServicePortName};
+use model::routing::{Endpoint, Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
 use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
+use crate::nftables::elements::Seats;
+use crate::nftables::slots::{assign, shares};
 use live::Live;
 
 /// The first packet of a connection.
@@ -72,6 +75,9 @@ pub struct Explanation {
     pub reason: Option<Reason>,
     /// Whether the destination is an address of this node.
     pub to_this_node: bool,
+    /// What the proxy itself says to it, if it is a health check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
     /// Who answers if it is forwarded.
     pub endpoints: Vec<Target>,
     pub unused: Vec<Unused>,
@@ -174,7 +180,38 @@ pub enum Reason {
     NodePortNotServedHere,
     /// The iptables mode does not look at what this node sends to external addresses without endpoints.
     UncheckedFromNode,
+    /// The proxy itself listens there, for load balancers that ask about a service.
+    HealthCheck,
     NoService,
+}
+
+/// What load balancers are told about a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheck {
+    pub namespace: String,
+    pub service: String,
+    /// Ready ones on this node.
+    pub local_endpoints: usize,
+    pub proxy_is_healthy: bool,
+    /// Of HTTP.
+    pub status: u16,
+    /// Why the proxy can't listen there, if it can't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+impl HealthCheck {
+    pub fn new(service: &NamespacedName, local_endpoints: usize, proxy_is_healthy: bool) -> Self {
+        Self {
+            namespace: service.namespace.to_string(),
+            service: service.name.to_string(),
+            local_endpoints,
+            proxy_is_healthy,
+            status: if proxy_is_healthy && local_endpoints > 0 { 200 } else { 503 },
+            trouble: None,
+        }
+    }
 }
 
 /// An endpoint that may get the packet.
@@ -236,19 +273,31 @@ pub enum Unanswerable {
     Loopback,
 }
 
-/// Follows a packet. `addresses` are all that the node has; the cluster is of the packet's family.
+/// Follows a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints are seated
+/// as in a kernel that held none before.
 pub fn trace(
     packet: &Packet,
     settings: &Settings,
     addresses: &[IpAddr],
     cluster: &Cluster,
 ) -> Result<Explanation, Unanswerable> {
+    trace_seated(packet, settings, addresses, cluster, |_| Seats::default())
+}
+
+/// The same where endpoints have been given slots already, which only the nftables mode has.
+pub fn trace_seated<'a>(
+    packet: &Packet,
+    settings: &Settings,
+    addresses: &[IpAddr],
+    cluster: &Cluster,
+    seats: impl FnOnce(&ServicePortName) -> Seats<'a>,
+) -> Result<Explanation, Unanswerable> {
     let traveller = Traveller::new(packet, settings, addresses, cluster)?;
     let course = match settings.mode {
         Mode::Nftables => nftables::course(&traveller),
         Mode::Iptables => iptables::course(&traveller),
     };
-    Ok(traveller.explain(course, cluster.has_changes()))
+    Ok(traveller.explain(course, cluster.has_changes(), seats))
 }
 
 /// A packet, and all that rules may find out about it.
@@ -265,6 +314,8 @@ struct Traveller<'a> {
     to_cluster_ip: bool,
     /// The destination is one that services get their cluster IPs from.
     to_service_cidr: bool,
+    /// The destination is where load balancers ask about a service.
+    health_check: Option<HealthCheck>,
 }
 
 /// What the chains of a mode do with a packet.
@@ -305,16 +356,24 @@ impl<'a> Traveller<'a> {
             let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
             port.protocol == packet.protocol && (by_address || by_node_port)
         });
+        let to_this_node = is_local(to.ip(), addresses);
+        let is_at_health_check = packet.protocol == Protocol::Tcp && to_this_node && {
+            let served = &settings.node_port_addresses;
+            served.match_all() || served.among(addresses).contains(&to.ip())
+        };
+        let health_checks = is_at_health_check.then(|| cluster.health_checks_at(to.port()));
+        let health_check = health_checks.into_iter().flatten().next();
         Ok(Self {
             packet,
             settings,
             from_node,
             from_pod: is_from_pod(packet, settings, from_node)?,
             addresses,
-            to_this_node: is_local(to.ip(), addresses),
+            to_this_node,
             claims,
             to_cluster_ip: cluster.has_cluster_ip(to.ip()),
             to_service_cidr: cluster.service_cidrs().iter().any(|cidr| cidr.contains(&to.ip())),
+            health_check: health_check.map(|(name, it)| HealthCheck::new(&name, it.local_endpoints, true)),
         })
     }
 
@@ -377,6 +436,7 @@ impl<'a> Traveller<'a> {
             (Some(met), _) => (Some(met), Reason::UncheckedFromNode),
             (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
             (None, None) if self.to_cluster_ip => (None, Reason::NoSuchPort),
+            (None, None) if self.health_check.is_some() => (None, Reason::HealthCheck),
             (None, None) => (None, Reason::NoService),
         };
         Course { met, end: End::Stopped(Fate::Untouched, reason), chains }
@@ -391,7 +451,12 @@ impl<'a> Traveller<'a> {
         }
     }
 
-    fn explain(&self, course: Course<'_>, pending: bool) -> Explanation {
+    fn explain<'s>(
+        &self,
+        course: Course<'_>,
+        pending: bool,
+        seats: impl FnOnce(&ServicePortName) -> Seats<'s>,
+    ) -> Explanation {
         let Packet { source, protocol, destination, .. } = *self.packet;
         let mut explanation = Explanation {
             source,
@@ -404,6 +469,7 @@ impl<'a> Traveller<'a> {
             fate: Fate::Forwarded,
             reason: None,
             to_this_node: self.to_this_node,
+            health_check: None,
             endpoints: Vec::new(),
             unused: Vec::new(),
             affinity_seconds: None,
@@ -418,7 +484,7 @@ impl<'a> Traveller<'a> {
         }
         match (course.end, course.met) {
             (End::Translated { traffic, mark, .. }, Some((claim, _))) => {
-                explanation.endpoints = self.targets(&claim.routing, traffic, mark);
+                explanation.endpoints = self.targets(&claim.routing, traffic, mark, seats(&claim.name));
                 explanation.affinity_seconds = claim.routing.affinity;
                 let policy = match traffic {
                     Traffic::ToLocal => TrafficPolicy::Local,
@@ -430,6 +496,9 @@ impl<'a> Traveller<'a> {
             }
             (End::Stopped(fate, reason), met) => {
                 (explanation.fate, explanation.reason) = (fate, Some(reason));
+                if reason == Reason::HealthCheck {
+                    explanation.health_check.clone_from(&self.health_check);
+                }
                 explanation.unused = match (reason, met) {
                     (Reason::NoLocalEndpoints, Some((claim, _))) => unused(claim, TrafficPolicy::Local),
                     (Reason::NoEndpoints | Reason::UncheckedFromNode, Some((claim, _))) => {
@@ -461,10 +530,17 @@ impl<'a> Traveller<'a> {
         }
     }
 
-    fn targets(&self, routing: &Routing, traffic: Traffic, mark: Option<Masquerade>) -> Vec<Target> {
+    fn targets(
+        &self,
+        routing: &Routing,
+        traffic: Traffic,
+        mark: Option<Masquerade>,
+        seats: Seats<'_>,
+    ) -> Vec<Target> {
         let endpoints = routing.endpoints(traffic);
-        let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
-        let target = |endpoint: &model::routing::Endpoint| {
+        let before = if traffic == Traffic::ToLocal { seats.local } else { seats.cluster };
+        let chances = chances(self.settings.mode, endpoints, before);
+        let target = |endpoint: &Endpoint| {
             let comes_back = self.packet.source == endpoint.ip
                 && match self.settings.mode {
                     Mode::Nftables => endpoint.local,
@@ -474,12 +550,27 @@ impl<'a> Traveller<'a> {
             let is_sent = self.from_node || !is_local(endpoint.ip, self.addresses);
             Target {
                 address: SocketAddr::new(endpoint.ip, endpoint.port.get()),
-                probability: 1.0 / f64::from(count),
+                probability: chances.get(&(endpoint.ip, endpoint.port)).copied().unwrap_or_default(),
                 on_this_node: endpoint.local,
                 masquerade: mark.or(comes_back.then_some(Masquerade::Hairpin)).filter(|_| is_sent),
             }
         };
         endpoints.iter().map(target).collect()
+    }
+}
+
+/// How likely each endpoint gets the packet, where these sit in slots already.
+fn chances(mode: Mode, endpoints: &[Endpoint], seats: &[Endpoint]) -> HashMap<(IpAddr, Port), f64> {
+    let names = |endpoints: &[Endpoint]| endpoints.iter().map(|it| (it.ip, it.port)).collect::<Vec<_>>();
+    match mode {
+        Mode::Nftables => {
+            let seated = assign(seats, &endpoints.into());
+            names(&seated).into_iter().zip(shares(seated.len())).collect()
+        }
+        Mode::Iptables => {
+            let even = 1.0 / f64::from(u32::try_from(endpoints.len()).unwrap_or(u32::MAX));
+            names(endpoints).into_iter().map(|name| (name, even)).collect()
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use kernel::nftables::Owners;
 use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use plan::nftables::elements::Seats;
 
 pub use iptables::Iptables;
 pub use nftables::Nftables;
@@ -34,6 +35,12 @@ pub trait Backend: fmt::Debug + Send {
     /// Whose new connections the kernel counts in this mode.
     fn owners(&self) -> Owners {
         Owners::default()
+    }
+
+    /// Where the endpoints of a service port sit, in the mode that has slots for them.
+    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        let _ = name;
+        Seats::default()
     }
 
     /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.

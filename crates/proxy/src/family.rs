@@ -25,13 +25,14 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
-use plan::trace::{self, Explanation};
+use model::names::{NamespacedName, ServicePortName};
+use plan::trace::{self, Explanation, HealthCheck};
 
 use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
-use crate::inspect::explain::question::Question;
+use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
 use crate::threads;
@@ -231,9 +232,18 @@ impl Line {
     fn explain(&self, question: &Question) -> Result<Explanation, String> {
         let known = self.running.as_ref().filter(|_| self.cluster.is_complete());
         let running = known.ok_or("the proxy has only just started: ask again in a moment")?;
-        let packet = question.packet(&running.addresses, self.cluster.node_ip());
-        let explained = trace::trace(&packet, &running.tracing, &running.addresses, &self.cluster);
-        explained.map_err(|error| error.to_string())
+        let packet = question.packet(&running.addresses, self.cluster.node_ip(), kernel_picks);
+        let packet = packet.map_err(|error| error.to_string())?;
+        let seats = |name: &ServicePortName| running.backend.seats(name);
+        let explained =
+            trace::trace_seated(&packet, &running.tracing, &running.addresses, &self.cluster, seats);
+        let mut explanation = explained.map_err(|error| error.to_string())?;
+        if let Some(check) = &mut explanation.health_check {
+            let service = NamespacedName::new(&check.namespace, &check.service);
+            *check = HealthCheck::new(&service, check.local_endpoints, running.health.is_healthy());
+            check.trouble = running.service_health.trouble(&service).map(Into::into);
+        }
+        Ok(explanation)
     }
 
     /// Because of an event: health counts from here.

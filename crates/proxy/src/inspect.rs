@@ -10,9 +10,11 @@
 mod behaviour;
 mod changes;
 pub mod completion;
+mod contests;
 pub mod desired;
 pub mod explain;
 pub mod findings;
+pub mod mistyped;
 pub mod plan;
 pub mod render;
 pub mod running;

@@ -3,6 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
+use std::iter::Peekable;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::ExitCode;
 
@@ -26,13 +27,14 @@ fn main() -> ExitCode {
 }
 
 /// Errors before logging starts go to standard error as they are; later ones are logged.
-fn serve(arguments: impl Iterator<Item = String>) -> ExitCode {
+fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
     let mut flags = Flags::default();
+    let first = arguments.peek().cloned();
     let positional = match flags.parse(arguments, |notice| complain(&notice)) {
         Ok(positional) => positional,
         Err(error) => {
             complain(&flags::usage());
-            return fail_early(&error);
+            return fail_with_hint(&error, first.as_deref());
         }
     };
     if flags.help {
@@ -40,7 +42,8 @@ fn serve(arguments: impl Iterator<Item = String>) -> ExitCode {
     }
     if positional.iter().any(|argument| !argument.is_empty()) {
         let got = quote_list(&positional);
-        return fail_early(&format!("\"kube-proxy\" does not take any arguments, got {got}"));
+        let error = format!("\"kube-proxy\" does not take any arguments, got {got}");
+        return fail_with_hint(&error, positional.first().map(String::as_str));
     }
     if let Some(answer) = flags.version.answer() {
         return print(&format!("{answer}\n"));
@@ -60,6 +63,15 @@ fn serve(arguments: impl Iterator<Item = String>) -> ExitCode {
 fn fail_early(error: &str) -> ExitCode {
     complain(&format!("Error: {error}"));
     ExitCode::FAILURE
+}
+
+/// For errors that come of a word taken for no subcommand.
+fn fail_with_hint(error: &str, word: Option<&str>) -> ExitCode {
+    let code = fail_early(error);
+    if let Some(hint) = word.and_then(inspect::mistyped::hint) {
+        complain(&hint);
+    }
+    code
 }
 
 // A reader that has gone away is no error of ours.

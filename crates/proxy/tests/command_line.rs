@@ -162,6 +162,25 @@ fn positional_arguments_are_refused_unless_empty() {
 }
 
 #[test]
+fn who_mistypes_a_subcommand_is_told_its_name() {
+    let got = |list: &str| format!("Error: \"kube-proxy\" does not take any arguments, got {list}\n");
+    for (arguments, error, hint) in [
+        (&["explan", "tcp", "10.96.0.10:80"][..], got(r#"["explan" "tcp" "10.96.0.10:80"]"#), "explain"),
+        (&["verfiy"], got(r#"["verfiy"]"#), "verify"),
+        (&["Plan"], got(r#"["Plan"]"#), "plan"),
+        (&["explan", "--live", "tcp", "10.96.0.10:80"], "Error: unknown flag: --live\n".into(), "explain"),
+    ] {
+        let outcome = run_bare(arguments);
+        let want = format!("{error}Did you mean \"kube-proxy {hint}\"?\n");
+        assert!(outcome.code == 1 && outcome.stderr.ends_with(&want), "{arguments:?}: {}", outcome.stderr);
+    }
+    let late = run_bare(&["--v=2", "verify"]);
+    let want =
+        format!("{}Did you mean \"kube-proxy verify\"? Subcommands come first.\n", got(r#"["verify"]"#));
+    assert_eq!((late.code, late.stderr), (1, want));
+}
+
+#[test]
 fn deprecated_flags_work_and_say_what_to_use() {
     for (flag, instead) in
         [("healthz-port", "healthz-bind-address"), ("metrics-port", "metrics-bind-address")]

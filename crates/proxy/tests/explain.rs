@@ -4,7 +4,9 @@
 mod stage;
 
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
 
 use model::address::Family;
 use netlink::testing::{in_fresh_netns, run};
@@ -229,7 +231,16 @@ fn what_is_wrong_with_a_question_is_said() {
                 "Error: \"10.96.0.10\" is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80",
             ),
             (&["tcp", "10.96.0.10:80", "--from", "web-0"], "Error: --from: \"web-0\" is no IP address"),
-            (&["icmp", "10.96.0.10:80"], "invalid value 'icmp'"),
+            (
+                &["icmp", "10.96.0.10"],
+                "Error: \"icmp\": services have ports of tcp, udp and sctp, and handle no other protocol; \
+                 whether an address answers ping says nothing about its service\n",
+            ),
+            (
+                &["tpc", "10.96.0.10:80"],
+                "Error: \"tpc\": services have ports of tcp, udp and sctp, and handle no other protocol\n",
+            ),
+            (&["10.96.0.10:80"], "required arguments were not provided:\n  <ADDRESS:PORT>"),
             (
                 &["tcp", "10.96.0.10:80"],
                 "Error: asking the proxy at 127.0.0.1:10249 (is it running, and is this its --metrics-bind-address?)",
@@ -255,6 +266,223 @@ fn what_is_wrong_with_a_question_is_said() {
             let said = trouble(&explain(arguments).output().unwrap());
             assert!(said.contains(want), "{arguments:?}: {said}");
         }
+    });
+}
+
+/// Both families are served, but the node is known by an address of one.
+const HALF_KNOWN: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, 'fd00:10:96::10'], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{port: 8080}]
+endpoints: [{addresses: ['fd00:10:244::5'], nodeName: node-1}]
+";
+
+/// In our own namespace; killed when dropped.
+struct Proxy(Child);
+
+impl Proxy {
+    fn start(manifests: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        command.args(["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"]);
+        Self(command.arg("--conntrack-max-per-core=0").stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_node_speaks_from_the_address_that_its_kernel_picks() {
+    in_fresh_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("all.yaml"), HALF_KNOWN).unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let ask = || {
+            let mut command = explain(&["--manifests", folder, "--hostname-override", "node-1"]);
+            command.args(["--proxy-mode", "nftables", "tcp", "[fd00:10:96::10]:80"]).output().unwrap()
+        };
+        let elsewhere = trouble(&ask());
+        let want = "Error: node \"node-1\" is known by no IPv6 address, and this is another machine: \
+                    say with --from where the packet comes from\n";
+        assert_eq!(elsewhere, want);
+        run("ip link set lo up");
+        run("ip link add eth0 type veth peer name wire");
+        run("ip link set wire up");
+        run("ip address add 192.0.2.11/24 dev eth0");
+        run("ip link set eth0 up");
+        let nowhere = trouble(&ask());
+        let want = "Error: this node itself can't send to fd00:10:96::10 (network is unreachable): \
+                    say with --from where the packet comes from\n";
+        assert_eq!(nowhere, want);
+        run("ip address add 2001:db8::11/64 dev eth0 nodad");
+        run("ip route add default via 2001:db8::1 dev eth0");
+        let own = said(&ask());
+        assert!(own.starts_with("2001:db8::11 -> tcp [fd00:10:96::10]:80\n"), "{own}");
+        assert!(own.contains("  from this node itself; "), "{own}");
+        let _proxy = Proxy::start(folder);
+        let ask = || explain(&["tcp", "[fd00:10:96::10]:80"]).output().unwrap();
+        eventually("the proxy answers as the folder does", || String::from_utf8_lossy(&ask().stdout) == own);
+        run("ip -6 route delete default");
+        let nowhere = trouble(&ask());
+        assert!(
+            nowhere.contains(": this node itself can't send to fd00:10:96::10 (network is unreachable): say"),
+            "{nowhere}"
+        );
+    });
+}
+
+#[test]
+fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
+    let manifests = |endpoints: &[&str]| {
+        let endpoints: String = endpoints.iter().map(|ip| format!("- {{addresses: [{ip}]}}\n")).collect();
+        let (head, _) = RICH.split_once("- {addresses").unwrap();
+        format!("{head}{endpoints}")
+    };
+    let all = ["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5", "10.244.0.6"];
+    let all = [&all[..], &["10.244.0.7", "10.244.0.8", "10.244.0.9"]].concat();
+    in_fresh_netns(move || {
+        run("ip link set lo up");
+        let (folder, aside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let hold = |endpoints: &[&str]| {
+            fs::write(aside.path().join("all.yaml"), manifests(endpoints)).unwrap();
+            fs::rename(aside.path().join("all.yaml"), folder.path().join("all.yaml")).unwrap();
+        };
+        let manifests = folder.path().to_str().unwrap();
+        let ask = |arguments: &[&str]| {
+            let question = ["-o", "json", "tcp", "10.96.0.10:80"];
+            let output = explain(&[arguments, &question[..]].concat()).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
+        };
+        let has = |answer: &Value, count: usize| {
+            answer["pending"] == false && answer["endpoints"].as_array().unwrap().len() == count
+        };
+        let least = |answer: &Value| {
+            let chance = |endpoint: &Value| endpoint["probability"].as_f64().unwrap();
+            let mut endpoints = answer["endpoints"].as_array().unwrap().clone();
+            assert!((endpoints.iter().map(chance).sum::<f64>() - 1.0).abs() < 1e-9, "{answer}");
+            endpoints.sort_by(|a, b| chance(a).total_cmp(&chance(b)));
+            assert!(chance(&endpoints[0]) < chance(&endpoints[1]), "{answer}");
+            endpoints[0]["address"].clone()
+        };
+        hold(&all[1..]);
+        let _proxy = Proxy::start(manifests);
+        eventually("the proxy has eight endpoints", || has(&ask(&[]), 8));
+        hold(&all);
+        eventually("the proxy has nine endpoints", || has(&ask(&[]), 9));
+        // Who came last sits last, though a proxy that starts anew would seat them in order.
+        assert_eq!(least(&ask(&[])), "10.244.0.1:8080");
+        let anew = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
+        assert_eq!(least(&ask(&anew)), "10.244.0.9:8080");
+    });
+}
+
+const HEALTH_CHECKED: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.11}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 30999
+  clusterIP: 10.96.0.10
+  ports: [{port: 80, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.244.0.5], nodeName: node-1}
+- {addresses: [10.244.0.6], nodeName: node-1, conditions: {ready: false}}
+- {addresses: [10.244.1.5], nodeName: node-2}
+";
+
+/// What a load balancer hears there; nothing if nobody listens.
+fn health_check(address: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split(' ').nth(1).map(str::to_owned)
+}
+
+#[test]
+fn what_a_health_check_is_told_is_said() {
+    in_fresh_netns(|| {
+        run("ip link set lo up");
+        run("ip address add 192.0.2.11/32 dev lo");
+        let (folder, aside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let hold = |manifests: &str| {
+            fs::write(aside.path().join("all.yaml"), manifests).unwrap();
+            fs::rename(aside.path().join("all.yaml"), folder.path().join("all.yaml")).unwrap();
+        };
+        let manifests = folder.path().to_str().unwrap();
+        let of_folder = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
+        let ask = |arguments: &[&str]| {
+            explain(&[arguments, &["tcp", "192.0.2.11:30999"]].concat()).output().unwrap()
+        };
+        let says = |answer: &str| {
+            format!(
+                "192.0.2.11 -> tcp 192.0.2.11:30999
+  health-check node port of shop/web (nftables mode)
+  from this node itself
+  left alone, so that the node itself gets it: the proxy itself {answer}
+"
+            )
+        };
+        hold(HEALTH_CHECKED);
+        let well = says("answers there, with 200: the service has 1 ready endpoint on this node");
+        assert_eq!(said(&ask(&of_folder)), well);
+        let taken = TcpListener::bind("192.0.2.11:30999").unwrap();
+        let _proxy = Proxy::start(manifests);
+        let silent =
+            says("should answer there, but can't: listen tcp 192.0.2.11:30999: bind: address already in use");
+        eventually("the proxy can't listen", || String::from_utf8_lossy(&ask(&[]).stdout) == silent);
+        drop(taken);
+        let unwell = says("answers there, with 503: the service has no ready endpoint on this node");
+        for (manifests, want, code) in [
+            (HEALTH_CHECKED.replace("10.244.0.5", "10.244.0.7"), &well, "200"),
+            (
+                HEALTH_CHECKED.replace("[10.244.0.5], nodeName: node-1", "[10.244.0.5], nodeName: node-2"),
+                &unwell,
+                "503",
+            ),
+        ] {
+            hold(&manifests);
+            assert_eq!(said(&ask(&of_folder)), *want);
+            eventually("the proxy answers", || health_check("192.0.2.11:30999").as_deref() == Some(code));
+            eventually("the proxy says so", || String::from_utf8_lossy(&ask(&[]).stdout) == *want);
+        }
+        let json: Value = serde_json::from_str(&said(&ask(&["-o", "json"]))).unwrap();
+        assert_eq!((&json["fate"], &json["reason"]), (&json!("untouched"), &json!("healthCheck")));
+        assert_eq!(
+            json["healthCheck"],
+            json!({"namespace": "shop", "service": "web", "localEndpoints": 0, "proxyIsHealthy": true, "status": 503})
+        );
+        let udp = explain(&["udp", "192.0.2.11:30999"]).output().unwrap();
+        assert!(said(&udp).contains("nothing that a service asks for"));
     });
 }
 

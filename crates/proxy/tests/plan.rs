@@ -396,6 +396,98 @@ fn of_two_services_at_one_address_both_are_new() {
     });
 }
 
+#[test]
+fn who_gets_an_address_that_several_ask_for_is_told_when_that_changes() {
+    for mode in MODES {
+        in_fresh_netns(move || {
+            let cluster = Cluster::new(mode);
+            let service = |name: &str, number: u8| {
+                let (ip, node_port, endpoint) =
+                    (format!("10.96.1.{number}"), format!("3020{number}"), format!("10.244.1.{number}"));
+                let text = web(&ip, "80", &node_port, &[&endpoint]).replace("web", name);
+                text.replace("type: NodePort", "type: NodePort\n  externalIPs: [198.51.100.1]")
+            };
+            let contests = |what: &str| {
+                let lines = cluster.plan(what).into_iter();
+                let told = lines.filter_map(|line| Some(line.strip_prefix("! ipv4 ")?.to_owned()));
+                told.collect::<Vec<_>>()
+            };
+            let remove = |name| fs::remove_file(cluster.folder.path().join(format!("{name}.yaml"))).unwrap();
+            cluster.write("mid", &service("mid", 1));
+            cluster.sync();
+            cluster.write("zed", &service("zed", 2));
+            let want = "198.51.100.1:80/TCP goes to default/mid:http, default/zed:http asks for it in vain";
+            assert_eq!(contests("a later one comes"), [want], "{mode}");
+            let (_, json) = cluster.tool("plan", &["-o", "json"]);
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(
+                json[0]["contested"],
+                serde_json::json!([{
+                    "frontend": "198.51.100.1:80/TCP",
+                    "service": "default/mid:http",
+                    "denied_to": ["default/zed:http"],
+                    "given_up_by": [],
+                }]),
+                "{mode}"
+            );
+            cluster.sync();
+            cluster.write("mid", &service("mid", 1).replace("10.244.1.1", "10.244.1.9"));
+            assert_eq!(contests("another endpoint"), [""; 0], "{mode}");
+            cluster.write("mid", &service("mid", 1));
+            cluster.write("dns", &service("dns", 9).replace("198.51.100.1", "198.51.100.9"));
+            assert_eq!(contests("who asks for something else"), [""; 0], "{mode}");
+            cluster.sync();
+            cluster.write(
+                "dns",
+                &service("dns", 9).replace("198.51.100.1", "198.51.100.9").replace("http", "www"),
+            );
+            let renamed = cluster.tool("plan", &[]).1;
+            assert!(!renamed.contains("! ipv4"), "{mode}: {renamed}");
+            cluster.write("abc", &service("abc", 3));
+            let want = "198.51.100.1:80/TCP goes to default/abc:http, \
+                        default/mid:http and default/zed:http ask for it in vain";
+            assert_eq!(contests("an earlier one comes"), [want], "{mode}");
+            cluster.sync();
+            remove("abc");
+            let no_more = |names: &str| if mode == "iptables" { names.to_owned() } else { String::new() };
+            let want = "198.51.100.1:80/TCP goes to default/mid:http, default/zed:http asks for it in vain";
+            let want = format!("{want}{}", no_more(", default/abc:http asks for it no more"));
+            assert_eq!(contests("the one that had it goes"), [want], "{mode}");
+            cluster.sync();
+            remove("mid");
+            let want = match mode {
+                "iptables" => "default/zed:http, default/mid:http asks for it no more",
+                _ => "default/zed:http, another service had it",
+            };
+            assert_eq!(
+                contests("only one is left"),
+                [format!("198.51.100.1:80/TCP goes to {want}")],
+                "{mode}"
+            );
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_that_only_some_addresses_lead_to_makes_no_contest() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("nftables");
+        let local =
+            web("10.96.1.1", "80", "30201", &["10.244.1.1", "10.244.1.2"]).replace("web", "local").replace(
+                "type: NodePort",
+                "type: NodePort\n  externalTrafficPolicy: Local\n  internalTrafficPolicy: Local",
+            );
+        let remote = "{addresses: [10.244.1.2], nodeName: node-1}";
+        cluster.write("local", &local.replace(remote, "{addresses: [10.244.1.2], nodeName: node-2}"));
+        cluster.sync();
+        cluster.write("local", &local.replace(&format!(", {remote}"), ""));
+        assert_eq!(
+            cluster.plan("a remote endpoint goes"),
+            ["~ ipv4 default/local:http", "    - endpoint 10.244.1.2:8080 at node port 30201/TCP"]
+        );
+    });
+}
+
 /// Only the iptables mode writes beside its rules whose they are.
 fn a_service_that_goes(cluster: &Cluster) {
     fs::remove_file(cluster.folder.path().join("dns.yaml")).unwrap();

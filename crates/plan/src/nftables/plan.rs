@@ -144,6 +144,11 @@ impl Plan {
         self.claims.is_empty()
     }
 
+    /// Where the endpoints of a service port sit; nowhere if there is no such service port.
+    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        self.units.get(name).map(Unit::seats).unwrap_or_default()
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()

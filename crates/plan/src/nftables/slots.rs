@@ -61,6 +61,24 @@ pub fn table(endpoints: usize) -> Option<Draw> {
     (endpoints > 0).then(|| tables().find(|table| table.count as usize >= endpoints)).flatten()
 }
 
+/// How likely a connection gets to each of so many endpoints, in the order of their slots. A draw that misses leaves the
+/// rest to the next.
+pub fn shares(endpoints: usize) -> Vec<f64> {
+    let Some(table) = table(endpoints) else { return Vec::new() };
+    let mut shares = vec![0.0; endpoints];
+    let mut left = 1.0;
+    for draw in draws().into_iter().filter(|draw| draw.first == table.first) {
+        let each = left / f64::from(draw.count);
+        let mut hit = 0.0;
+        for share in shares.iter_mut().take(draw.count as usize) {
+            *share += each;
+            hit += each;
+        }
+        left -= hit;
+    }
+    shares
+}
+
 /// Every table there may be, the narrowest first.
 pub fn tables() -> impl Iterator<Item = Draw> {
     WIDTHS.into_iter().scan(0, |next, count| {

@@ -13,6 +13,7 @@ use crate::iptables::rules::{EndpointComments, Unit};
 use crate::mark::Mark;
 use crate::nftables::plan::Plan;
 use crate::nftables::sets::{Bank, Element, Key, Set};
+use crate::nftables::slots::shares;
 
 const NODE: &str = "192.0.2.11";
 const POD: &str = "10.244.0.9";
@@ -486,4 +487,66 @@ fn a_rule_that_is_missing_shows() {
     let found = live(&without.join("\n"));
     assert!(!found.agrees && found.may_miss, "{found:?}");
     assert_eq!(live("").fate, Fate::Untouched);
+}
+
+#[test]
+fn a_health_check_is_answered_by_the_proxy_itself() {
+    let status = |explanation: &Explanation| explanation.health_check.as_ref().map(|check| check.status);
+    for mode in [Mode::Nftables, Mode::Iptables] {
+        for (endpoints, want) in [(&["10.244.0.5"][..], 200), (&["10.244.0.5 not-ready", "10.244.1.5"], 503)]
+        {
+            let world = world(mode, endpoints).external_local();
+            let explanation = world.explain(CLIENT, "192.0.2.11:30999");
+            assert_eq!(brief(&explanation), "Untouched HealthCheck", "{mode:?}");
+            assert_eq!(status(&explanation), Some(want), "{mode:?} {endpoints:?}");
+        }
+        let mut elsewhere = world(mode, &["10.244.0.5"]).external_local();
+        elsewhere.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.12/32".parse().unwrap()]);
+        for (world, to) in [
+            (&world(mode, &["10.244.0.5"]), "192.0.2.11:30999"),
+            (&world(mode, &["10.244.0.5"]).external_local(), "198.51.100.2:30999"),
+            (&elsewhere, "192.0.2.11:30999"),
+        ] {
+            let explanation = world.explain(CLIENT, to);
+            assert_eq!(
+                (brief(&explanation).as_str(), status(&explanation)),
+                ("Untouched NoService", None),
+                "{to}"
+            );
+        }
+    }
+}
+
+#[test]
+fn chances_are_those_of_the_mode() {
+    let pods: Vec<String> = (1..=17).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for (mode, want) in [(Mode::Iptables, vec![1.0 / 17.0; 17]), (Mode::Nftables, shares(17))] {
+        let explanation = world(mode, &pods).explain(CLIENT, "10.96.0.10:80");
+        let found: Vec<f64> = explanation.endpoints.iter().map(|target| target.probability).collect();
+        assert_eq!(found, want, "{mode:?}");
+    }
+}
+
+#[test]
+fn who_sits_in_a_likelier_slot_is_likelier() {
+    let pods: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let world = world(Mode::Nftables, &pods);
+    let mut cluster = world.cluster();
+    cluster.take_changes();
+    let (_, routing) = cluster.routings().into_iter().next().unwrap();
+    let mut seats: Vec<_> = routing.cluster.to_vec();
+    seats.rotate_left(2);
+    let packet = Packet {
+        source: CLIENT.parse().unwrap(),
+        protocol: Protocol::Tcp,
+        destination: "10.96.0.10:80".parse().unwrap(),
+        interface: None,
+    };
+    let seated = |_: &ServicePortName| Seats { cluster: &seats, local: &[] };
+    let explanation = trace_seated(&packet, &world.settings, &[], &cluster, seated).unwrap();
+    let least = explanation.endpoints.iter().min_by(|a, b| a.probability.total_cmp(&b.probability)).unwrap();
+    assert_eq!(least.address, "10.244.0.2:8080".parse().unwrap());
 }

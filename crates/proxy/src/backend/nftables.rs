@@ -6,6 +6,8 @@ use std::time::Instant;
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
 use kernel::nftables::{self, Outcome, Owners, Table};
+use model::names::ServicePortName;
+use plan::nftables::elements::Seats;
 
 use super::{Backend, Change, Pass, Watch};
 use crate::duration::Duration;
@@ -70,6 +72,10 @@ impl Backend for Nftables {
 
     fn owners(&self) -> Owners {
         self.table.owners()
+    }
+
+    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        self.table.seats(name)
     }
 
     fn is_unused(&mut self, destination: Destination) -> bool {

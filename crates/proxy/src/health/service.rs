@@ -108,6 +108,11 @@ impl ServiceHealth {
         }
     }
 
+    /// Why the port of a Service can't be opened, if it can't.
+    pub fn trouble(&self, name: &NamespacedName) -> Option<&str> {
+        self.told.get(name).map(String::as_str)
+    }
+
     fn open(&mut self, name: NamespacedName, check: HealthCheck) {
         let port = check.port;
         // One that fails closes those before it.

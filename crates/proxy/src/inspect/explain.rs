@@ -11,8 +11,7 @@ mod text;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
-use clap::builder::PossibleValuesParser;
+use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
@@ -24,7 +23,7 @@ use super::verify::{is_json, output};
 use crate::config::Config;
 use crate::modes;
 use crate::run::Options;
-use question::Question;
+use question::{Question, kernel_picks};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,12 +47,7 @@ pub fn command() -> Command {
             "Tell what would happen to a packet: who would answer, whom they would see, or why nobody would",
         )
         .after_help(EXAMPLES)
-        .arg(
-            Arg::new("protocol")
-                .required(true)
-                .ignore_case(true)
-                .value_parser(PossibleValuesParser::new(["tcp", "udp", "sctp"])),
-        )
+        .arg(Arg::new("protocol").required(true).value_parser(question::ProtocolParser))
         .arg(
             Arg::new("destination")
                 .required(true)
@@ -102,12 +96,19 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let address = |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"));
+    let name = text("protocol").unwrap_or_default();
+    let protocol = question::protocol(name).with_context(|| no_service_has(name))?;
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
     })?;
-    let protocol = text("protocol").and_then(question::protocol).context("tcp, udp or sctp")?;
     Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+}
+
+fn no_service_has(protocol: &str) -> String {
+    let is_ping = ["icmp", "icmpv6", "ping"].contains(&protocol.to_lowercase().as_str());
+    let ping = if is_ping { "; whether an address answers ping says nothing about its service" } else { "" };
+    format!("{protocol:?}: services have ports of tcp, udp and sctp, and handle no other protocol{ping}")
 }
 
 fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {
@@ -122,16 +123,27 @@ fn from_objects(question: &Question, config: Config, options: &Options) -> anyho
     // What is wanted is as good as written here.
     cluster.take_changes();
     let settings = modes::tracing(&config, family, &node)?;
-    let addresses = node_addresses(node.ips.of(family))?;
-    let packet = question.packet(&addresses, cluster.node_ip());
+    let own = interfaces::addresses().context("listing the addresses of this machine")?;
+    let known_by = node.ips.of(node.ips.primary);
+    let is_this_machine = known_by.is_loopback() || own.contains(&known_by);
+    let addresses = node_addresses(own, node.ips.of(family));
+    let packet = question.packet(&addresses, cluster.node_ip(), |destination| {
+        if !is_this_machine {
+            bail!(
+                "node {:?} is known by no {family} address, and this is another machine: say with --from where the \
+                 packet comes from",
+                node.name
+            );
+        }
+        kernel_picks(destination)
+    })?;
     Ok(trace(&packet, &settings, &addresses, &cluster)?)
 }
 
 /// Those of this machine, and the one that the node is known by: it may be another machine.
-fn node_addresses(node_ip: IpAddr) -> anyhow::Result<Vec<IpAddr>> {
-    let mut addresses = interfaces::addresses().context("listing the addresses of this machine")?;
-    if !addresses.contains(&node_ip) {
-        addresses.push(node_ip);
+fn node_addresses(mut own: Vec<IpAddr>, node_ip: IpAddr) -> Vec<IpAddr> {
+    if !own.contains(&node_ip) {
+        own.push(node_ip);
     }
-    Ok(addresses)
+    own
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::behaviour::{self, Before};
 use super::changes::{self, Change};
+use super::contests::{Contest, contests};
 use super::desired::{self, Desired};
 use super::findings::{Finding, compare, name};
 use super::verify::{is_json, output};
@@ -46,6 +47,9 @@ const MANY: usize = 20;
 struct Section {
     family: String,
     changes: Vec<Change>,
+    /// Addresses that several services ask for or asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    contested: Vec<Contest>,
     /// What clients notice of a change of modes.
     #[serde(skip_serializing_if = "Option::is_none")]
     takes_over_from: Option<String>,
@@ -88,6 +92,7 @@ impl Section {
         Ok(Some(Self {
             family: name(family),
             changes: changes::changes(&found, &rulings.routings),
+            contested: contests(config.mode, &found, &rulings.routings),
             takes_over_from: before.as_ref().map(Before::describe),
             behaviour,
             add: count(Kind::Missing),
@@ -117,6 +122,9 @@ impl Section {
             let service = service.as_deref().unwrap_or("of no service");
             let _ = writeln!(text, "{sign} {family} {service}");
             lines.iter().for_each(|line| _ = writeln!(text, "    {line}"));
+        }
+        for contest in &self.contested {
+            let _ = writeln!(text, "! {family} {contest}");
         }
         if with_objects && !self.objects.is_empty() {
             let _ = writeln!(text, "{family} objects:");

@@ -33,19 +33,46 @@ fn every_number_of_endpoints_has_the_smallest_table_that_holds_it() {
     assert_eq!(table(65_537), None);
 }
 
-/// The share of connections each slot gets, in theory: draws that miss go to the next one.
-fn shares(endpoints: usize) -> Vec<f64> {
+/// How many of all that chance may draw, each equally likely, hit each slot.
+fn hits(endpoints: usize) -> Vec<u32> {
     let table = table(endpoints).unwrap();
-    let mut shares = vec![0.0; endpoints];
-    let mut left = 1.0;
-    for draw in draws().into_iter().filter(|draw| draw.first == table.first) {
-        let each = left / f64::from(draw.count);
-        let hit = endpoints.min(draw.count as usize);
-        shares.iter_mut().take(hit).for_each(|share| *share += each);
-        left -= each * hit as f64;
+    let draws = draws().into_iter().filter(|draw| draw.first == table.first);
+    let draws: Vec<usize> = draws.map(|draw| draw.count as usize).collect();
+    let mut hits = vec![0; endpoints];
+    for mut chance in 0..draws.iter().product() {
+        let numbers = draws.iter().map(|count| {
+            let number = chance % count;
+            chance /= count;
+            number
+        });
+        let hit = numbers.into_iter().find(|number| *number < endpoints);
+        hits[hit.unwrap()] += 1;
     }
-    assert!(left < 1e-12, "some connections of {endpoints} endpoints find none: {left}");
-    shares
+    hits
+}
+
+#[test]
+fn shares_are_what_chance_gives() {
+    for endpoints in 1..=24 {
+        let (shares, hits) = (shares(endpoints), hits(endpoints));
+        let all = f64::from(hits.iter().sum::<u32>());
+        assert_eq!(shares.len(), endpoints);
+        for (slot, (share, hits)) in shares.iter().zip(&hits).enumerate() {
+            assert!(
+                (share - f64::from(*hits) / all).abs() < 1e-12,
+                "slot {slot} of {endpoints}: {share} {hits}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_over() {
+    for endpoints in (0..600).chain([1_025, 8_193, 16_385, 65_536]) {
+        let sum: f64 = shares(endpoints).iter().sum();
+        let want = if endpoints == 0 { 0.0 } else { 1.0 };
+        assert!((sum - want).abs() < 1e-9, "{endpoints}: {sum}");
+    }
 }
 
 #[test]

@@ -1,11 +1,17 @@
 //! The packet that somebody asks about, and how the question travels to a running proxy.
 
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command};
+use kernel::interfaces;
 use model::address::Family;
 use model::names::Protocol;
 use plan::trace::{Packet, Unanswerable};
+
+use crate::go::os_error;
 
 /// Asks what becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,17 +75,36 @@ impl Question {
     }
 
     /// The packet, given all addresses of the node and the one it is known by, which it speaks from unless it speaks to
-    /// itself.
-    pub fn packet(&self, addresses: &[IpAddr], node_ip: IpAddr) -> Packet {
+    /// itself. If it is known by none, `kernel_picks` says what it speaks from.
+    pub fn packet(
+        &self,
+        addresses: &[IpAddr],
+        node_ip: IpAddr,
+        kernel_picks: impl FnOnce(SocketAddr) -> anyhow::Result<IpAddr>,
+    ) -> anyhow::Result<Packet> {
         let to = self.destination.ip();
-        let own = if to.is_loopback() || addresses.contains(&to) { to } else { node_ip };
-        Packet {
-            source: self.source.unwrap_or(own),
+        let source = match self.source {
+            Some(source) => source,
+            None if to.is_loopback() || addresses.contains(&to) => to,
+            // Which stands for not known.
+            None if node_ip.is_loopback() => kernel_picks(self.destination)?,
+            None => node_ip,
+        };
+        Ok(Packet {
+            source,
             protocol: self.protocol,
             destination: self.destination,
             interface: self.interface.clone(),
-        }
+        })
     }
+}
+
+/// The address that the kernel of this node speaks from to a destination.
+pub fn kernel_picks(destination: SocketAddr) -> anyhow::Result<IpAddr> {
+    interfaces::source_towards(destination).map_err(|error| {
+        let (to, why) = (destination.ip(), os_error(&error));
+        anyhow!("this node itself can't send to {to} ({why}): say with --from where the packet comes from")
+    })
 }
 
 /// In whatever case people write it.
@@ -88,6 +113,22 @@ pub fn protocol(name: &str) -> Option<Protocol> {
         return None;
     }
     Protocol::from_api(Some(&name.to_uppercase()))
+}
+
+/// Tells shells and the help which protocols there are, and takes any: clap would propose tcp to who asks for icmp.
+#[derive(Clone, Debug)]
+pub struct ProtocolParser;
+
+impl TypedValueParser for ProtocolParser {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(["tcp", "udp", "sctp"].into_iter().map(PossibleValue::new)))
+    }
 }
 
 #[cfg(test)]
@@ -106,6 +147,26 @@ mod tests {
             let query = question.to_query();
             let uri: http::Uri = format!("/explain?{query}").parse().unwrap();
             assert_eq!(Question::from_query(uri.query().unwrap()).unwrap(), question, "{query}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_named_is_the_node_that_speaks_from_the_address_it_is_known_by() {
+        let addresses = ["192.0.2.11", "2001:db8::11"].map(|ip| ip.parse().unwrap());
+        for (from, to, known_by, picked, want) in [
+            (None, "10.96.0.10:80", "192.0.2.11", None, Some("192.0.2.11")),
+            (None, "192.0.2.11:80", "192.0.2.12", None, Some("192.0.2.11")),
+            (None, "127.0.0.5:80", "192.0.2.11", None, Some("127.0.0.5")),
+            (Some("10.244.0.5"), "10.96.0.10:80", "127.0.0.1", None, Some("10.244.0.5")),
+            (None, "[fd00::10]:80", "::1", Some("2001:db8::11"), Some("2001:db8::11")),
+            (None, "[2001:db8::11]:80", "::1", None, Some("2001:db8::11")),
+            (None, "[fd00::10]:80", "::1", None, None),
+        ] {
+            let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+            let question = Question::new(from.map(ip), Protocol::Tcp, to.parse().unwrap(), None).unwrap();
+            let packet =
+                question.packet(&addresses, ip(known_by), |_| picked.map(ip).context("nothing is picked"));
+            assert_eq!(packet.ok().map(|packet| packet.source), want.map(ip), "{from:?} {to} {known_by}");
         }
     }
 

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use plan::trace::live::Live;
 use plan::trace::{
-    Explanation, Fate, Frontend, Kind, Masquerade, Mode, Origin, Policy, PolicyField, PolicyValue, Reason,
-    Target, Unused, UnusedReason,
+    Explanation, Fate, Frontend, HealthCheck, Kind, Masquerade, Mode, Origin, Policy, PolicyField,
+    PolicyValue, Reason, Target, Unused, UnusedReason,
 };
 
 pub fn of(explanation: &Explanation) -> String {
@@ -65,6 +65,9 @@ fn mode(mode: Mode) -> &'static str {
 
 fn frontend(explanation: &Explanation) -> String {
     let mode = mode(explanation.mode);
+    if let Some(HealthCheck { namespace, service, .. }) = &explanation.health_check {
+        return format!("health-check node port of {namespace}/{service} ({mode} mode)");
+    }
     let Some(Frontend { kind, namespace, service, port, .. }) = &explanation.frontend else {
         let what = match explanation.reason {
             Some(Reason::NoSuchPort) => "a cluster IP, but a port that no service has there",
@@ -133,8 +136,11 @@ fn is_uniform(explanation: &Explanation) -> bool {
     seen.all(|next| Some(next) == first)
 }
 
-fn because(reason: Reason, explanation: &Explanation) -> &'static str {
-    match reason {
+fn because(reason: Reason, explanation: &Explanation) -> String {
+    if let Some(check) = &explanation.health_check {
+        return health_check(check);
+    }
+    let because = match reason {
         Reason::NoEndpoints => "no usable endpoint exists",
         Reason::NoLocalEndpoints => "the policy wants an endpoint on this node, and there is none",
         Reason::NotInSourceRanges => "loadBalancerSourceRanges do not admit the source",
@@ -151,8 +157,23 @@ fn because(reason: Reason, explanation: &Explanation) -> &'static str {
         Reason::UncheckedFromNode => {
             "there is no usable endpoint, but what this node itself sends to external addresses is not refused in this mode"
         }
+        Reason::HealthCheck => "the proxy itself answers there",
         Reason::NoService => "no service has this address and port",
+    };
+    because.into()
+}
+
+fn health_check(check: &HealthCheck) -> String {
+    if let Some(trouble) = &check.trouble {
+        return format!("the proxy itself should answer there, but can't: {trouble}");
     }
+    let why = match check.local_endpoints {
+        _ if !check.proxy_is_healthy => "it is not healthy, its rules are overdue".into(),
+        0 => "the service has no ready endpoint on this node".into(),
+        1 => "the service has 1 ready endpoint on this node".into(),
+        count => format!("the service has {count} ready endpoints on this node"),
+    };
+    format!("the proxy itself answers there, with {}: {why}", check.status)
 }
 
 fn sees(why: Option<Masquerade>) -> String {
