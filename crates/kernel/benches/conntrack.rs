@@ -35,6 +35,8 @@ use shared::objects::{here, service, slice};
 const UNRELATED: u32 = 500_000;
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 const CHANGES: usize = 20;
+/// Whenever the last look was.
+const LONGEST_REST: Duration = Duration::from_secs(300);
 /// Longer than until flows are looked at once more.
 const MOMENT: Duration = Duration::from_secs(2);
 
@@ -140,10 +142,13 @@ impl Line {
     /// As after somebody else's rules have gone: what there is to know of flows is known afterwards.
     fn look_at_all(&mut self) -> f64 {
         self.conntrack.doubt_everything();
-        let rested = Instant::now() + Duration::from_secs(3_600);
         let before = processor();
-        self.conntrack.look(rested, |_| false).unwrap();
-        processor() - before
+        self.conntrack.look(Instant::now() + LONGEST_REST, |_| false).unwrap();
+        let took = processor() - before;
+        while let Some(due) = self.conntrack.due() {
+            self.conntrack.look(due, |_| false).unwrap();
+        }
+        took
     }
 
     /// The median of what it takes to follow one change of the service with that number; all but the first are used.
