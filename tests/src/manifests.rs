@@ -63,6 +63,8 @@ pub enum State {
     /// Going, but still answering.
     Draining,
     Unready,
+    /// Not ready, and published nevertheless, as the Service wants it.
+    Published,
     /// Going, and not answering any more.
     Gone,
 }
@@ -203,6 +205,7 @@ endpoints:{endpoints}
             State::Ready => (true, true, false),
             State::Draining => (false, true, true),
             State::Unready => (false, false, false),
+            State::Published => (true, false, false),
             State::Gone => (false, false, true),
         };
         let hint = |kind, name: Option<_>| name.map(|name| format!("{kind}: [{{name: {name}}}]"));

@@ -27,7 +27,7 @@ use plan::flows::{Doubts, Flow, Flows};
 
 use crate::wire_family;
 pub use trap::Catches;
-use trap::Trap;
+use trap::{MOST, Trap};
 
 /// Longer than any packet is under way within a node.
 const RACE: Duration = Duration::from_secs(1);
@@ -79,9 +79,9 @@ pub struct Conntrack {
 /// Not every kernel has what it takes.
 #[derive(Debug)]
 enum Traps {
-    Untried,
+    /// Not before that time, if there is one.
+    Shut(Option<Instant>),
     Open(Box<Trap>),
-    Impossible,
 }
 
 impl Conntrack {
@@ -101,7 +101,7 @@ impl Conntrack {
             has_unknown: false,
             catches: None,
             connection: None,
-            traps: Traps::Untried,
+            traps: Traps::Shut(None),
         }
     }
 
@@ -112,7 +112,8 @@ impl Conntrack {
             self.flows.replace(name, routing.as_ref());
         }
         if matches!(&self.traps, Traps::Open(trap) if trap.is_laid()) {
-            self.set_trap(|trap, wrong| trap.let_go_but(&wrong));
+            let wrong = self.wrong_ones().unwrap_or_default();
+            self.set_trap(|trap| trap.let_go_but(&wrong));
         }
     }
 
@@ -127,10 +128,10 @@ impl Conntrack {
         self.fresh.join(self.flows.take_doubts());
     }
 
-    /// Only by now all rules are ours: what others have done is to be looked at, and soon, for no trap can be laid for it.
+    /// Only by now all rules are ours: what others have done is to be looked at once the rules are those for what was heard,
+    /// and soon, for no trap can be laid for it.
     pub fn doubt_everything(&mut self) {
         self.flows.doubt_everything();
-        self.follow_rules();
         self.has_unknown = true;
     }
 
@@ -158,10 +159,10 @@ impl Conntrack {
         }
         let is_rested = self.rested().is_none_or(|rested| rested <= now);
         let mut first = Doubts::default();
-        let mut is_trapped = self.is_trapped;
+        let mut has_unknown = false;
         if is_rested {
             first = std::mem::take(&mut self.waiting);
-            is_trapped &= !std::mem::take(&mut self.has_unknown);
+            has_unknown = std::mem::take(&mut self.has_unknown);
         }
         let again = self.again.take_if(|(when, _)| *when <= now).map(|(_, again)| again);
         let mut doubts = first.clone();
@@ -171,9 +172,12 @@ impl Conntrack {
         }
         let ended = self.end_wrong_flows(&doubts);
         match &ended {
-            Err(_) => postpone(&mut self.again, now + RETRY, doubts),
+            Err(_) => {
+                self.has_unknown |= has_unknown;
+                postpone(&mut self.again, now + RETRY, doubts);
+            }
             // What was under way meanwhile is caught.
-            Ok(_) if is_trapped => postpone(&mut self.settling, now + RACE, doubts),
+            Ok(_) if self.is_trapped && !has_unknown => postpone(&mut self.settling, now + RACE, doubts),
             Ok(_) => {
                 self.forget(doubts);
                 if !first.is_empty() {
@@ -189,20 +193,52 @@ impl Conntrack {
         self.catches.take()
     }
 
+    /// Nothing is caught from now on, for nobody hears of it. May be tried again later.
+    pub fn go_without_trap(&mut self) {
+        // With its connection goes what it has laid.
+        self.traps = Traps::Shut(Some(Instant::now() + RETRY));
+        self.catches = None;
+        self.is_trapped = false;
+        self.look_again_at_settling();
+    }
+
+    /// It settled in the belief that what was under way would be caught.
+    fn look_again_at_settling(&mut self) {
+        if let Some((when, settling)) = self.settling.take() {
+            postpone(&mut self.again, when, settling);
+        }
+    }
+
     /// Ends flows that were caught, given packets of theirs. Returns how many.
     pub fn end_caught(&mut self, packets: &HashSet<Packet>) -> io::Result<usize> {
-        let Traps::Open(trap) = &self.traps else { return Ok(0) };
+        let Traps::Open(trap) = &mut self.traps else { return Ok(0) };
         let connection = opened(&mut self.connection)?;
         let family = wire_family(self.family);
         let mut wrong = Vec::new();
-        for packet in packets {
-            // One that is not found has ended since, or is in a zone of its own, where we find it when we look at all.
-            let Some((flow, handle)) = connection.find(family, *packet)? else { continue };
-            if trap.is_laid_for(Flow { to: flow.original.destination, answered_by: flow.reply.source }) {
-                wrong.push(handle);
+        let mut failed = None;
+        let mut is_broken = false;
+        for packet in packets.iter().filter(|packet| Family::of(packet.source.ip()) == self.family) {
+            match connection.find(family, *packet) {
+                Ok(Some((flow, handle))) => {
+                    let pair = Flow { to: flow.original.destination, answered_by: flow.reply.source };
+                    match trap.is_to_end(flow.original, pair) {
+                        Ok(is_to_end) => wrong.extend(is_to_end.then_some(handle)),
+                        Err(_) => is_broken = true,
+                    }
+                }
+                // It has ended since, or what was reported had been translated already.
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
             }
         }
-        connection.end(family, &wrong)
+        let ended = connection.end(family, &wrong);
+        if is_broken {
+            self.go_without_trap();
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => ended,
+        }
     }
 
     /// To list flows is the dearest thing we do, and most nodes use few of a cluster's services.
@@ -243,38 +279,51 @@ impl Conntrack {
         Some(ended + rest)
     }
 
-    /// Catches what is in doubt from now on, where that is worth it.
+    /// Catches what is in doubt from now on, where that is worth it and it is not too much.
     fn lay_trap(&mut self) {
         let is_dear = self.last.is_some_and(|(_, took)| took > self.dear);
-        if is_dear && matches!(self.traps, Traps::Untried) {
-            self.traps = match Trap::open(self.family) {
-                Ok((trap, catches)) => {
-                    self.catches = Some(catches);
-                    Traps::Open(Box::new(trap))
-                }
-                Err(error) => {
-                    tracing::debug!(v = 2, ipFamily = %self.family, err = %error, "No trap for stale flows, looking for them instead");
-                    Traps::Impossible
-                }
-            };
+        if is_dear {
+            self.open_trap();
         }
-        self.is_trapped =
-            self.set_trap(|trap, wrong| trap.lay(if is_dear { wrong } else { HashSet::new() })) && is_dear;
+        let wrong = if is_dear { self.wrong_ones() } else { None };
+        let is_all = wrong.is_some();
+        self.is_trapped = self.set_trap(|trap| trap.lay(wrong.unwrap_or_default())) && is_all;
+        if !self.is_trapped {
+            self.look_again_at_settling();
+        }
     }
 
-    /// Does something with the trap, given all that is wrong. Returns whether that worked.
-    fn set_trap(&mut self, set: impl FnOnce(&mut Trap, HashSet<Flow>) -> Result<bool, CommitError>) -> bool {
-        let doubts = self.to_look_at();
-        let Traps::Open(trap) = &mut self.traps else { return false };
-        match set(trap, self.flows.wrong_ones(&doubts, &self.node_ips)) {
-            Ok(is_set) => is_set,
-            Err(error) => {
-                tracing::warn!(ipFamily = %self.family, err = %error, "Failed to set a trap for stale flows, looking for them instead");
-                // With its connection goes what it has laid.
-                self.traps = Traps::Impossible;
-                false
-            }
+    /// All flows that would be caught; `None` if they are too many.
+    fn wrong_ones(&self) -> Option<HashSet<Flow>> {
+        self.flows.wrong_ones(&self.to_look_at(), &self.node_ips, MOST)
+    }
+
+    fn open_trap(&mut self) {
+        let Traps::Shut(until) = self.traps else { return };
+        if until.is_some_and(|until| Instant::now() < until) {
+            return;
         }
+        self.traps = match Trap::open(self.family) {
+            Ok((trap, catches)) => {
+                self.catches = Some(catches);
+                Traps::Open(Box::new(trap))
+            }
+            Err(error) => {
+                tracing::debug!(v = 2, ipFamily = %self.family, err = %error, "No trap for stale flows, looking for them instead");
+                Traps::Shut(Some(Instant::now() + RETRY))
+            }
+        };
+    }
+
+    /// Does something with the trap, and returns whether there is one that works.
+    fn set_trap(&mut self, set: impl FnOnce(&mut Trap) -> Result<(), CommitError>) -> bool {
+        let Traps::Open(trap) = &mut self.traps else { return false };
+        let done = set(trap);
+        if let Err(error) = &done {
+            tracing::debug!(v = 2, ipFamily = %self.family, err = %error, "No trap for stale flows, looking for them instead");
+            self.go_without_trap();
+        }
+        done.is_ok()
     }
 
     fn end_wrong_flows(&mut self, doubts: &Doubts) -> io::Result<usize> {

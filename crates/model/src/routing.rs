@@ -103,7 +103,10 @@ impl Routing {
         let local = endpoints(choice.local.iter().copied(), &[&cluster]);
         let serving = match port.protocol {
             Protocol::Udp => {
-                endpoints(candidates.iter().filter(|c| c.conditions.serving), &[&cluster, &local])
+                // One that is published though it is not ready counts as ready, and rules choose it. The reference would
+                // end the flows to it again and again.
+                let serving = candidates.iter().filter(|c| c.conditions.serving || c.conditions.ready);
+                endpoints(serving, &[&cluster, &local])
             }
             Protocol::Tcp | Protocol::Sctp => Arc::default(),
         };

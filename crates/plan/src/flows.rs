@@ -104,40 +104,57 @@ impl Flows {
     }
 
     /// All flows that are wrong and that there may be, of those in doubt, given the addresses of this node at which node ports
-    /// answer. It is not known of any where others than ourselves have sent it.
-    pub fn wrong_ones(&self, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> HashSet<Flow> {
+    /// answer. It is not known of any where others than ourselves have sent it. `None` if they are more than `most`.
+    pub fn wrong_ones(
+        &self,
+        doubts: &Doubts,
+        node_ips: &HashSet<IpAddr>,
+        most: usize,
+    ) -> Option<HashSet<Flow>> {
         let mut wrong = HashSet::new();
         for (destination, answerers) in doubts.0.keys().filter_map(|to| self.left.get_key_value(to)) {
+            let claims = self.claims.get(destination);
+            let serving: HashSet<SocketAddr> =
+                claims.into_iter().flatten().flat_map(|name| self.serving(name)).collect();
             for answerer in answerers {
-                let to: Vec<SocketAddr> = match destination {
-                    Destination::Address(to) => vec![*to],
+                let mut add = |to| {
+                    let flow = Flow { to, answered_by: answerer.unwrap_or(to) };
+                    let serves = |at| serving.contains(&at);
+                    if is_wrong(*destination, flow, claims.is_some(), serving.is_empty(), serves) {
+                        wrong.insert(flow);
+                    }
+                };
+                match destination {
+                    Destination::Address(to) => add(*to),
                     Destination::NodePort(port) => node_ips
                         .iter()
+                        .filter(|ip| !is_link_local(**ip))
                         // There node ports may not be served, and a server of the node's own may have that port.
                         .filter(|ip| answerer.is_some() || !ip.is_loopback())
-                        .map(|ip| SocketAddr::new(*ip, port.get()))
-                        .collect(),
-                };
-                let flows = to.into_iter().map(|to| Flow { to, answered_by: answerer.unwrap_or(to) });
-                wrong.extend(flows.filter(|flow| self.is_wrong_at(*destination, *flow)));
+                        .for_each(|ip| add(SocketAddr::new(*ip, port.get()))),
+                }
+                if wrong.len() > most {
+                    return None;
+                }
             }
         }
-        wrong
+        Some(wrong)
     }
 
     /// Flows in doubt have been looked for: what is left of them is right, or waits for somebody to serve again. Not so
     /// where there is doubt again.
     pub fn forget_who_left(&mut self, doubts: &Doubts) {
         for destination in doubts.0.keys().filter(|it| !self.doubtful.0.contains_key(it)) {
-            let waits = self.claims.get(destination).is_some_and(|claims| !self.any_serves(claims));
-            if !waits {
+            if !self.waits(*destination) {
                 self.left.remove(destination);
             }
         }
     }
 
-    fn any_serves(&self, claims: &BTreeSet<ServicePortName>) -> bool {
-        claims.iter().any(|name| self.serving(name).next().is_some())
+    /// Whether there is a service and nobody to serve it.
+    fn waits(&self, destination: Destination) -> bool {
+        let serves = |name| self.serving(name).next().is_some();
+        self.claims.get(&destination).is_some_and(|claims| !claims.iter().any(serves))
     }
 
     fn remember_who_left(
@@ -172,6 +189,10 @@ impl Flows {
         let is_wrong = self.is_wrong_at(to, flow);
         if !is_wrong {
             self.used.insert(to);
+            if self.waits(to) {
+                let answerer = (flow.answered_by != flow.to).then_some(flow.answered_by);
+                self.left.entry(to).or_default().insert(answerer);
+            }
         }
         is_wrong
     }
@@ -182,17 +203,10 @@ impl Flows {
     }
 
     fn is_wrong_at(&self, to: Destination, flow: Flow) -> bool {
-        match self.claims.get(&to) {
-            // A service that nobody serves keeps its flows, as with the reference: whoever answers them may serve
-            // again. Not so its node port, where they would hide from a client that there is nobody.
-            Some(claims) => {
-                let mut serving = claims.iter().flat_map(|name| self.serving(name)).peekable();
-                let keeps_for_want = serving.peek().is_none() && matches!(to, Destination::Address(_));
-                !keeps_for_want && !serving.any(|at| at == flow.answered_by)
-            }
-            // Nobody's any more. What was never translated is none of ours: the node's own servers, say.
-            None => flow.to != flow.answered_by,
-        }
+        let claims = self.claims.get(&to);
+        let mut serving = claims.into_iter().flatten().flat_map(|name| self.serving(name)).peekable();
+        let nobody = serving.peek().is_none();
+        is_wrong(to, flow, claims.is_some(), nobody, |at| serving.any(|serves| serves == at))
     }
 
     fn serving(&self, name: &ServicePortName) -> impl Iterator<Item = SocketAddr> {
@@ -278,6 +292,29 @@ fn doubt_about(before: &Routing, now: &Routing) -> Option<Doubt> {
     let stay: HashSet<_> = now.serving.iter().map(address).collect();
     let all_stay = before.serving.iter().all(|endpoint| stay.contains(&address(endpoint)));
     (!all_stay).then_some(Doubt::Sent)
+}
+
+/// Whether a flow is wrong, given whether the destination is anybody's, whether nobody serves it, and who does.
+fn is_wrong(
+    to: Destination,
+    flow: Flow,
+    is_claimed: bool,
+    nobody_serves: bool,
+    serves: impl FnOnce(SocketAddr) -> bool,
+) -> bool {
+    if !is_claimed {
+        // What was never translated is none of ours: the node's own servers, say.
+        return flow.to != flow.answered_by;
+    }
+    // A service that nobody serves keeps its flows, as with the reference: whoever answers them may serve again. Not so its
+    // node port, where they would hide from a client that there is nobody.
+    let keeps_for_want = nobody_serves && matches!(to, Destination::Address(_));
+    !keeps_for_want && !serves(flow.answered_by)
+}
+
+/// A node has one for each of its pods, and hardly anybody uses them.
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 fn address(endpoint: &Endpoint) -> SocketAddr {

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -60,6 +59,8 @@ pub enum Message {
     Moved(Arc<[IpAddr]>),
     /// Packets of flows that may be stale.
     Caught(HashSet<Packet>),
+    /// Nobody listens for those any more.
+    Deaf,
     /// Somebody wants to count connections, and to know whose they are.
     Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
@@ -133,6 +134,8 @@ struct Running {
     is_alone: bool,
     /// Whether the kernel has held what it should.
     has_passed: bool,
+    /// Whether it has since the last time we heard of something.
+    is_right: bool,
     /// Who has interfered since the last pass.
     strangers: Vec<Option<Stranger>>,
 }
@@ -198,6 +201,9 @@ impl Line {
                 if let Some(running) = &mut self.running {
                     running.is_alone = true;
                     running.conntrack.doubt_everything();
+                    if running.is_right {
+                        running.conntrack.follow_rules();
+                    }
                 }
             }
             Message::Moved(addresses) => {
@@ -208,9 +214,12 @@ impl Line {
             }
             Message::Caught(packets) => {
                 if let Some(running) = &mut self.running {
-                    let started = Instant::now();
-                    let ended = running.conntrack.end_caught(&packets);
-                    running.tell_ended(started, ended.map(Some));
+                    running.end_caught(&packets);
+                }
+            }
+            Message::Deaf => {
+                if let Some(running) = &mut self.running {
+                    running.conntrack.go_without_trap();
                 }
             }
             Message::Owners(answer) => {
@@ -319,6 +328,7 @@ impl Line {
             take_over: Some(take_over),
             is_alone: false,
             has_passed: false,
+            is_right: false,
             strangers: Vec::new(),
             backend,
             conntrack,
@@ -377,6 +387,7 @@ impl Running {
 
     /// Rules first; what follows from them only if they are right.
     fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
+        self.is_right = false;
         let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips.clone());
         let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
         if touches_udp {
@@ -394,6 +405,7 @@ impl Running {
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
         self.conntrack.follow_rules();
+        self.is_right = true;
         self.has_passed = true;
         if let Some(take_over) = self.take_over.take() {
             let kick = self.kick.clone();
@@ -420,7 +432,14 @@ impl Running {
     /// Whoever interferes without doing harm is not worth a word.
     fn tell_repairs(&mut self, pass: Pass) {
         let strangers = std::mem::take(&mut self.strangers);
-        if strangers.is_empty() || !pass.mended {
+        if strangers.is_empty() {
+            return;
+        }
+        if pass.full {
+            // Until then packets may have gone anywhere, and made flows that still do.
+            self.conntrack.doubt_everything();
+        }
+        if !pass.mended {
             return;
         }
         let names: BTreeSet<String> = strangers.into_iter().flatten().map(|by| by.to_string()).collect();
@@ -430,8 +449,6 @@ impl Running {
             names.into_iter().collect::<Vec<_>>().join(", ")
         };
         tracing::warn!(ipFamily = %self.family, by, "Repaired rules that another process had changed");
-        // Until then packets may have gone anywhere, and made flows that still do.
-        self.conntrack.doubt_everything();
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
     }
 
@@ -486,19 +503,6 @@ impl Running {
         let started = Instant::now();
         let ended =
             self.conntrack.look(started, |destination| self.is_alone && self.backend.is_unused(destination));
-        self.tell_ended(started, ended);
-        if let Some(catches) = self.conntrack.take_catches() {
-            let (family, kick) = (self.family, self.kick.clone());
-            let listen = move || {
-                if let Err(error) = catches.run(|packets| kick.send(Message::Caught(packets)).is_ok()) {
-                    tracing::error!(ipFamily = %family, err = %error, "Failed to listen for packets of stale flows");
-                }
-            };
-            self.spawn("flows", Box::new(listen));
-        }
-    }
-
-    fn tell_ended(&self, started: Instant, ended: io::Result<Option<usize>>) {
         let family = self.family;
         match ended {
             Ok(None) => {}
@@ -514,6 +518,34 @@ impl Running {
                 tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
             }
         }
+        self.listen_for_caught();
+    }
+
+    fn end_caught(&mut self, packets: &HashSet<Packet>) {
+        let family = self.family;
+        match self.conntrack.end_caught(packets) {
+            Ok(deleted) => {
+                self.metrics.conntrack_reconciler_deleted_entries.add([ip_family(family)], count(deleted));
+                tracing::trace!(v = 4, ipFamily = %family, deletedEntries = deleted, "Deleted conntrack entries of stale flows that sent");
+            }
+            // They are caught again, and looked for as well.
+            Err(error) => {
+                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to clean up a stale conntrack entry");
+            }
+        }
+    }
+
+    fn listen_for_caught(&mut self) {
+        let Some(catches) = self.conntrack.take_catches() else { return };
+        let (family, kick) = (self.family, self.kick.clone());
+        let listen = move || {
+            if let Err(error) = catches.run(|packets| kick.send(Message::Caught(packets)).is_ok()) {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to listen for packets of stale flows");
+                // Who is told ends only with the process.
+                let _ = kick.send(Message::Deaf);
+            }
+        };
+        self.spawn("flows", Box::new(listen));
     }
 
     /// From the start, or from when it shows that others can spoil what we write.

@@ -128,11 +128,18 @@ impl Stage {
         }
     }
 
+    /// On its way through the loopback a packet is reported twice, the second time translated, when no flow is known by it.
+    fn end_caught(&mut self) {
+        while {
+            let packets = self.caught.as_ref().unwrap().recv_timeout(PATIENCE).unwrap();
+            self.conntrack.end_caught(&packets).unwrap() == 0
+        } {}
+    }
+
     /// The client may send, but not to that one.
     fn is_caught(&mut self, server: &UdpSocket) {
         self.client.send(b"?").unwrap();
-        let packets = self.caught.as_ref().unwrap().recv_timeout(PATIENCE).unwrap();
-        assert_eq!(self.conntrack.end_caught(&packets).unwrap(), 1);
+        self.end_caught();
         server.set_nonblocking(true).unwrap();
         let heard = server.recv_from(&mut [0; 8]);
         assert!(heard.is_err(), "{heard:?}");
@@ -173,8 +180,6 @@ fn a_stale_flow_is_caught_with_its_next_packet_and_ended() {
             stage.is_caught(&second);
             stage.asked(&third);
             stage.asked(&third);
-            let more = stage.caught.as_ref().unwrap().try_recv();
-            assert!(more.is_err(), "what is right is left alone: {more:?}");
             stage.settle();
             assert_eq!(stage.trap(), "", "nothing to catch any more");
             stage.asked(&third);
@@ -196,7 +201,6 @@ fn a_flow_that_went_astray_before_there_was_anybody_is_caught_too() {
             stage.is_caught(&astray);
             stage.asked(&second);
             stage.asked(&second);
-            assert!(stage.caught.as_ref().unwrap().try_recv().is_err());
         }
     });
 }
@@ -216,7 +220,6 @@ fn an_endpoint_that_comes_back_has_its_flows_back_before_the_rules_know() {
             stage.hear(&[3, 2]);
             assert_eq!(stage.trap(), "");
             stage.asked(&second);
-            assert!(stage.caught.as_ref().unwrap().try_recv().is_err());
         }
     });
 }
@@ -238,6 +241,54 @@ fn a_service_without_endpoints_keeps_its_flows_until_there_is_another_one() {
             stage.is_caught(&second);
             stage.asked(&third);
         }
+    });
+}
+
+#[test]
+fn what_comes_back_as_often_as_it_is_ended_is_let_go() {
+    in_fresh_netns(|| {
+        for family in FAMILIES {
+            let mut stage = Stage::new(family);
+            let second = stage.server(2);
+            stage.serve(&[2]);
+            stage.settle();
+            stage.asked(&second);
+            stage.hear(&[3]);
+            // Somebody's rules still lead to the second one.
+            stage.conntrack.follow_rules();
+            stage.look_hurriedly();
+            for _ in 0..4 {
+                assert_ne!(stage.trap(), "");
+                // Here the first packet of a flow is stopped, too, on arrival.
+                stage.client.send(b"?").unwrap();
+                stage.is_caught(&second);
+            }
+            assert_eq!(stage.trap(), "");
+            stage.asked(&second);
+            stage.conntrack.lay_trap();
+            assert_eq!(stage.trap(), "", "not caught again");
+            stage.settle();
+        }
+    });
+}
+
+#[test]
+fn without_a_trap_flows_are_looked_for() {
+    in_fresh_netns(|| {
+        let mut stage = Stage::new(Family::V4);
+        let (second, third) = (stage.server(2), stage.server(3));
+        stage.serve(&[2]);
+        stage.settle();
+        stage.asked(&second);
+        stage.serve(&[3]);
+        stage.look_hurriedly();
+        assert_ne!(stage.trap(), "");
+        let at_leisure = stage.conntrack.due().unwrap();
+        stage.conntrack.go_without_trap();
+        assert_eq!(stage.trap(), "");
+        assert!(stage.conntrack.due().unwrap() < at_leisure);
+        stage.settle();
+        stage.asked(&third);
     });
 }
 

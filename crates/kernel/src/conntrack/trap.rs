@@ -3,14 +3,15 @@
 //! ```text
 //!   table ip kube-proxy-flows, for as long as there is something to catch
 //!     set wrong                    where a client sends to, and who answers it
-//!     prerouting, output  -150     UDP flows that are in it: report, and stop the packet
+//!     prerouting, output  -150     UDP flows that are in it: report, and at prerouting stop the packet
 //! ```
 //!
 //! The table belongs to our socket, so that it goes with us, however we end.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use model::address::Family;
@@ -34,33 +35,44 @@ const WRONG: &str = "wrong";
 const PRIORITY: i32 = -150;
 
 /// More would be a set of a size to think about, for flows that most likely don't exist.
-const MOST: usize = 10_000;
+pub const MOST: usize = 10_000;
 
-/// Packets taken in one go, of which many may be of the same flow.
+/// A packet that was under way while rules changed may make a wrong flow again, but not so often.
+const OFTEN: u32 = 3;
+
+/// How long a listener outlives its trap at most.
+const TICK: Duration = Duration::from_secs(60);
+
+/// Reports read in one go, of which many may be of the same flow.
 const AT_ONCE: usize = 1_000;
 
 /// Hears of packets that were caught, in a thread of its own.
 #[derive(Debug)]
-pub struct Catches(Listener);
+pub struct Catches {
+    listener: Listener,
+    /// There is something to hear for as long as the trap is there.
+    trap: Weak<()>,
+}
 
 impl Catches {
-    /// Calls `tell` with packets of flows that were caught, for as long as it returns true. What is lost when there are
-    /// too many is caught again.
+    /// Calls `tell` with packets of flows that were caught, for as long as it returns true and there is a trap. What is lost
+    /// when there are too many is caught again.
     pub fn run(mut self, mut tell: impl FnMut(HashSet<Packet>) -> bool) -> io::Result<()> {
-        loop {
-            let mut packets: HashSet<_> =
-                self.0.receive_within(Duration::from_secs(3_600))?.into_iter().collect();
-            while !packets.is_empty() && packets.len() < AT_ONCE {
-                let more = self.0.receive_within(Duration::ZERO)?;
+        while self.trap.strong_count() > 0 {
+            let mut packets: HashSet<_> = self.listener.receive_within(TICK)?.into_iter().collect();
+            for _ in 0..AT_ONCE {
+                let more = self.listener.receive_within(Duration::ZERO)?;
                 if more.is_empty() {
                     break;
                 }
                 packets.extend(more);
             }
+            packets.retain(|packet| packet.protocol == UDP);
             if !packets.is_empty() && !tell(packets) {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 }
 
@@ -71,6 +83,11 @@ pub struct Trap {
     connection: Connection,
     group: u16,
     laid: HashSet<Flow>,
+    /// How often flows were caught and ended, by their first packet.
+    ended: HashMap<Flow, HashMap<Packet, u32>>,
+    /// What came back as often as it was ended: somebody's rules lead there, and to stop it would help nobody.
+    hopeless: HashSet<Flow>,
+    is_there: Arc<()>,
 }
 
 impl Trap {
@@ -79,25 +96,58 @@ impl Trap {
     pub fn open(family: Family) -> io::Result<(Self, Catches)> {
         let (connection, listener) = (Connection::open()?, Listener::open()?);
         let group = listener.group();
-        Ok((Self { family, connection, group, laid: HashSet::new() }, Catches(listener)))
+        let trap = Self {
+            family,
+            connection,
+            group,
+            laid: HashSet::new(),
+            ended: HashMap::new(),
+            hopeless: HashSet::new(),
+            is_there: Arc::new(()),
+        };
+        let catches = Catches { listener, trap: Arc::downgrade(&trap.is_there) };
+        Ok((trap, catches))
     }
 
     pub fn is_laid(&self) -> bool {
         !self.laid.is_empty()
     }
 
-    pub fn is_laid_for(&self, flow: Flow) -> bool {
-        self.laid.contains(&flow)
-    }
-
-    /// Catches these from now on and nothing else. Returns whether it does: not if they are too many.
-    pub fn lay(&mut self, wrong: HashSet<Flow>) -> Result<bool, CommitError> {
-        if wrong.len() > MOST {
-            self.lay(HashSet::new())?;
+    /// Whether a flow that was caught is to end. Its like is let go if it comes back again and again.
+    pub fn is_to_end(&mut self, original: Packet, flow: Flow) -> Result<bool, CommitError> {
+        if !self.laid.contains(&flow) {
             return Ok(false);
         }
+        let ended = self.ended.entry(flow).or_default();
+        if ended.len() > MOST {
+            ended.clear();
+        }
+        let times = ended.entry(original).or_default();
+        *times += 1;
+        if *times > OFTEN {
+            self.hopeless.insert(flow);
+            self.write(self.laid.iter().copied().filter(|laid| *laid != flow).collect())?;
+        }
+        Ok(true)
+    }
+
+    /// Catches these from now on and nothing else.
+    pub fn lay(&mut self, mut wrong: HashSet<Flow>) -> Result<(), CommitError> {
+        self.ended.retain(|flow, _| wrong.contains(flow));
+        self.hopeless.retain(|flow| wrong.contains(flow));
+        wrong.retain(|flow| !self.hopeless.contains(flow));
+        self.write(wrong)
+    }
+
+    /// Lets go all but these.
+    pub fn let_go_but(&mut self, wrong: &HashSet<Flow>) -> Result<(), CommitError> {
+        let still = self.laid.union(&self.hopeless).copied().filter(|flow| wrong.contains(flow)).collect();
+        self.lay(still)
+    }
+
+    fn write(&mut self, wrong: HashSet<Flow>) -> Result<(), CommitError> {
         if wrong == self.laid {
-            return Ok(true);
+            return Ok(());
         }
         let mut batch = Batch::new(wire_family(self.family), TABLE);
         if wrong.is_empty() {
@@ -112,12 +162,7 @@ impl Trap {
         }
         self.connection.commit(&batch)?;
         self.laid = wrong;
-        Ok(true)
-    }
-
-    /// Lets go all but these.
-    pub fn let_go_but(&mut self, wrong: &HashSet<Flow>) -> Result<bool, CommitError> {
-        self.lay(self.laid.intersection(wrong).copied().collect())
+        Ok(())
     }
 
     fn write_program(&self, batch: &mut Batch) {
@@ -135,7 +180,8 @@ impl Trap {
             batch.add_chain(&Chain { name, hook: Some(hook), comment: None });
             let mut expressions = self.matches();
             expressions.push(Expression::Report { group: self.group, bytes: ENOUGH });
-            // A process of the node's own would be told that it may not send; its packet goes where it would have gone.
+            // A process of the node's own would be told that it may not send. What it sends to the node itself is stopped on
+            // arrival.
             if point == HookPoint::Prerouting {
                 expressions.push(Expression::Verdict(Verdict::Drop));
             }
@@ -148,7 +194,8 @@ impl Trap {
         }
     }
 
-    /// A packet of either direction that is not the first of its flow: of that one nobody has decided yet where it goes.
+    /// A packet of either direction of a flow that the kernel has taken down: of one that it has not, nobody has decided yet
+    /// where it goes. In another zone than the usual one we would not find it again.
     fn matches(&self) -> Vec<Expression<'static>> {
         let first = Register::FIRST;
         let compare = |comparison, value| Expression::Compare { from: first, comparison, value };
@@ -159,6 +206,8 @@ impl Trap {
             Expression::Conntrack { key: ConntrackKey::Status, direction: None, to: first },
             Expression::Bitwise { from: first, to: first, mask: confirmed.into(), xor: [0; 4].into() },
             compare(Comparison::NotEqual, [0; 4].into()),
+            Expression::Conntrack { key: ConntrackKey::Zone, direction: None, to: first },
+            compare(Comparison::Equal, [0; 2].into()),
         ];
         let (source, destination, length) = match self.family {
             Family::V4 => (ConntrackKey::SourceIpv4, ConntrackKey::DestinationIpv4, 4),

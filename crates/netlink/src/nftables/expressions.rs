@@ -172,6 +172,8 @@ pub enum ConntrackKey {
     Protocol = 10,
     SourcePort = 11,
     DestinationPort = 12,
+    /// Two bytes, host order
+    Zone = 17,
     SourceIpv4 = 19,
     DestinationIpv4 = 20,
     SourceIpv6 = 21,

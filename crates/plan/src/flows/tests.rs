@@ -44,7 +44,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
 }
 
 fn node_ips() -> HashSet<IpAddr> {
-    ["192.168.0.2", "127.0.0.1"].map(|ip| ip.parse().unwrap()).into()
+    ["192.168.0.2", "127.0.0.1", "fe80::2"].map(|ip| ip.parse().unwrap()).into()
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
 fn wrong_ones(flows: &mut Flows) -> (Doubts, Vec<String>) {
     let doubts = flows.take_doubts();
     let shown = |flow: &Flow| format!("{} {}", flow.to, flow.answered_by);
-    let mut wrong: Vec<_> = flows.wrong_ones(&doubts, &node_ips()).iter().map(shown).collect();
+    let mut wrong: Vec<_> = flows.wrong_ones(&doubts, &node_ips(), 100).unwrap().iter().map(shown).collect();
     wrong.sort();
     (doubts, wrong)
 }
@@ -195,16 +195,16 @@ fn flows_that_a_change_makes_wrong_are_known_without_looking() {
     ];
     let (doubts, wrong) = wrong_ones(&mut flows);
     assert_eq!(wrong, to_second);
-    for flow in flows.wrong_ones(&doubts, &node_ips()) {
+    for flow in flows.wrong_ones(&doubts, &node_ips(), 100).unwrap() {
         assert!(flows.is_wrong(flow, &doubts, &node_ips()), "{flow:?}: so says who looks");
     }
     flows.replace(&name("dns"), Some(&dns(&[2, 3, 4])));
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips()), HashSet::new(), "it is back");
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 100).unwrap(), HashSet::new(), "it is back");
     flows.replace(&name("dns"), Some(&dns(&[3, 4])));
     let (doubts, wrong) = wrong_ones(&mut flows);
     assert_eq!(wrong, to_second);
     flows.forget_who_left(&doubts);
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips()), HashSet::new(), "nothing is left of it");
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 100).unwrap(), HashSet::new(), "nothing is left of it");
 }
 
 #[test]
@@ -224,11 +224,26 @@ fn who_left_a_service_that_nobody_serves_is_remembered() {
     assert!(wrong.contains(&"10.96.0.53:53 10.96.0.53:53".to_owned()), "{wrong:?}");
     flows.forget_who_left(&doubts);
 
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 0), Some(HashSet::new()));
     flows.replace(&name("dns"), None);
     let (doubts, wrong) = wrong_ones(&mut flows);
+    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 3), None, "too many");
     assert_eq!(wrong.len(), 4, "{wrong:?}");
     flows.forget_who_left(&doubts);
     assert!(flows.left.is_empty(), "{:?}", flows.left);
+}
+
+#[test]
+fn who_is_seen_to_answer_for_a_service_that_nobody_serves_is_remembered_too() {
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[])));
+    let doubts = flows.take_doubts();
+    let kept = flow("10.96.0.53:53", "10.244.1.2:5353");
+    assert!(!flows.is_wrong(kept, &doubts, &node_ips()), "as a look after a restart finds it");
+    flows.forget_who_left(&doubts);
+    flows.replace(&name("dns"), Some(&dns(&[3])));
+    let (_, wrong) = wrong_ones(&mut flows);
+    assert!(wrong.contains(&"10.96.0.53:53 10.244.1.2:5353".to_owned()), "{wrong:?}");
 }
 
 impl Flows {
