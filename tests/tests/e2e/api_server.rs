@@ -24,8 +24,9 @@ in_each_mode!(
     a_watch_that_is_cut_is_taken_up_again,
 );
 
-/// Longer than a wait between two attempts after some of them failed.
-const BACK_OFF: Duration = Duration::from_secs(90);
+/// Longer than three waits after some attempts failed, each up to a minute: an API server that is back may refuse at first,
+/// then not remember so far back, and only then tell.
+const BACK_OFF: Duration = Duration::from_secs(240);
 
 fn relay(stage: &Stage) -> (Relay, SocketAddr) {
     let at = SocketAddr::new(ADDRESS.parse().unwrap(), 7443);
