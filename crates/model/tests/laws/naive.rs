@@ -208,7 +208,8 @@ impl Record {
             (true, true) if found.local.is_empty() => "drop",
             (true, true) => "local",
         };
-        let serving = endpoints.iter().filter(|e| self.protocol == "UDP" && e.serving);
+        // The specification has only those that serve; but rules choose those that are ready, be it that they don't serve.
+        let serving = endpoints.iter().filter(|e| self.protocol == "UDP" && (e.serving || e.ready));
         let mut words = BTreeMap::from([
             ("clusterIP", self.cluster_ip.clone()),
             ("nodePort", self.node_port.to_string()),
