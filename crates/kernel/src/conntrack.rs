@@ -259,6 +259,9 @@ impl Conntrack {
 
     /// Nothing is left of what was in doubt there, unless there is more to look at.
     fn forget(&mut self, doubts: Doubts) {
+        if doubts.is_empty() {
+            return;
+        }
         self.flows.forget_who_left(&doubts.without(&self.fresh).without(&self.to_look_at()));
     }
 

@@ -545,7 +545,9 @@ impl Running {
                 let _ = kick.send(Message::Deaf);
             }
         };
-        self.spawn("flows", Box::new(listen));
+        if !self.spawn("flows", Box::new(listen)) {
+            self.conntrack.go_without_trap();
+        }
     }
 
     /// From the start, or from when it shows that others can spoil what we write.
@@ -559,10 +561,13 @@ impl Running {
         self.spawn("drift", Box::new(move || watch(&mut |drift| kick.send(Message::Drifted(drift)).is_ok())));
     }
 
-    fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) {
+    /// Returns whether it runs.
+    fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) -> bool {
         let family = self.family;
-        if let Err(error) = threads::spawn(format!("{name}-{family}"), what) {
+        let spawned = threads::spawn(format!("{name}-{family}"), what);
+        if let Err(error) = &spawned {
             tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Failed to go on");
         }
+        spawned.is_ok()
     }
 }
