@@ -33,7 +33,7 @@ pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
-use read::{Content, Found, Ours, Reader};
+use read::{Content, Found, Ours, Reader, is_passing, retry_until};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
@@ -42,7 +42,6 @@ pub const TABLE_COMMENT: &str = "rules for kube-proxy";
 /// For how long a read-back is repeated when somebody keeps changing the ruleset under it, be it in other tables:
 /// whoever writes iptables rules may need a thousand transactions.
 const PERSISTENCE: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The kernel's table of one family, and what we want in it.
 #[derive(Debug)]
@@ -250,14 +249,12 @@ impl Table {
     fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
         let contested = self.plan.accept(routings);
         let deadline = Instant::now() + PERSISTENCE;
-        let mut pause = Duration::from_millis(1);
-        let (steps, wrote) = loop {
-            match self.write_difference() {
-                Err(CommitError::Stale) if Instant::now() < deadline => std::thread::sleep(pause),
-                written => break written?,
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+        let passes = |error: &CommitError| match error {
+            CommitError::Stale => true,
+            CommitError::Socket(error) => is_passing(error),
+            CommitError::Refused { .. } | CommitError::TooLarge { .. } => false,
         };
+        let (steps, wrote) = retry_until(deadline, passes, || self.write_difference(deadline))?;
         self.settled = true;
         // A frontend that had to be written again begins to count again.
         let writes_frontends = steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_)));
@@ -284,7 +281,7 @@ impl Table {
     }
 
     /// Returns what it did to the elements, and whether it did anything at all.
-    fn write_difference(&mut self) -> Result<(Steps, bool), CommitError> {
+    fn write_difference(&mut self, deadline: Instant) -> Result<(Steps, bool), CommitError> {
         let generation = self.connection.generation()?.id;
         let wanted = self.plan.elements();
         let mut batch = self.batch();
@@ -294,7 +291,9 @@ impl Table {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
             Found::Ours(ours) => {
                 is_owned = self.take_over(&ours, generation)?;
-                self.reader().content(&ours.sets, &wanted)?
+                // What others can change has to be read in one go, or all of it again.
+                let deadline = if is_owned { deadline } else { Instant::now() };
+                self.reader().content(&ours.sets, &wanted, deadline)?
             }
             Found::Nothing => self.write_program(&mut batch),
             Found::Foreign => {

@@ -29,17 +29,43 @@ const MOST_DOUBLINGS: u32 = 10;
 
 /// Looks for as long as the process lives, a part every `interval` at most.
 pub fn spawn(family: Family, line: SyncSender<Message>, interval: Duration) -> anyhow::Result<()> {
-    let auditor = Auditor { family, line, parts: Vec::new(), stubborn: HashMap::new() };
+    let auditor = Auditor { family, line, round: Round::default(), stubborn: HashMap::new() };
     threads::spawn(format!("audit-{family}"), move || auditor.run(interval))
 }
 
 struct Auditor {
     family: Family,
     line: SyncSender<Message>,
-    /// Those that are still to be looked at in this round.
-    parts: Vec<Part>,
+    round: Round,
     /// Parts that were different at the last look.
     stubborn: HashMap<Part, Stubborn>,
+}
+
+/// Which part is read next: all of them, one after the other, and one that could not be read once more.
+#[derive(Debug, Default)]
+struct Round {
+    left: Vec<Part>,
+    failed: Option<Part>,
+    /// Whether the part that was given last had failed before.
+    is_retry: bool,
+}
+
+impl Round {
+    /// When all parts have been given, it begins again.
+    fn next(&mut self, all: impl FnOnce() -> Vec<Part>) -> Option<Part> {
+        let failed = self.failed.take();
+        self.is_retry = failed.is_some();
+        if failed.is_none() && self.left.is_empty() {
+            self.left = all();
+        }
+        failed.or_else(|| self.left.pop())
+    }
+
+    /// The part that was given last could not be read. One that fails twice in a row waits for the next round, so that it
+    /// does not keep the others from being read.
+    fn fail(&mut self, part: Part) {
+        self.failed = Some(part).filter(|_| !self.is_retry);
+    }
 }
 
 /// A part that does not become what it should.
@@ -66,14 +92,20 @@ impl Auditor {
         }
     }
 
-    /// At one part, and returns how long that takes. When all have been looked at, it begins again.
+    /// At one part, and returns how long that takes.
     fn look(&mut self) -> anyhow::Result<Duration> {
         let started = Instant::now();
-        let mut inspection = self.inspection()?;
-        if self.parts.is_empty() {
-            self.parts = inspection.parts();
-        }
-        let Some(part) = self.parts.pop() else { return Ok(Duration::ZERO) };
+        let inspection = self.inspection()?;
+        let Some(part) = self.round.next(|| inspection.parts()) else { return Ok(Duration::ZERO) };
+        self.look_at(part, inspection, started).inspect_err(|_| self.round.fail(part))
+    }
+
+    fn look_at(
+        &mut self,
+        part: Part,
+        mut inspection: Inspection,
+        started: Instant,
+    ) -> anyhow::Result<Duration> {
         if let Some(stubborn) = self.stubborn.get_mut(&part).filter(|it| it.skip > 0) {
             stubborn.skip -= 1;
             return Ok(started.elapsed());
@@ -111,5 +143,26 @@ impl Auditor {
         tracing::warn!(ipFamily = %self.family, %part, differences, first, roundsToRest = rest, "The kernel does not hold what it should, writing it again");
         let told = self.line.send(Message::Drifted(Drift::Heard(None)));
         told.map_err(|_| anyhow!("the family has ended"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plan::iptables::chains::Table;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_could_not_be_read_is_read_once_more_before_the_others() {
+        let [a, b] = [Part::Table(Table::Filter), Part::Table(Table::Nat)];
+        let mut round = Round::default();
+        let next = |round: &mut Round| round.next(|| vec![b, a]).unwrap();
+        assert_eq!(next(&mut round), a);
+        round.fail(a);
+        assert_eq!(next(&mut round), a);
+        round.fail(a);
+        assert_eq!(next(&mut round), b, "what fails twice does not hold up the others");
+        round.fail(b);
+        assert_eq!([next(&mut round), next(&mut round), next(&mut round)], [b, a, b]);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use model::address::Family;
 use model::names::Port;
@@ -11,6 +12,7 @@ use plan::nftables::elements::Frontend;
 use plan::nftables::plan::Held;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Key, Nature, Set, address};
+use rustix::io::Errno;
 
 use super::TABLE;
 use super::compile::{declare, fingerprint, hook};
@@ -91,25 +93,44 @@ impl Reader<'_> {
         Ok(Found::Ours(Ours { sets, timeouts, owner: table.owner, persistent: table.persistent }))
     }
 
-    /// What the sets hold, given what they should hold, in order.
-    pub fn content(&mut self, sets: &[(Set, Option<u32>)], wanted: &[Element]) -> io::Result<Content> {
+    /// What the sets hold, given what they should hold, in order. A set that can't be read for the moment is read again
+    /// until the deadline, and the others are not: that is right only if nobody else can change the table meanwhile.
+    pub fn content(
+        &mut self,
+        sets: &[(Set, Option<u32>)],
+        wanted: &[Element],
+        deadline: Instant,
+    ) -> io::Result<Content> {
         let mut content = Content::default();
         for (set, count) in sets.iter().copied() {
-            if set == Set::ServiceCidrs {
-                content.service_cidrs = self.service_cidrs()?;
-            } else if set == Set::NodePortIps {
-                content.node_port_ips = self.node_port_ips()?;
-            } else if set.nature() != Nature::Learning {
-                let start = wanted.partition_point(|element| element.set < set);
-                let end = wanted.partition_point(|element| element.set <= set);
-                let wanted = wanted.get(start..end).unwrap_or_default();
-                match self.elements(set, count.map(|count| count as usize), wanted)? {
-                    Some(elements) => content.held.elements.extend(elements),
-                    None => content.held.unclear.push(set),
-                }
-            }
+            let count = count.map(|count| count as usize);
+            let start = wanted.partition_point(|element| element.set < set);
+            let end = wanted.partition_point(|element| element.set <= set);
+            let wanted = wanted.get(start..end).unwrap_or_default();
+            retry_until(deadline, is_passing, || self.read_set(set, count, wanted, &mut content))?;
         }
         Ok(content)
+    }
+
+    /// Adds to the content what one set holds; nothing if that fails.
+    fn read_set(
+        &mut self,
+        set: Set,
+        count: Option<usize>,
+        wanted: &[Element],
+        content: &mut Content,
+    ) -> io::Result<()> {
+        if set == Set::ServiceCidrs {
+            content.service_cidrs = self.service_cidrs()?;
+        } else if set == Set::NodePortIps {
+            content.node_port_ips = self.node_port_ips()?;
+        } else if set.nature() != Nature::Learning {
+            match self.elements(set, count, wanted)? {
+                Some(elements) => content.held.elements.extend(elements),
+                None => content.held.unclear.push(set),
+            }
+        }
+        Ok(())
     }
 
     /// What a set holds. To list it takes the kernel time with the square of its size, so of a large one we ask only for
@@ -235,6 +256,30 @@ impl Reader<'_> {
         let found =
             self.connection.elements(wire_family(self.family), TABLE, &name, |element| read(&element))?;
         found.into_iter().map(|found| found.ok_or_else(|| odd(&name))).collect()
+    }
+}
+
+/// Whether a read that failed may succeed in a moment: the list changed while the kernel printed it, or something ran short.
+pub fn is_passing(error: &io::Error) -> bool {
+    let shortages = [Errno::NOBUFS, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::BUSY];
+    let is_shortage = shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
+    is_shortage || error.kind() == io::ErrorKind::ResourceBusy
+}
+
+/// Repeats what fails for reasons that pass, with growing pauses, until it succeeds or the deadline is over.
+pub fn retry_until<T, E>(
+    deadline: Instant,
+    passes: impl Fn(&E) -> bool,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match attempt() {
+            Err(error) if passes(&error) && Instant::now() < deadline => std::thread::sleep(pause),
+            result => return result,
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

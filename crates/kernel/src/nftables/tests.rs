@@ -4,6 +4,8 @@ mod comparing;
 mod counting;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use model::local::FromPod;
 use model::names::{NamespacedName, Protocol, ServicePortName};
@@ -105,7 +107,7 @@ impl Table {
         let found = self.reader().find(&settings).unwrap();
         let Found::Ours(ours) = found else { panic!("{found:?}") };
         let wanted = self.plan.elements();
-        let content = self.reader().content(&ours.sets, &wanted).unwrap();
+        let content = self.reader().content(&ours.sets, &wanted, Instant::now()).unwrap();
         (ours, content)
     }
 }
@@ -210,7 +212,7 @@ fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
         let mut ours = table.read_back().0;
         ours.sets.iter_mut().for_each(|(_, count)| *count = None);
         let wanted = table.plan.elements();
-        let content = table.reader().content(&ours.sets, &wanted).unwrap();
+        let content = table.reader().content(&ours.sets, &wanted, Instant::now()).unwrap();
         assert!(content.held.unclear.contains(&Set::Endpoints(Bank::Addresses)));
         let mut batch = table.batch();
         let steps = table.plan.steps_from(content.held, wanted.clone());
@@ -398,5 +400,69 @@ fn frontends_that_a_stranger_took_away_have_not_counted_all_along() {
         table.distrust();
         assert!(table.sync(Change::default()).unwrap().wrote);
         assert_eq!(table.counts_are_whole, Some(false));
+    });
+}
+
+/// Changes another table over and over, until dropped.
+struct Writer {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writer {
+    fn start() -> Self {
+        run("nft add table ip other");
+        run("nft add set ip other numbers { type mark ; }");
+        let over = Arc::new(AtomicBool::new(false));
+        let write = |number: u32, over: Arc<AtomicBool>| {
+            let mut connection = Connection::open().unwrap();
+            while !over.load(Ordering::Relaxed) {
+                let element = || [nft::Element::new(number.to_ne_bytes())];
+                let mut batch = Batch::new(netlink::Family::Ipv4, "other");
+                batch.add_elements("numbers", element());
+                batch.delete_elements("numbers", element());
+                connection.commit(&batch).unwrap();
+            }
+        };
+        let threads = (0..2).map(|number| {
+            let over = over.clone();
+            std::thread::spawn(move || write(number, over))
+        });
+        Self { threads: threads.collect(), over }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[test]
+fn a_set_that_cannot_be_read_while_others_write_is_read_once_they_rest() {
+    in_fresh_netns(|| {
+        let cidrs: Vec<IpNet> = (0..4_000_u32)
+            .map(|number| {
+                let [_, a, b, c] = (number * 16).to_be_bytes();
+                format!("10.{a}.{b}.{c}/30").parse().unwrap()
+            })
+            .collect();
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        table.sync(Change { service_cidrs: Some(cidrs), ..Change::default() }).unwrap();
+        assert!(table.is_owned());
+
+        let writer = Writer::start();
+        let refused = (0..100).find_map(|_| table.reader().service_cidrs().err());
+        let refused = refused.expect("the list keeps changing while it is read");
+        assert!(is_passing(&refused), "{refused}");
+        table.distrust();
+        let resting = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(1));
+            drop(writer);
+        });
+        let outcome = table.sync(Change::default()).unwrap();
+        assert!(outcome.full && !outcome.wrote);
+        resting.join().unwrap();
     });
 }
