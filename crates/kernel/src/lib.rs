@@ -3,6 +3,7 @@
 
 pub mod conntrack;
 pub mod difference;
+pub mod holder;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;

@@ -27,6 +27,7 @@ use plan::nftables::plan::{Changed, Contested, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
 
+use crate::holder::Holder;
 use crate::stranger::Drift;
 use crate::wire_family;
 pub use compare::{Inspection, Present, Wanted, present};
@@ -321,11 +322,13 @@ impl Table {
     }
 
     fn belongs_to(&self, port: u32) -> CommitError {
+        let owner = match Holder::of_netfilter_port(port) {
+            Some(holder) => format!("another running process, {holder}"),
+            None => format!("another running process that is not visible from here (netlink port {port})"),
+        };
         CommitError::Refused {
             object: format!("table {} {TABLE}", wire_family(self.settings.family)),
-            message: format!(
-                "it belongs to another running process (netlink port {port}); stop that one first"
-            ),
+            message: format!("it belongs to {owner}; stop that one first"),
             errno: io::ErrorKind::PermissionDenied.into(),
         }
     }

@@ -131,6 +131,10 @@ fn open_iptables() -> anyhow::Result<Access> {
     for family in families_of_kernel() {
         match iptables::Access::open(family) {
             Ok(access) => drop(accesses.insert(family, access)),
+            // That says nothing about the family, and a proxy that serves only the other one would be worse than none.
+            Err(error) if error.is_contention() => {
+                bail!("cannot tell whether iptables works here, another process holds its lock: {error}")
+            }
             Err(error) => {
                 tracing::info!(ipFamily = %family, err = %error, "No iptables support for family");
                 first_error.get_or_insert(error);

@@ -19,7 +19,7 @@ pub enum Error {
     #[error("{command:?} was killed by signal {signal}")]
     Killed { command: String, signal: i32 },
     /// Only with versions so old that we have to take their locks ourselves.
-    #[error("cannot acquire the {which} iptables lock {name}, somebody else may be changing rules")]
+    #[error("cannot acquire the {which} iptables lock {name}{}", if is_held(source) { ": another process holds it" } else { "" })]
     Lock { which: &'static str, name: String, source: io::Error },
 }
 
@@ -32,7 +32,7 @@ impl Error {
     pub fn is_contention(&self) -> bool {
         match self {
             Self::Lock { .. } => true,
-            Self::Failed { said, .. } => said.contains("xtables lock") || said.contains("xtables.lock"),
+            Self::Failed { said, .. } => says_locked(said),
             Self::CannotRun { .. } | Self::Stuck { .. } | Self::Killed { .. } => false,
         }
     }
@@ -55,6 +55,16 @@ impl Error {
         ];
         matches!(self, Self::Failed { said, .. } if WORDS.iter().any(|words| said.contains(words)))
     }
+}
+
+/// Whether a lock was not to be had because another process has it, rather than because it can't be made.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::AddrInUse)
+}
+
+/// Whether that is what a command says when another process holds the lock for too long.
+pub fn says_locked(said: &str) -> bool {
+    said.contains("xtables lock") || said.contains("xtables.lock")
 }
 
 /// Several things that went wrong on the way; the way was gone to its end.

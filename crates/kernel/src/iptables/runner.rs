@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::address::Family;
 
-use super::error::{Error, lines_around, refused_line};
+use super::error::{Error, lines_around, refused_line, says_locked};
 use super::exec::{Exec, Finished, command_line};
-use super::locks::Locks;
+use super::locks::{self, Locks};
 use super::version::{Features, Variant};
 
 /// How many lines are quoted before and after one that is refused.
@@ -157,7 +157,7 @@ impl Runner {
         if finished.status == 0 {
             return Ok(());
         }
-        let said = finished.said();
+        let said = said(&finished);
         let line = refused_line(&said).unwrap_or_default();
         let lines = lines_around(text.iter().copied(), line, CONTEXT);
         let command = command_line(self.names.restore, &arguments);
@@ -190,7 +190,7 @@ impl Runner {
             return Ok(finished.stdout);
         }
         let command = command_line(self.names.save, &arguments);
-        Err(Error::Failed { command, status: finished.status, said: finished.said(), lines: Vec::new() })
+        Err(Error::Failed { command, status: finished.status, said: said(&finished), lines: Vec::new() })
     }
 
     fn succeed(&self, arguments: &[&str]) -> Result<String, Error> {
@@ -204,11 +204,23 @@ impl Runner {
 
     fn refused(&self, arguments: &[&str], finished: &Finished) -> Error {
         let command = command_line(self.names.iptables, &[self.features.wait, arguments].concat());
-        Error::Failed { command, status: finished.status, said: finished.said(), lines: Vec::new() }
+        Error::Failed { command, status: finished.status, said: said(finished), lines: Vec::new() }
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a command said, and who kept it from its work if that was a lock.
+fn said(finished: &Finished) -> String {
+    let said = finished.said();
+    match says_locked(&said).then(locks::holder).flatten() {
+        Some(holder) => {
+            let lines: Vec<&str> = said.lines().map(str::trim).collect();
+            format!("{} (it is held by {holder})", lines.join("; "))
+        }
+        None => said,
     }
 }
 
