@@ -138,6 +138,8 @@ struct Running {
     is_right: bool,
     /// Who has interfered since the last pass.
     strangers: Vec<Option<Stranger>>,
+    /// The error that was last logged, and when, as long as syncs fail.
+    failure: Option<(Instant, String)>,
 }
 
 impl fmt::Debug for Running {
@@ -314,7 +316,7 @@ impl Line {
         );
         let mut pace = Pace::new(pause, sync_period, LONGEST_PAUSE, Instant::now());
         pace.ask();
-        health.updated(self.family);
+        health.started(self.family);
         let family = [ip_family(self.family)];
         // There from the start, so that an alert sees the first one.
         self.metrics.drift_repairs.add(family, 0.0);
@@ -330,6 +332,7 @@ impl Line {
             has_passed: false,
             is_right: false,
             strangers: Vec::new(),
+            failure: None,
             backend,
             conntrack,
             addresses: addresses.clone(),
@@ -363,16 +366,17 @@ impl Line {
             return;
         }
         tracing::debug!(v = 2, ipFamily = %family, "Syncing {mode} rules");
+        // A sync that fails is due from its first attempt, also if no event asked for it. Upstream counts only events.
+        running.health.queued(family);
         let changes = self.cluster.take_changes();
         let started = Instant::now();
         let counts = self.cluster.counts();
         let outcome = running.pass(changes, counts);
         running.pace.ended(Instant::now(), outcome.is_ok());
         running.measure(started.elapsed(), outcome.as_ref().ok().copied());
-        if let Err(error) = outcome {
-            tracing::error!(ipFamily = %family, err = format!("{error:#}"), "{mode} sync failed");
-            let retry = GoDuration::from(running.sync_period);
-            tracing::info!(ipFamily = %family, retryingTime = %retry, "Sync failed");
+        match outcome {
+            Ok(_) => running.failure = None,
+            Err(error) => running.log_failure(&format!("{error:#}"), Instant::now()),
         }
         self.show_pending();
     }
@@ -401,7 +405,7 @@ impl Running {
         self.tell_repairs(pass);
         self.tell_latencies();
         self.tell_lack_of_local_endpoints(counts);
-        self.health.updated(family);
+        self.health.synced(family);
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
         self.conntrack.follow_rules();
@@ -418,6 +422,22 @@ impl Running {
         }
         self.listen_for_strangers();
         Ok(pass)
+    }
+
+    /// The same error is logged once per sync period: until the first sync has succeeded, attempts are many.
+    fn log_failure(&mut self, error: &str, now: Instant) {
+        let is_known = self.failure.as_ref().is_some_and(|(logged, known)| {
+            known == error && now.saturating_duration_since(*logged) < self.sync_period
+        });
+        if is_known {
+            return;
+        }
+        let (family, mode) = (self.family, self.backend.mode());
+        tracing::error!(ipFamily = %family, err = error, "{mode} sync failed");
+        if let Some(retry) = self.pace.retry() {
+            tracing::info!(ipFamily = %family, retryingTime = %GoDuration::from(retry), "Sync failed");
+        }
+        self.failure = Some((now, error.to_owned()));
     }
 
     /// The next pass looks at everything.

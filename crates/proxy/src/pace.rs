@@ -1,7 +1,8 @@
 //! Decides when the next pass is due. Never sleeps, never asks what time it is.
 //!
 //! Requests that come while a pass runs or right after one become one pass; a failed pass is repeated, a quiet hour is
-//! ended by one.
+//! ended by one. Until the first one has succeeded, failures are repeated within seconds: the node may have no rules at all,
+//! and what is in the way at a start (the process before, a lock) often goes by itself.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ pub struct Pace {
     /// When the running pass began.
     started: Option<Instant>,
     last: Option<Last>,
+    /// The pause after the next failure, until a sync has succeeded.
+    first_retry: Option<Duration>,
     /// When we began to wait for the first pass that comes to an end.
     began: Instant,
 }
@@ -35,12 +38,17 @@ pub enum Pause {
 struct Last {
     ended: Instant,
     took: Duration,
-    succeeded: bool,
+    /// The pause after a failure.
+    retry: Option<Duration>,
 }
 
 impl Pace {
+    /// The first pause and the longest one after a failure, as long as no sync has succeeded.
+    const FIRST_RETRIES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
+
     pub fn new(pause: Pause, retry: Duration, max: Duration, now: Instant) -> Self {
-        Self { pause, retry, max, asked: false, started: None, last: None, began: now }
+        let [first_retry, _] = Self::FIRST_RETRIES.map(Some);
+        Self { pause, retry, max, asked: false, started: None, last: None, first_retry, began: now }
     }
 
     /// Something changed.
@@ -58,7 +66,15 @@ impl Pace {
     pub fn ended(&mut self, now: Instant, succeeded: bool) {
         let took =
             self.started.take().map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        self.last = Some(Last { ended: now, took, succeeded });
+        let [_, longest] = Self::FIRST_RETRIES;
+        let retry = self.first_retry.map_or(self.retry, |first| first.min(self.retry));
+        self.first_retry = self.first_retry.filter(|_| !succeeded).map(|pause| (pause * 2).min(longest));
+        self.last = Some(Last { ended: now, took, retry: (!succeeded).then_some(retry) });
+    }
+
+    /// How long after its end a sync that failed is repeated, if nothing asks for one before.
+    pub fn retry(&self) -> Option<Duration> {
+        self.last?.retry
     }
 
     /// How long to wait until the next pass, if nobody asks for one in the meantime.
@@ -74,10 +90,10 @@ impl Pace {
             Pause::Always(rest) => rest,
             Pause::InProportion(longest) => last.took.saturating_mul(19).min(longest),
         };
-        let pause = match (self.asked, last.succeeded) {
+        let pause = match (self.asked, last.retry) {
             (true, _) => rest,
-            (false, false) => self.retry.min(self.max),
-            (false, true) => self.max,
+            (false, Some(retry)) => retry.min(self.max),
+            (false, None) => self.max,
         };
         last.ended + pause.max(rest)
     }
@@ -147,8 +163,11 @@ mod tests {
 
     #[test]
     fn a_failure_is_repeated_and_a_success_ends_that() {
-        let (mut pace, t) = pace();
+        let (mut pace, start) = pace();
         pace.ask();
+        pass(&mut pace, start, true);
+        pace.ask();
+        let t = start + SECOND;
         pass(&mut pace, t, false);
         assert_eq!(pace.wait(t), 30 * SECOND);
         pass(&mut pace, t + 30 * SECOND, false);
@@ -157,6 +176,34 @@ mod tests {
         assert_eq!(pace.wait(t + 30 * SECOND), SECOND, "a request does not wait for the retry");
         pass(&mut pace, t + 31 * SECOND, true);
         assert_eq!(pace.wait(t + 31 * SECOND), 3_600 * SECOND, "nor is there one left after it");
+    }
+
+    #[test]
+    fn failures_before_the_first_success_are_repeated_within_seconds() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(Pause::Always(Duration::ZERO), 30 * SECOND, 3_600 * SECOND, now);
+        pace.ask();
+        let pauses = [250, 500, 1_000, 2_000, 4_000, 4_000].map(Duration::from_millis);
+        for pause in pauses {
+            pass(&mut pace, now, false);
+            assert_eq!((pace.wait(now), pace.retry()), (pause, Some(pause)));
+            now += pause;
+        }
+        pass(&mut pace, now, true);
+        assert_eq!((pace.wait(now), pace.retry()), (3_600 * SECOND, None));
+        pace.ask();
+        pass(&mut pace, now, false);
+        assert_eq!(pace.wait(now), 30 * SECOND, "from then on as upstream does");
+    }
+
+    #[test]
+    fn a_sync_period_shorter_than_the_first_retries_counts() {
+        let now = Instant::now();
+        let pause = Pause::Always(Duration::ZERO);
+        let mut pace = Pace::new(pause, Duration::from_millis(100), 3_600 * SECOND, now);
+        pace.ask();
+        pass(&mut pace, now, false);
+        assert_eq!(pace.wait(now), Duration::from_millis(100));
     }
 
     #[test]

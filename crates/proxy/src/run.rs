@@ -115,7 +115,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     tracing::info!(version = options.version, "Version info");
     tuning::set_oom_score(config.oom_score_adj);
     let http = Http::start().context("starting a thread")?;
-    let health = Arc::new(NodeHealth::new(config.sync_period, metrics.clone()));
+    let health = Arc::new(NodeHealth::new(config.sync_period, backends.keys().copied(), metrics.clone()));
     match &node.object {
         Some(object) => health.node_applied(object),
         // Nobody takes a node away that no folder speaks of.

@@ -1,106 +1,15 @@
 //! The proxy as a process that serves a folder of manifests, alone in a network namespace.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod process;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::process::Command;
 
 use netlink::testing::{in_fresh_netns, run};
+use process::{Proxy, service, slice};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tests::patience::Deadline;
-
-/// A running proxy, killed when dropped.
-struct Proxy {
-    child: Child,
-    lines: Receiver<String>,
-    unread: Vec<String>,
-}
-
-impl Proxy {
-    fn start(folder: &Path, flags: &[&str]) -> Self {
-        Self::run(Command::new(env!("CARGO_BIN_EXE_kube-proxy")), folder, flags)
-    }
-
-    fn run(mut command: Command, folder: &Path, flags: &[&str]) -> Self {
-        let mut child = command
-            .args([
-                "--proxy-mode=nftables",
-                "--hostname-override=node-1",
-                "-v=2",
-                "--iptables-min-sync-period=0",
-                "--conntrack-max-per-core=0",
-            ])
-            .args(flags)
-            .arg("--manifests")
-            .arg(folder)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stderr = child.stderr.take().unwrap();
-        let (send, lines) = channel();
-        std::thread::spawn(move || {
-            BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
-        });
-        Self { child, lines, unread: Vec::new() }
-    }
-
-    /// The first line that contains all of these and has not been asked for before.
-    fn wait_for(&mut self, parts: &[&str]) -> String {
-        let mut deadline = Deadline::after(Duration::from_secs(20));
-        loop {
-            if let Some(at) = self.unread.iter().position(|line| parts.iter().all(|part| line.contains(part)))
-            {
-                return self.unread.remove(at);
-            }
-            match self.lines.recv_timeout(Duration::from_millis(100)) {
-                Ok(line) => self.unread.push(line),
-                Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
-                Err(_) => panic!("no line with {parts:?} in\n{}", self.unread.join("\n")),
-            }
-        }
-    }
-
-    fn wait_for_pass(&mut self, family: &str) -> String {
-        self.wait_for(&["\"SyncProxyRules complete\"", family])
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn service(name: &str, ip: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: {name}}}
-spec:
-  clusterIP: {ip}
-  ports:
-  - port: 80
-"
-    )
-}
-
-fn slice(service: &str, endpoint: &str) -> String {
-    format!(
-        "apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}
-addressType: IPv4
-ports: [{{port: 8080}}]
-endpoints:
-- addresses: [{endpoint}]
-"
-    )
-}
 
 fn endpoints() -> String {
     run("nft list map ip kube-proxy endpoints")

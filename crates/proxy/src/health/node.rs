@@ -6,8 +6,11 @@
 //!   this Node ── eligible ────────┘
 //! ```
 //!
-//! A family is unwell when a sync was asked for and none has succeeded for twice the sync period. One that has nothing
-//! to do is well.
+//! A family is unhealthy when a sync was due and none has succeeded for twice the sync period. One that has nothing to do
+//! is healthy. So far that is upstream's rule, and all of `/livez`.
+//!
+//! `/healthz` also says no until every family has completed its first sync. Upstream says yes from the start, so that a
+//! rolling update passes over a node whose rules were never written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,19 +56,28 @@ pub struct NodeHealth {
 }
 
 impl NodeHealth {
-    pub fn new(sync_period: Duration, metrics: Arc<Metrics>) -> Self {
-        let state = State { patience: sync_period * 2, families: BTreeMap::new(), node_is_eligible: false };
-        Self { state: Mutex::new(state), metrics }
+    /// Of a proxy that is to serve these families.
+    pub fn new(
+        sync_period: Duration,
+        families: impl IntoIterator<Item = Family>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { state: Mutex::new(State::new(sync_period * 2, families)), metrics }
     }
 
-    /// An event asks for a sync.
+    /// The family's sync loop begins.
+    pub fn started(&self, family: Family) {
+        self.state().started(family, Moment::now());
+    }
+
+    /// A sync is due from now on, unless one was due before.
     pub fn queued(&self, family: Family) {
         self.state().queued(family, Moment::now());
     }
 
-    /// Rules are as they should be; also when a family is about to begin.
-    pub fn updated(&self, family: Family) {
-        self.state().updated(family, Moment::now());
+    /// A sync succeeded.
+    pub fn synced(&self, family: Family) {
+        self.state().synced(family, Moment::now());
     }
 
     /// This node's object. When it is deleted, what was last known stays.
@@ -78,7 +90,7 @@ impl NodeHealth {
         self.state().is_healthy(Moment::now())
     }
 
-    // Every change is a single assignment.
+    // No change leaves the state half done, even if it panics.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,42 +130,64 @@ enum Probe {
 
 #[derive(Debug)]
 struct State {
-    /// How long a sync may be due.
-    patience: Duration,
+    /// A sync that has been due for that long makes its family unhealthy.
+    sync_timeout: Duration,
+    /// Every family that the proxy is to serve.
     families: BTreeMap<Family, FamilyState>,
     node_is_eligible: bool,
 }
 
 #[derive(Debug, Default)]
 struct FamilyState {
+    /// When the sync loop began, or the last sync succeeded.
     updated: Option<Timestamp>,
     /// Since when a sync is due.
     pending: Option<Instant>,
+    /// Whether a sync has ever succeeded.
+    has_synced: bool,
 }
 
 impl State {
+    fn new(sync_timeout: Duration, families: impl IntoIterator<Item = Family>) -> Self {
+        let families = families.into_iter().map(|family| (family, FamilyState::default())).collect();
+        Self { sync_timeout, families, node_is_eligible: false }
+    }
+
+    fn started(&mut self, family: Family, now: Moment) {
+        let has_synced = false;
+        self.families.insert(family, FamilyState { updated: Some(now.time), pending: None, has_synced });
+    }
+
     fn queued(&mut self, family: Family, now: Moment) {
         self.families.entry(family).or_default().pending.get_or_insert(now.instant);
     }
 
-    fn updated(&mut self, family: Family, now: Moment) {
-        self.families.insert(family, FamilyState { updated: Some(now.time), pending: None });
+    fn synced(&mut self, family: Family, now: Moment) {
+        let has_synced = true;
+        self.families.insert(family, FamilyState { updated: Some(now.time), pending: None, has_synced });
     }
 
+    /// Whether no sync is overdue: the health of upstream.
     fn is_healthy(&self, now: Moment) -> bool {
-        self.families.values().all(|family| family.is_healthy(self.patience, now))
+        self.families.values().all(|family| !family.is_overdue(self.sync_timeout, now))
     }
 
     fn report(&self, probe: Probe, now: Moment) -> Report {
+        let is_healthy = |state: &FamilyState| {
+            let is_ready = match probe {
+                Probe::Healthz => state.has_synced,
+                Probe::Livez => true,
+            };
+            is_ready && !state.is_overdue(self.sync_timeout, now)
+        };
         let status: BTreeMap<_, _> = self
             .families
             .iter()
             .filter_map(|(family, state)| {
-                let healthy = state.is_healthy(self.patience, now);
-                Some((*family, FamilyReport { last_updated: state.updated?, healthy }))
+                Some((*family, FamilyReport { last_updated: state.updated?, healthy: is_healthy(state) }))
             })
             .collect();
-        let healthy = self.is_healthy(now);
+        let healthy = self.families.values().all(is_healthy);
         let node_eligible = match probe {
             Probe::Healthz => Some(self.node_is_eligible),
             Probe::Livez => None,
@@ -166,9 +200,10 @@ impl State {
 }
 
 impl FamilyState {
-    fn is_healthy(&self, patience: Duration, now: Moment) -> bool {
-        let overdue = |since: Instant| now.instant.saturating_duration_since(since) >= patience;
-        self.updated.is_none() || !self.pending.is_some_and(overdue)
+    /// Nothing is overdue before the sync loop has begun.
+    fn is_overdue(&self, timeout: Duration, now: Moment) -> bool {
+        let is_late = |since: Instant| now.instant.saturating_duration_since(since) >= timeout;
+        self.updated.is_some() && self.pending.is_some_and(is_late)
     }
 }
 
@@ -248,10 +283,11 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A state as at the start, with a patience of a minute, and what the time is then.
+    /// The state of a dual-stack proxy at the start, with a timeout of a minute, and the time then.
     fn start() -> (State, Moment) {
         let time = "2026-11-15T18:27:49.76569412Z".parse().unwrap();
-        let state = State { patience: 60 * SECOND, families: BTreeMap::new(), node_is_eligible: true };
+        let mut state = State::new(60 * SECOND, Family::BOTH);
+        state.node_is_eligible = true;
         (state, Moment { instant: Instant::now(), time })
     }
 
@@ -273,17 +309,47 @@ mod tests {
         assert!(state.is_healthy(t), "nothing has begun");
         state.queued(V6, t);
         assert!(state.is_healthy(t.after(600)), "an event before the family begins is not its fault");
-        state.updated(V4, t);
-        state.updated(V6, t);
+        state.started(V4, t);
+        state.started(V6, t);
         assert!(state.is_healthy(t.after(600)), "nothing to do");
         state.queued(V4, t.after(600));
         state.queued(V4, t.after(630));
         assert!(state.is_healthy(t.after(659)));
         assert!(!state.is_healthy(t.after(660)), "the first request counts");
-        state.updated(V6, t.after(660));
+        state.synced(V6, t.after(660));
         assert!(!state.is_healthy(t.after(660)), "the other family's success is its own");
-        state.updated(V4, t.after(661));
+        state.synced(V4, t.after(661));
         assert!(state.is_healthy(t.after(800)));
+    }
+
+    #[test]
+    fn healthz_says_no_until_every_family_has_synced_and_livez_only_once_a_sync_is_overdue() {
+        use Family::{V4, V6};
+        let (mut state, t) = start();
+        let status = |state: &State, now| {
+            [Probe::Healthz, Probe::Livez].map(|probe| state.report(probe, now).answer().status().as_u16())
+        };
+        assert_eq!(status(&state, t), [503, 200], "no sync loop has begun");
+        state.started(V4, t);
+        state.started(V6, t);
+        assert_eq!(status(&state, t.after(3_600)), [503, 200], "nothing was listed yet, so no sync is due");
+        state.queued(V4, t.after(3_600));
+        state.queued(V6, t.after(3_600));
+        state.synced(V6, t.after(3_601));
+        assert_eq!(status(&state, t.after(3_659)), [503, 200], "one family is not all");
+        assert_eq!(status(&state, t.after(3_660)), [503, 503], "its first sync has failed for too long");
+        state.synced(V4, t.after(3_661));
+        assert_eq!(status(&state, t.after(9_000)), [200, 200]);
+        state.queued(V6, t.after(9_000));
+        assert_eq!(
+            status(&state, t.after(9_059)),
+            [200, 200],
+            "a later failure changes nothing for a minute"
+        );
+        assert_eq!(status(&state, t.after(9_060)), [503, 503]);
+        state.node_is_eligible = false;
+        state.synced(V6, t.after(9_061));
+        assert_eq!(status(&state, t.after(9_061)), [503, 200], "the node is about to be deleted");
     }
 
     #[test]
@@ -292,14 +358,14 @@ mod tests {
         state.node_is_eligible = false;
         let now = r#""currentTime":"2026-11-15T18:27:49.76569412Z""#;
         let zero =
-            format!(r#"{{"lastUpdated":"0001-01-01T00:00:00Z",{now},"nodeEligible":false,"healthy":true}}"#);
+            format!(r#"{{"lastUpdated":"0001-01-01T00:00:00Z",{now},"nodeEligible":false,"healthy":false}}"#);
         assert_eq!(told(&state, Probe::Healthz, t), (503, zero), "the node is not known yet");
         let live = format!(r#"{{"lastUpdated":"2026-11-15T18:27:49.76569412Z",{now},"healthy":true}}"#);
         assert_eq!(told(&state, Probe::Livez, t), (200, live));
 
         state.node_is_eligible = true;
-        state.updated(Family::V6, t.after(1));
-        state.updated(Family::V4, t);
+        state.synced(Family::V6, t.after(1));
+        state.synced(Family::V4, t);
         let later = concat!(
             r#"{"lastUpdated":"2026-11-15T18:27:51.76569412Z","currentTime":"2026-11-15T18:27:51.76569412Z","#,
             r#""nodeEligible":true,"healthy":true,"status":{"#,

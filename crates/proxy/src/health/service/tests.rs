@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 
 fn service_health() -> (ServiceHealth, Arc<NodeHealth>) {
     let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
-    let node = Arc::new(NodeHealth::new(Duration::ZERO, metrics));
+    let node = Arc::new(NodeHealth::new(Duration::ZERO, [], metrics));
     let (http, recorder) = (Http::start().unwrap(), Recorder::to_log());
     let addresses = NodePortAddresses::new(Family::V4, &["127.0.0.1/32".parse().unwrap()]);
     let health = ServiceHealth::new(Family::V4, &addresses, "node".to_owned(), http, node.clone(), recorder);
@@ -75,7 +75,7 @@ fn a_load_balancer_is_told_in_the_words_of_the_reference() {
     health.settle();
     assert_eq!(code_and_weight(port), says("200", "3"));
     // With a sync period of zero, whatever is due is overdue.
-    node.updated(Family::V4);
+    node.synced(Family::V4);
     node.queued(Family::V4);
     let (code, weight, body) = told(port).unwrap();
     assert_eq!((code.as_str(), weight.as_str()), ("503", "3"), "the weight does not change");
