@@ -4,19 +4,21 @@
 //!   folder ── file changed ──▶ manifest::read ──▶ what the file offers ──▶ events for what is different
 //! ```
 //!
-//! A file that can't be read keeps in force what it said before. An object offered by several files is taken from the
+//! A file that can't be read keeps in force what it said before, and if that was for lack of a resource it is read again until
+//! it can be: nothing may ever tell us to. An object offered by several files is taken from the
 //! one that comes first by name, and from the next one when that one lets go of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::event::{Event, Kind};
 use model::names::NamespacedName;
+use rustix::io::Errno;
 
-use crate::folder::Folder;
+use crate::folder::{Changed, Folder};
 use crate::manifest::{self, Content, Form, Key, Object, ObjectKind, Problem};
 
 /// Larger than any folder of Services should be, small enough not to fill a node's memory.
@@ -32,6 +34,54 @@ pub struct Manifests {
     files_of: HashMap<Key, BTreeSet<OsString>>,
     /// Files that could not be read, at all or in part, when last tried.
     unread: BTreeSet<OsString>,
+    retries: Retries,
+}
+
+/// What could not be read for lack of a resource.
+#[derive(Debug, Default)]
+struct Retries {
+    changed: Changed,
+    /// When to try again, and how long we waited for that.
+    due: Option<(Instant, Duration)>,
+}
+
+impl Retries {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    /// How long there is nothing to try again; none if that is for ever.
+    fn wait(&self, now: Instant) -> Option<Duration> {
+        if self.changed == Changed::default() {
+            return None;
+        }
+        Some(self.due.map_or(Duration::ZERO, |(due, _)| due.saturating_duration_since(now)))
+    }
+
+    /// What is to be tried again now.
+    fn take(&mut self, now: Instant) -> Changed {
+        if self.wait(now) != Some(Duration::ZERO) {
+            return Changed::default();
+        }
+        let pause = self.due.map_or(Self::FIRST, |(_, pause)| (pause * 2).min(Self::LONGEST));
+        self.due = Some((now + pause, pause));
+        std::mem::take(&mut self.changed)
+    }
+
+    /// After each attempt: once everything has been read, the next failure is the first one.
+    fn settle(&mut self, now: Instant) {
+        if self.changed == Changed::default() {
+            self.due = None;
+        } else if self.due.is_none() {
+            self.due = Some((now + Self::FIRST, Self::FIRST));
+        }
+    }
+}
+
+/// Whether the same may succeed a moment later, without the file being any different.
+fn is_shortage(error: &io::Error) -> bool {
+    const SHORTAGES: [Errno; 6] =
+        [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::AGAIN, Errno::INTR];
+    SHORTAGES.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// Why nothing could be read of a file.
@@ -55,6 +105,7 @@ impl Manifests {
             offers: BTreeMap::new(),
             files_of: HashMap::new(),
             unread: BTreeSet::new(),
+            retries: Retries::default(),
         })
     }
 
@@ -74,31 +125,55 @@ impl Manifests {
         for file in self.folder.files()? {
             self.reload(&file, emit);
         }
+        // A list without a file that is there would take its Services out of the kernel.
+        self.retries.settle(Instant::now());
+        while let Some(wait) = self.retries.wait(Instant::now()) {
+            std::thread::sleep(wait);
+            for file in self.retries.take(Instant::now()).files {
+                self.reload(&file, emit);
+            }
+            self.retries.settle(Instant::now());
+        }
         KINDS.into_iter().map(Event::Listed).for_each(emit);
         Ok(())
     }
 
     /// Waits for a change, for as long as `patience` lasts, and tells it. What one change brings comes in one call.
     pub fn follow(&mut self, patience: Option<Duration>, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
-        let mut changed = self.folder.wait(patience)?;
+        let retry = self.retries.wait(Instant::now());
+        let wait = patience.into_iter().chain(retry).min();
+        let mut changed = self.folder.wait(wait)?;
+        let again = self.retries.take(Instant::now());
+        changed.everything |= again.everything;
+        changed.files.extend(again.files);
+        self.reload_changed(changed, emit);
+        self.retries.settle(Instant::now());
+        Ok(())
+    }
+
+    fn reload_changed(&mut self, mut changed: Changed, emit: &mut dyn FnMut(Event)) {
         if changed.everything {
             match self.folder.files() {
                 Ok(files) => {
                     changed.files.extend(files);
                     changed.files.extend(self.offers.keys().cloned());
                 }
+                Err(error) if is_shortage(&error) => {
+                    let folder = self.folder.path().display();
+                    tracing::error!(%folder, err = %error, "Failed to list manifests, trying again");
+                    self.retries.changed.everything = true;
+                }
                 // Moved away or unmounted by mistake: no reason to stop serving.
                 Err(error) => {
                     let folder = self.folder.path().display();
                     tracing::error!(%folder, err = %error, "Manifests are gone; what they said stays in force");
-                    return Ok(());
+                    return;
                 }
             }
         }
         for file in changed.files {
             self.reload(&file, emit);
         }
-        Ok(())
     }
 
     fn reload(&mut self, file: &OsStr, emit: &mut dyn FnMut(Event)) {
@@ -131,6 +206,9 @@ impl Manifests {
                 let kept = self.offers.get(file).map_or(0, BTreeSet::len);
                 tracing::error!(file = %shown, err = %error, keptObjects = kept, "Failed to read manifest");
                 self.unread.insert(file.into());
+                if matches!(&error, Unreadable::Io(error) if is_shortage(error)) {
+                    self.retries.changed.files.insert(file.into());
+                }
             }
         }
     }

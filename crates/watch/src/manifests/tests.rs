@@ -274,3 +274,37 @@ fn ten_megabytes_are_served_and_sixty_five_are_refused_without_harm() {
     assert_eq!(told.len(), 10_001);
     assert_eq!(told.last().unwrap(), "+small 10.0.0.1");
 }
+
+#[test]
+fn what_could_not_be_read_for_lack_of_a_resource_is_tried_again_ever_more_rarely() {
+    let mut now = Instant::now();
+    let mut retries = Retries::default();
+    retries.settle(now);
+    assert_eq!(retries.wait(now), None, "nothing has failed");
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        retries.changed.files.insert("web.yaml".into());
+        retries.settle(now);
+        assert_eq!(retries.take(now), Changed::default(), "not yet");
+        let wait = retries.wait(now).unwrap();
+        pauses.push(wait.as_millis());
+        now += wait;
+        assert_eq!(retries.take(now).files, BTreeSet::from(["web.yaml".into()]));
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
+    retries.settle(now);
+    assert_eq!(retries.wait(now), None, "it was read");
+    retries.changed.everything = true;
+    retries.settle(now);
+    assert_eq!(retries.wait(now), Some(Retries::FIRST), "another failure is a first one");
+}
+
+#[test]
+fn only_a_lack_of_something_passes_by_itself() {
+    for (errno, want) in
+        [(Errno::MFILE, true), (Errno::NFILE, true), (Errno::NOMEM, true), (Errno::ACCESS, false)]
+    {
+        assert_eq!(is_shortage(&errno.into()), want, "{errno:?}");
+    }
+    assert!(!is_shortage(&io::ErrorKind::InvalidData.into()));
+}
