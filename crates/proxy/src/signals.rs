@@ -1,18 +1,30 @@
-//! Signals that end us, for the one process that the kernel does not end by itself: the first of a container.
+//! What signals do: as to a Go program, which upstream is.
 //!
-//! Nothing is drained and no rule is removed: what is in the kernel goes on serving.
+//! Some end the process, also where the kernel does not do that by itself, in the first process of a container. Nothing is
+//! drained and no rule is removed: what is in the kernel goes on serving. Others do nothing, where the kernel would end the
+//! process: whoever sends them may have another program in mind.
 
 use std::fs;
 use std::os::raw::c_int;
+use std::sync::Arc;
 
 use anyhow::Context as _;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::threads;
 
 /// The status a Go program ends with in the same place.
 const STATUS: i32 = 2;
+
+/// Makes signals that mean nothing to us do nothing. Handled rather than ignored, since programs we run would inherit that.
+pub fn disregard_others() -> anyhow::Result<()> {
+    for signal in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO] {
+        flag::register(signal, Arc::default()).context("listening for signals")?;
+    }
+    Ok(())
+}
 
 /// Signals have their ordinary effect for everyone but process 1.
 pub fn end_process_one() -> anyhow::Result<()> {
