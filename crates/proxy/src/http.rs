@@ -1,17 +1,18 @@
 //! A small HTTP server: one thread answers at every port of the process.
 //!
 //! ```text
-//!   listener ─▶ connections, the oldest makes room ─▶ Request ─▶ Site ─▶ Answer
+//!   listeners ─▶ Pool of connections, the longest idle makes room ─▶ Request ─▶ Site ─▶ Answer
 //! ```
 //!
-//! Clients are not trusted. One that sends nothing, sends slowly or does not read is given up after a while, and however
-//! many there are, they take no more than a fixed number of connections from each listener.
+//! Clients are not trusted. One that sends nothing, sends slowly or does not read is given up after a while. All ports
+//! together have one number of connections that clients may hold, so that however many there are, and wherever they connect
+//! to, the next one is answered and the process has file descriptors left for everything else.
 
 pub mod answer;
 pub mod listen;
 mod local;
+mod pool;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::{SocketAddr, TcpListener};
@@ -29,14 +30,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, getrlimit};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
+use tokio::task::{AbortHandle, JoinSet, spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
 use listen::{ListenError, listen};
 pub use local::Local;
+use pool::{Activity, Pool};
 
 pub type Request = http::Request<Bytes>;
 pub type Answer = http::Response<Bytes>;
@@ -84,11 +87,10 @@ const RETRY: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// After which a connection ends with the answer it is at.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(300);
-const MOST_CONNECTIONS: usize = 128;
 const LARGEST_HEAD: usize = 16 << 10;
 /// Only a verbosity is ever sent to us.
 const LARGEST_BODY: usize = 1 << 10;
-/// When the process has no file descriptor left, until some connection has ended.
+/// When the process has no file descriptor left, until the connection that was closed for that has let go of its own.
 const OUT_OF_FILES: Duration = Duration::from_millis(100);
 /// A listener closes at once, unless something is very wrong.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -100,7 +102,14 @@ pub const LONGEST_ANSWER: Duration = LONGEST_CONNECTION.saturating_add(PATIENCE)
 #[derive(Clone, Debug)]
 pub struct Http {
     runtime: Handle,
+    shared: Shared,
+}
+
+/// What all ports have in common.
+#[derive(Clone, Debug)]
+struct Shared {
     workers: Workers,
+    pool: Arc<Pool>,
 }
 
 /// The threads that work out what takes its time: one for each kind, so that neither waits for the other.
@@ -160,18 +169,19 @@ impl Http {
         let handle = runtime.handle().clone();
         let run = move || runtime.block_on(pending::<()>());
         thread::Builder::new().name("http".to_owned()).spawn(run)?;
-        Ok(Self { runtime: handle, workers: Workers::new() })
+        let pool = Arc::new(Pool::new(pool::limit(getrlimit(Resource::Nofile).current)));
+        Ok(Self { runtime: handle, shared: Shared { workers: Workers::new(), pool } })
     }
 
     /// Serves until what is returned is dropped.
     pub fn serve(&self, listeners: Vec<TcpListener>, site: &Arc<dyn Site>) -> Serving {
         let (open, closed) = channel();
         let serve = |listener| {
-            let (open, site, workers) = (open.clone(), site.clone(), self.workers.clone());
+            let (open, site, shared) = (open.clone(), site.clone(), self.shared.clone());
             self.runtime.spawn(async move {
                 // Declared first, so that it is dropped after the listener.
                 let _open = open;
-                accept(listener, site, workers).await;
+                accept(listener, site, shared).await;
             })
         };
         Serving {
@@ -187,15 +197,15 @@ impl Http {
         site: Arc<dyn Site>,
         trouble: Trouble,
     ) -> Result<(), ListenError> {
-        let workers = self.workers.clone();
+        let shared = self.shared.clone();
         match listen(address) {
-            Ok(listener) => drop(self.runtime.spawn(accept(listener, site, workers))),
+            Ok(listener) => drop(self.runtime.spawn(accept(listener, site, shared))),
             Err(error) if trouble.is_fatal => return Err(error),
             Err(error) => {
                 (trouble.tell)(&error);
                 self.runtime.spawn(async move {
                     let listener = listen_at_last(address, trouble.tell, error).await;
-                    accept(listener, site, workers).await;
+                    accept(listener, site, shared).await;
                 });
             }
         }
@@ -234,36 +244,31 @@ async fn listen_at_last(address: SocketAddr, tell: fn(&ListenError), first: List
     }
 }
 
-async fn accept(listener: TcpListener, site: Arc<dyn Site>, workers: Workers) {
+async fn accept(listener: TcpListener, site: Arc<dyn Site>, shared: Shared) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(err = %error, "Failed to serve a port"),
     };
-    let mut connections: VecDeque<Connection> = VecDeque::new();
+    // All that are left end with the listener.
+    let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
+            shared.pool.close_longest_idle();
             sleep(OUT_OF_FILES).await;
             continue;
         };
-        connections.retain(|connection| !connection.0.is_finished());
-        if connections.len() >= MOST_CONNECTIONS {
-            // The oldest has had the most time to be answered.
-            connections.pop_front();
+        while connections.try_join_next().is_some() {}
+        if shared.pool.make_room() {
+            // What was closed lets go of its descriptor before another one is accepted.
+            yield_now().await;
         }
-        connections.push_back(Connection(tokio::spawn(converse(stream, site.clone(), workers.clone()))));
+        let activity = shared.pool.activity();
+        let connection = converse(stream, site.clone(), shared.workers.clone(), activity.clone());
+        shared.pool.enter(connections.spawn(connection), activity);
     }
 }
 
-/// Ends when dropped.
-struct Connection(JoinHandle<()>);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers) {
+async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers, activity: Arc<Activity>) {
     let own = match (stream.peer_addr(), stream.local_addr()) {
         (Ok(peer), Ok(own)) if local::is_near(peer.ip(), own.ip()) => Some(own.ip()),
         _ => None,
@@ -272,7 +277,7 @@ async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers) {
         if own.is_some_and(|own| local::is_for_us(&request, own)) {
             request.extensions_mut().insert(Local);
         }
-        Ok::<_, Infallible>(respond(request, &*site, &workers).await)
+        Ok::<_, Infallible>(respond(request, &*site, &workers, &activity).await)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -292,6 +297,7 @@ async fn respond(
     request: http::Request<Incoming>,
     site: &dyn Site,
     workers: &Workers,
+    activity: &Activity,
 ) -> http::Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
     let body = match head.method {
@@ -303,6 +309,7 @@ async fn respond(
         // Nothing else means anything to any site.
         _ => Bytes::new(),
     };
+    let _busy = activity.work();
     let answer = match site.reply(&Request::from_parts(head, body)) {
         Reply::Now(answer) => answer,
         Reply::Later(work) => workers.later(work).await,

@@ -88,6 +88,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     if options.cleanup {
         return cleanup::everything();
     }
+    tuning::raise_open_files();
     signals::disregard_others()?;
     signals::end_process_one()?;
     // From now on, so that nothing written to the file while we start is missed.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use kernel::sysctl::{Sysctls, read_number};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Conntrack;
 
@@ -35,6 +36,21 @@ fn max_entries(conntrack: &Conntrack, processors: u64) -> Option<u64> {
     }
     let scaled = u64::from(conntrack.max_per_core).saturating_mul(processors);
     Some(if scaled > MOST_ENTRIES { MOST_ENTRIES } else { scaled.max(conntrack.min.into()) })
+}
+
+/// Raises the number of files that the process may open to what it is allowed, as Go's runtime does for upstream: the usual
+/// 1,024 are not many for a proxy with a thousand health-check node ports. Not to more than there are ports, though: programs
+/// that we run inherit the limit, and some close every number up to it, of which there may be a thousand million.
+pub fn raise_open_files() {
+    const ENOUGH: u64 = 1 << 16;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.unwrap_or(ENOUGH).min(ENOUGH);
+    if current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }) {
+        tracing::warn!(err = %error, "Failed to raise the number of open files");
+    }
 }
 
 /// Sets up connection tracking. A value that is right already is left alone, so that a process without the right to

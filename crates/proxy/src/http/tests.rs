@@ -157,11 +157,52 @@ fn what_takes_its_time_does_so_elsewhere() {
 
 #[test]
 fn clients_that_only_hold_on_make_room_for_others() {
-    let (address, _serving) = serve(Arc::new(Echo));
-    let idle: Vec<_> = (0..MOST_CONNECTIONS + 10).map(|_| connect(address)).collect();
-    assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "));
-    let mut oldest = idle.first().unwrap();
-    assert_eq!(oldest.read(&mut [0]).unwrap(), 0, "the one that has waited longest had to go");
+    let http = Http::start().unwrap();
+    let limit = pool::limit(getrlimit(Resource::Nofile).current);
+    let site: Arc<dyn Site> = Arc::new(Echo);
+    let listeners = [(); 2].map(|()| listen("127.0.0.1:0".parse().unwrap()).unwrap());
+    let [a, b] = [0, 1].map(|at| listeners[at].local_addr().unwrap());
+    let _serving = listeners.map(|listener| http.serve(vec![listener], &site));
+    let mut first = connect(a);
+    let idle: Vec<_> = (0..limit + 10).map(|n| connect(if n % 2 == 0 { a } else { b })).collect();
+    for address in [a, b] {
+        assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "));
+    }
+    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the one that has waited longest had to go");
+    let is_open = |stream: &&TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        { *stream }.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    };
+    assert!(idle.iter().filter(is_open).count() < limit, "all ports together have one limit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_completes_its_request_is_given_up() {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let shared = Shared { workers: Workers::new(), pool: Arc::new(Pool::new(8)) };
+    tokio::spawn(accept(listener, Arc::new(Echo), shared));
+    for part in
+        ["", "GET / HTTP/1.1\r\nHost: no", "PUT /v HTTP/1.1\r\nHost: node\r\nContent-Length: 9\r\n\r\n1"]
+    {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(part.as_bytes()).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let began = tokio::time::Instant::now();
+        let mut answer = Vec::new();
+        loop {
+            match client.read_to_end(&mut answer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    sleep(Duration::from_secs(1)).await
+                }
+                ended => {
+                    ended.unwrap();
+                    break;
+                }
+            }
+        }
+        assert!(began.elapsed() < LONGEST_ANSWER, "{part:?}: {}", String::from_utf8_lossy(&answer));
+    }
 }
 
 #[test]
