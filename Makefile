@@ -77,14 +77,18 @@ setup:
 pure:
 	@hack/pure
 
-# Licences, sources and duplicate versions, of other platforms' crates, too, which no build here fetches. The advisory
-# database is not asked: it needs the network.
+# Licences, sources and duplicate versions, of other platforms' crates, too, which no build here fetches. Advisories, if there
+# is a copy of their database: to get one takes the network (cargo deny fetch db).
+ADVISORIES = $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs/*)
 deny:
 	@if command -v cargo-deny >/dev/null; then \
 	  $(CARGO) fetch --quiet --locked && \
-	  $(CARGO) deny --offline --all-features check --hide-inclusion-graph bans licenses sources; \
+	  $(CARGO) deny --offline --all-features check --hide-inclusion-graph bans licenses sources $(if $(ADVISORIES),advisories); \
+	  status=$$?; \
+	  $(if $(ADVISORIES),:,echo "no advisory database: advisories not checked (cargo deny fetch db)"); \
+	  exit $$status; \
 	else \
-	  echo "cargo-deny is not installed: licence and source rules not checked (cargo install cargo-deny)"; \
+	  echo "cargo-deny is not installed: licences, sources and advisories not checked (cargo install cargo-deny)"; \
 	fi
 
 clean: ## removes what was built
