@@ -2,7 +2,7 @@
 //!
 //! Some end the process, also where the kernel does not do that by itself, in the first process of a container. Nothing is
 //! drained and no rule is removed: what is in the kernel goes on serving. Others do nothing, where the kernel would end the
-//! process: whoever sends them may have another program in mind.
+//! process: the sender may have another program in mind.
 
 use std::fs;
 use std::os::raw::c_int;

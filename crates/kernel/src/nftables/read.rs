@@ -94,7 +94,7 @@ impl Reader<'_> {
     }
 
     /// What the sets hold, given what they should hold, in order. A set that can't be read for the moment is read again
-    /// until the deadline, and the others are not: that is right only if nobody else can change the table meanwhile.
+    /// until the deadline, and the others are not: that is right only if no other process can change the table meanwhile.
     pub fn content(
         &mut self,
         sets: &[(Set, Option<u32>)],
