@@ -13,6 +13,8 @@ pub mod manifests;
 pub mod node_wait;
 pub mod recorder;
 mod resource;
+#[cfg(test)]
+mod scripted;
 mod standalone;
 #[cfg(test)]
 mod stub;
