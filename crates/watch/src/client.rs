@@ -29,14 +29,18 @@ use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection, HttpConnector};
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use jiff::Timestamp;
 use kube::client::{AuthError, Body, ConfigExt as _};
 use kube::config::Kubeconfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde::Deserialize;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceBuilder, ServiceExt as _};
 
+use crate::certificate;
 pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, Pod, go_error};
 use crate::throttle::Throttle;
@@ -133,6 +137,13 @@ impl ApiError {
             }
         }
         Self::Unanswered(causes.join(": "))
+    }
+
+    /// Adds what is known of the cause.
+    fn because(mut self, cause: Option<String>) -> Self {
+        let (Self::Unanswered(message) | Self::Refused { message, .. }) = &mut self;
+        message.extend(cause.map(|cause| format!(": {cause}")));
+        self
     }
 
     pub fn code(&self) -> Option<u16> {
@@ -252,14 +263,17 @@ impl Api {
         match answer {
             Ok(Ok(response)) if response.status().is_success() => Ok(response),
             Ok(Ok(response)) => {
-                if response.status() == http::StatusCode::UNAUTHORIZED {
+                let is_unauthorized = response.status() == http::StatusCode::UNAUTHORIZED;
+                let refusal = refusal(response).await;
+                if is_unauthorized {
                     self.distrust().await;
+                    return Err(refusal.because(self.expired_certificate()));
                 }
-                Err(refusal(response).await)
+                Err(refusal)
             }
             Ok(Err(error)) => {
                 self.distrust().await;
-                Err(ApiError::unanswered(&*error))
+                Err(ApiError::unanswered(&*error).because(self.expired_certificate()))
             }
             Err(_) => {
                 self.renew_connection().await;
@@ -338,6 +352,14 @@ impl Api {
             }
         }
         link.service.clone()
+    }
+
+    /// What to say of a client certificate that has expired.
+    fn expired_certificate(&self) -> Option<String> {
+        let mut users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
+        let path = users.find_map(|user| user.client_certificate.as_ref())?;
+        let expiry = certificate::expiry(&CertificateDer::from_pem_file(path).ok()?)?;
+        (expiry < Timestamp::now()).then(|| format!("client certificate {path} expired at {expiry}"))
     }
 
     /// What an exec plugin said no longer counts: ask it again.

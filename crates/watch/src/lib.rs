@@ -3,6 +3,7 @@
 
 pub mod api_server;
 mod backoff;
+mod certificate;
 pub mod client;
 pub mod folder;
 mod items;

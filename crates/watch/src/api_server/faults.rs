@@ -492,6 +492,23 @@ fn certificates_that_have_expired_are_named_and_new_ones_are_used() {
     );
 }
 
+#[test]
+fn an_expired_certificate_is_named_where_the_server_only_says_unauthorized() {
+    let place = Tls::new();
+    let server = Server::new();
+    server.speak_tls(place.server(&place.identity(2_100), None));
+    server.script(|_| refused(401, "Unauthorized"));
+    place.write_identity(&place.identity(2_020));
+    let api = server.api_of(place.settings("client-certificate: client.crt, client-key: client.key"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let request = http::Request::builder().uri("/version").body(Vec::new()).unwrap();
+    let error = runtime.block_on(api.ask(request)).unwrap_err();
+    assert_eq!(error.code(), Some(401));
+    let shown = error.to_string();
+    assert!(shown.starts_with("Unauthorized: client certificate "), "{shown}");
+    assert!(shown.ends_with("client.crt expired at 2020-01-01T00:00:00Z"), "{shown}");
+}
+
 /// A folder with what TLS takes. Every identity is its own authority, and all are trusted.
 struct Tls(tempfile::TempDir);
 
