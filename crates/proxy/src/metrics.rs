@@ -16,7 +16,9 @@ pub mod process;
 mod rest_client;
 pub mod text;
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use model::address::Family;
 
@@ -43,12 +45,14 @@ macro_rules! catalogue {
         pub struct Metrics {
             $(pub $field: $kind,)*
             mode: ProxyMode,
+            /// When the watch of each resource last brought something.
+            watch_messages: Mutex<BTreeMap<&'static str, Instant>>,
             collectors: Mutex<Vec<Box<dyn Collector>>>,
         }
 
         impl Metrics {
             fn unregistered(mode: ProxyMode) -> Self {
-                Self { $($field: $new,)* mode, collectors: Mutex::default() }
+                Self { $($field: $new,)* mode, watch_messages: Mutex::default(), collectors: Mutex::default() }
             }
 
             /// Those that mean something in the mode.
@@ -127,6 +131,9 @@ catalogue! {
     drift_repairs: Counter<1>, EVERYWHERE, Counter::new(Alpha,
         "sluice_drift_repairs_total", ["ip_family"],
         "Cumulative repairs of rules that something other than this proxy had changed");
+    watch_last_message_age: Gauge<1>, EVERYWHERE, Gauge::new(Alpha,
+        "sluice_watch_last_message_age_seconds", ["resource"],
+        "Seconds since the watch of a resource last began or brought an object or a bookmark");
 
     rest_client_requests: Counter<3>, EVERYWHERE, Counter::new(Alpha,
         "rest_client_requests_total", ["code", "host", "method"],
@@ -200,8 +207,17 @@ impl Metrics {
         self.collectors.lock().unwrap_or_else(PoisonError::into_inner).push(collector);
     }
 
+    /// For how long each watch has brought nothing, by resource. Counted from the start until the first message.
+    pub fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
+        let messages = self.watch_messages.lock().unwrap_or_else(PoisonError::into_inner);
+        messages.iter().map(|(resource, at)| (*resource, at.elapsed())).collect()
+    }
+
     /// Everything, as `/metrics` shows it. Asks the kernel, so it may take a while.
     pub fn page(&self) -> String {
+        for (resource, age) in self.watch_ages() {
+            self.watch_last_message_age.set([resource], age.as_secs_f64());
+        }
         let mut entries: Vec<_> = self.registered().into_iter().map(Metric::entry).collect();
         entries.extend(Process::here().entries());
         let mut collectors = self.collectors.lock().unwrap_or_else(PoisonError::into_inner);

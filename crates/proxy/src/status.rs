@@ -109,10 +109,9 @@ impl Status {
             "/metrics/slis" => self.slis(request),
             "/configz" => nosniff(answer(StatusCode::OK, JSON, self.configz.clone())),
             "/flagz" => self.flagz.as_ref().map_or_else(not_found, |flagz| flagz.answer(request)),
-            "/statusz" => self
-                .statusz
-                .as_ref()
-                .map_or_else(not_found, |statusz| statusz.answer(request, Timestamp::now())),
+            "/statusz" => self.statusz.as_ref().map_or_else(not_found, |statusz| {
+                statusz.answer(request, Timestamp::now(), &self.metrics.watch_ages())
+            }),
             _ => self.debug.as_ref().and_then(|logs| debug::find(request, logs)).unwrap_or_else(not_found),
         }
     }

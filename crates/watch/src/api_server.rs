@@ -27,20 +27,24 @@ impl ApiServer {
     pub fn follow(self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+        runtime.block_on(self.run(emit));
+        Ok(())
+    }
+
+    async fn run(self, emit: &mut dyn FnMut(Event)) {
         let emit = RefCell::new(emit);
         let follow = |resource| ListWatch::new(&self.api, resource).follow(&emit);
-        runtime.block_on(async {
-            tokio::join!(
-                follow(Resource::Node(self.node_name)),
-                follow(Resource::Service),
-                follow(Resource::EndpointSlice),
-                follow(Resource::ServiceCidr),
-                self.poster.post(&self.api),
-            )
-        });
-        Ok(())
+        tokio::join!(
+            follow(Resource::Node(self.node_name)),
+            follow(Resource::Service),
+            follow(Resource::EndpointSlice),
+            follow(Resource::ServiceCidr),
+            self.poster.post(&self.api),
+        );
     }
 }
 
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,11 @@ impl Backoff {
         self.last = Some((now, pause));
         pause.mul_f64(1.0 + chance.clamp(0.0, 1.0))
     }
+
+    /// The next failure is the first one again.
+    pub fn reset(&mut self) {
+        self.last = None;
+    }
 }
 
 /// A number between 0 and 1. Good enough to spread clients, and for nothing else.
@@ -49,6 +54,9 @@ mod tests {
         }
         assert_eq!(pauses, [800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]);
         now += Duration::from_secs(121);
+        assert_eq!(backoff.failed(now, 0.0).as_millis(), 800);
+        assert_eq!(backoff.failed(now, 0.0).as_millis(), 1_600);
+        backoff.reset();
         assert_eq!(backoff.failed(now, 0.0).as_millis(), 800);
     }
 

@@ -5,15 +5,17 @@
 //! ```
 //!
 //! `kube` reads kubeconfig files, speaks to exec plugins and sets up TLS. The rest is done here: tokens, certificates
-//! and trust are read again when their files change, nothing is retried behind our back, and a peer that died without
-//! a word is noticed by TCP keep-alive.
+//! and trust are read again when their files change, and nothing is retried behind our back.
+//!
+//! HTTP/2 is preferred, as client-go prefers it: all watches share one connection, and pings notice an API server that
+//! died behind a load balancer which keeps the connection open. TCP keep-alive notices a peer that is gone altogether.
 
 use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, HeaderValue, RETRY_AFTER, USER_AGENT};
@@ -21,26 +23,40 @@ use http::{Method, Request, Response, Uri};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use hyper::rt::{Read, Write};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection, HttpConnector};
 use hyper_util::client::proxy::matcher::Matcher;
-use hyper_util::rt::TokioExecutor;
-use kube::client::{Body, ConfigExt as _};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use jiff::Timestamp;
+use kube::client::{AuthError, Body, ConfigExt as _};
 use kube::config::Kubeconfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde::Deserialize;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceBuilder, ServiceExt as _};
 
+use crate::certificate;
 pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, Pod, go_error};
 use crate::throttle::Throttle;
 
-/// The API server gives up on a request after a minute; a while later nobody is going to answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute; a
+/// while later nobody is going to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
-/// How long a silent peer is believed to be there, as with the reference's HTTP/2 pings.
+/// For the beginning of the answer to a watch, connection included. The API server has nothing to collect for it.
+const WATCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a TCP peer that acknowledges nothing is believed to be there.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(5), 3);
+
+/// How often to look for new credentials while waiting.
+const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// More of an error message than anyone reads.
 const LONGEST_REFUSAL: usize = 64 << 10;
@@ -64,6 +80,8 @@ pub trait Observer: Send + Sync {
     fn throttled(&self, _verb: &Method, _host: &str, _waited: Duration) {}
     /// The body of an answer had so many bytes. Not told of watches, which have no end.
     fn received(&self, _verb: &Method, _host: &str, _bytes: u64) {}
+    /// A watch of these objects began, or brought something.
+    fn message(&self, _resource: &'static str) {}
 }
 
 /// One request and its answer, as far as headers tell.
@@ -107,6 +125,9 @@ impl ApiError {
     }
 
     pub(crate) fn unanswered(error: &(dyn Error + 'static)) -> Self {
+        if let Some(words) = plugin_failure(error) {
+            return Self::Unanswered(words);
+        }
         // What went wrong is at the end of the chain, and what was tried at its beginning.
         let mut causes: Vec<String> = Vec::new();
         for cause in std::iter::successors(Some(error), |error| (*error).source()) {
@@ -116,6 +137,13 @@ impl ApiError {
             }
         }
         Self::Unanswered(causes.join(": "))
+    }
+
+    /// Adds what is known of the cause.
+    fn because(mut self, cause: Option<String>) -> Self {
+        let (Self::Unanswered(message) | Self::Refused { message, .. }) = &mut self;
+        message.extend(cause.map(|cause| format!(": {cause}")));
+        self
     }
 
     pub fn code(&self) -> Option<u16> {
@@ -147,6 +175,7 @@ type Service = BoxCloneSyncService<Request<Body>, Response<Incoming>, BoxError>;
 /// The API server.
 pub struct Api {
     kubeconfig: Kubeconfig,
+    transport: Transport,
     user_agent: HeaderValue,
     host: String,
     link: tokio::sync::Mutex<Link>,
@@ -154,10 +183,22 @@ pub struct Api {
     observer: Arc<dyn Observer>,
 }
 
-/// A connection, and the content of the files it was made from.
+/// What connections are made of.
+#[derive(Clone)]
+pub(crate) enum Transport {
+    Tcp,
+    /// For tests in virtual time.
+    #[cfg(test)]
+    Memory(crate::scripted::Dial),
+}
+
+/// Connections that share credentials.
 struct Link {
     service: Service,
+    /// The content of the credential files when they were last read, whether they could be used or not.
     files: Vec<Option<Vec<u8>>>,
+    /// Whether to make a new one for the next request, whatever the files hold.
+    is_stale: bool,
 }
 
 impl fmt::Debug for Api {
@@ -169,12 +210,13 @@ impl fmt::Debug for Api {
 impl Api {
     /// Finds out whom to talk to and as whom. Does not talk yet.
     pub fn open(settings: &Settings, observer: Arc<dyn Observer>) -> Result<Self, Misconfigured> {
-        Self::open_in(settings, &Pod::here(), observer)
+        Self::open_in(settings, &Pod::here(), Transport::Tcp, observer)
     }
 
     pub(crate) fn open_in(
         settings: &Settings,
         pod: &Pod,
+        transport: Transport,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Misconfigured> {
         if settings.content_type.contains("protobuf") || settings.accept_content_types.contains("protobuf") {
@@ -184,13 +226,14 @@ impl Api {
         let user_agent = HeaderValue::from_str(&settings.user_agent)
             .map_err(|_| Misconfigured(format!("invalid user agent {:?}", settings.user_agent)))?;
         let files = contents(&kubeconfig);
-        let (service, host) = connect(&kubeconfig, &user_agent)?;
+        let (service, host) = connect(&kubeconfig, &user_agent, &transport)?;
         Ok(Self {
             kubeconfig,
+            transport,
             user_agent,
             host,
-            link: tokio::sync::Mutex::new(Link { service, files }),
-            throttle: Throttle::new(settings.qps, settings.burst, Instant::now()).map(Mutex::new),
+            link: tokio::sync::Mutex::new(Link { service, files, is_stale: false }),
+            throttle: Throttle::new(settings.qps, settings.burst, Instant::now().into_std()).map(Mutex::new),
             observer,
         })
     }
@@ -207,7 +250,8 @@ impl Api {
         }
         let service = self.service().await;
         let (started, request_bytes) = (Instant::now(), request.body().len() as u64);
-        let answer = tokio::time::timeout(PATIENCE, service.oneshot(request.map(Body::from))).await;
+        let limit = if is_watch { WATCH_ANSWER_TIMEOUT } else { ANSWER_TIMEOUT };
+        let answer = timeout(limit, service.oneshot(request.map(Body::from))).await;
         self.observer.answered(&Exchange {
             verb: &verb,
             host: &self.host,
@@ -219,16 +263,22 @@ impl Api {
         match answer {
             Ok(Ok(response)) if response.status().is_success() => Ok(response),
             Ok(Ok(response)) => {
-                if response.status() == http::StatusCode::UNAUTHORIZED {
+                let is_unauthorized = response.status() == http::StatusCode::UNAUTHORIZED;
+                let refusal = refusal(response).await;
+                if is_unauthorized {
                     self.distrust().await;
+                    return Err(refusal.because(self.expired_certificate()));
                 }
-                Err(refusal(response).await)
+                Err(refusal)
             }
             Ok(Err(error)) => {
                 self.distrust().await;
-                Err(ApiError::unanswered(&*error))
+                Err(ApiError::unanswered(&*error).because(self.expired_certificate()))
             }
-            Err(_) => Err(ApiError::Unanswered(format!("no answer within {} s", PATIENCE.as_secs()))),
+            Err(_) => {
+                self.renew_connection().await;
+                Err(ApiError::Unanswered(format!("no answer within {} s", limit.as_secs())))
+            }
         }
     }
 
@@ -237,7 +287,7 @@ impl Api {
         let verb = request.method().clone();
         let mut body = self.send(request, false).await?.into_body();
         let mut answer = Vec::new();
-        while let Some(bytes) = next_bytes(&mut body, PATIENCE).await? {
+        while let Some(bytes) = next_bytes_in_time(&mut body).await? {
             answer.extend_from_slice(&bytes);
         }
         self.received(&verb, answer.len() as u64);
@@ -248,10 +298,30 @@ impl Api {
         self.observer.received(verb, &self.host, bytes);
     }
 
+    pub(crate) fn message(&self, resource: &'static str) {
+        self.observer.message(resource);
+    }
+
+    /// Waits, but not for longer than the credentials stay what they are: new ones may be what the server waits for.
+    pub(crate) async fn rest(&self, pause: Duration) {
+        let before = self.link.lock().await.files.clone();
+        let changed = async {
+            while contents(&self.kubeconfig) == before {
+                sleep(CREDENTIALS_INTERVAL).await;
+            }
+        };
+        let _ = timeout(pause, changed).await;
+    }
+
+    /// The next request goes through a new connection. Those under way keep theirs.
+    pub(crate) async fn renew_connection(&self) {
+        self.link.lock().await.is_stale = true;
+    }
+
     async fn wait_for_turn(&self, verb: &Method) {
         let Some(throttle) = &self.throttle else { return };
-        let wait = throttle.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
-        tokio::time::sleep(wait).await;
+        let wait = throttle.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now().into_std());
+        sleep(wait).await;
         self.observer.throttled(verb, &self.host, wait);
     }
 
@@ -259,32 +329,44 @@ impl Api {
     async fn service(&self) -> Service {
         let mut link = self.link.lock().await;
         let files = contents(&self.kubeconfig);
-        if files != link.files {
+        if link.is_stale || files != link.files {
+            link.files = files;
             let (kubeconfig, user_agent) = (self.kubeconfig.clone(), self.user_agent.clone());
+            let transport = self.transport.clone();
             // An exec plugin may take its time.
-            let connected = tokio::task::spawn_blocking(move || connect(&kubeconfig, &user_agent)).await;
-            match connected {
-                Ok(Ok((service, _))) => {
+            let connected = spawn_blocking(move || connect(&kubeconfig, &user_agent, &transport)).await;
+            match connected.map_err(|error| error.to_string()).and_then(|it| it.map_err(|it| it.to_string()))
+            {
+                Ok((service, _)) => {
                     tracing::debug!(v = 2, "Credentials for the API server have been read again");
-                    *link = Link { service, files };
+                    link.service = service;
+                    link.is_stale = false;
                 }
                 // Half of a certificate and its key, maybe: the other half will come. The old ones may still do.
-                Ok(Err(error)) => {
-                    tracing::error!(err = %error, "Failed to read credentials for the API server again");
-                }
-                Err(error) => {
-                    tracing::error!(err = %error, "Failed to read credentials for the API server again")
+                Err(err) => {
+                    tracing::error!(
+                        err,
+                        "Failed to read credentials for the API server again, using the last ones"
+                    );
                 }
             }
         }
         link.service.clone()
     }
 
+    /// What to say of a client certificate that has expired.
+    fn expired_certificate(&self) -> Option<String> {
+        let mut users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
+        let path = users.find_map(|user| user.client_certificate.as_ref())?;
+        let expiry = certificate::expiry(&CertificateDer::from_pem_file(path).ok()?)?;
+        (expiry < Timestamp::now()).then(|| format!("client certificate {path} expired at {expiry}"))
+    }
+
     /// What an exec plugin said no longer counts: ask it again.
     async fn distrust(&self) {
         let users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
         if users.into_iter().any(|user| user.exec.is_some()) {
-            self.link.lock().await.files.push(None);
+            self.renew_connection().await;
         }
     }
 }
@@ -305,17 +387,22 @@ pub fn user_agent(version: &str, commit: &str) -> String {
 }
 
 /// The next piece of a body, or nothing at its end.
-pub(crate) async fn next_bytes(body: &mut Incoming, patience: Duration) -> Result<Option<Bytes>, ApiError> {
+pub(crate) async fn next_bytes(body: &mut Incoming) -> Result<Option<Bytes>, ApiError> {
     if body.is_end_stream() {
         return Ok(None);
     }
-    match tokio::time::timeout(patience, body.frame()).await {
+    match body.frame().await {
         // Trailers tell us nothing.
-        Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
-        Ok(Some(Err(error))) => Err(ApiError::unanswered(&error)),
-        Ok(None) => Ok(None),
-        Err(_) => Err(ApiError::Unanswered("the answer stopped short".into())),
+        Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
+        Some(Err(error)) => Err(ApiError::unanswered(&error)),
+        None => Ok(None),
     }
+}
+
+/// The same for an answer that should not take its time.
+pub(crate) async fn next_bytes_in_time(body: &mut Incoming) -> Result<Option<Bytes>, ApiError> {
+    let stopped = |_| ApiError::Unanswered("the answer stopped short".into());
+    timeout(ANSWER_TIMEOUT, next_bytes(body)).await.map_err(stopped)?
 }
 
 async fn refusal(response: Response<Incoming>) -> ApiError {
@@ -324,7 +411,7 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
     let words = response.status().canonical_reason().unwrap_or("refused").to_owned();
     let mut body = response.into_body();
     let mut text = Vec::new();
-    while let Ok(Some(bytes)) = next_bytes(&mut body, PATIENCE).await {
+    while let Ok(Some(bytes)) = next_bytes_in_time(&mut body).await {
         text.extend_from_slice(&bytes);
         if text.len() > LONGEST_REFUSAL {
             break;
@@ -346,7 +433,11 @@ fn contents(kubeconfig: &Kubeconfig) -> Vec<Option<Vec<u8>>> {
     kubeconfig::files(kubeconfig).iter().map(|path| std::fs::read(path).ok()).collect()
 }
 
-fn connect(kubeconfig: &Kubeconfig, user_agent: &HeaderValue) -> Result<(Service, String), Misconfigured> {
+fn connect(
+    kubeconfig: &Kubeconfig,
+    user_agent: &HeaderValue,
+    transport: &Transport,
+) -> Result<(Service, String), Misconfigured> {
     let mut config = kube::Config::try_from(kubeconfig.clone()).map_err(misconfigured)?;
     config.headers.push((USER_AGENT, user_agent.clone()));
     config.headers.push((ACCEPT, HeaderValue::from_static("application/json")));
@@ -356,19 +447,28 @@ fn connect(kubeconfig: &Kubeconfig, user_agent: &HeaderValue) -> Result<(Service
         config.headers.push((AUTHORIZATION, bearer(Path::new(&path))?));
     }
     let host = config.cluster_url.authority().map(ToString::to_string).unwrap_or_default();
-    let service = match proxy(kubeconfig, &config.cluster_url)? {
-        None => stack(config, tcp())?,
+    let service = match transport {
+        Transport::Tcp => over_tcp(kubeconfig, config)?,
+        #[cfg(test)]
+        Transport::Memory(dial) => stack(config, dial.clone())?,
+    };
+    Ok((service, host))
+}
+
+/// Straight to the server, or through a proxy.
+fn over_tcp(kubeconfig: &Kubeconfig, config: kube::Config) -> Result<Service, Misconfigured> {
+    match proxy(kubeconfig, &config.cluster_url)? {
+        None => stack(config, tcp()),
         Some((uri, _)) if uri.scheme_str().is_some_and(|scheme| scheme.starts_with("socks5")) => {
-            stack(config, SocksV5::new(uri, tcp()))?
+            stack(config, SocksV5::new(uri, tcp()))
         }
         Some((uri, authorization)) => {
             // `https_or_http`: the scheme of the proxy's own address says which.
             let connector = config.rustls_https_connector_with_connector(tcp()).map_err(misconfigured)?;
             let tunnel = Tunnel::new(uri, connector);
-            stack(config, authorization.into_iter().fold(tunnel, Tunnel::with_auth))?
+            stack(config, authorization.into_iter().fold(tunnel, Tunnel::with_auth))
         }
-    };
-    Ok((service, host))
+    }
 }
 
 fn stack<C>(config: kube::Config, connector: C) -> Result<Service, Misconfigured>
@@ -378,8 +478,24 @@ where
     C::Future: Send + 'static,
     C::Error: Into<BoxError>,
 {
-    let connector = config.rustls_https_connector_with_connector(connector).map_err(misconfigured)?;
-    let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build(connector);
+    let http2 = Http2::from_environment(|name| std::env::var(name).ok());
+    let tls = config.rustls_client_config().map_err(misconfigured)?;
+    let mut https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name.clone().try_into().map_err(misconfigured)?;
+        https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let connector = match http2 {
+        Some(_) => https.enable_all_versions().wrap_connector(connector),
+        None => https.enable_http1().wrap_connector(connector),
+    };
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.timer(TokioTimer::new());
+    if let Some(Http2 { read_idle_timeout, ping_timeout }) = http2 {
+        builder.http2_keep_alive_interval(read_idle_timeout).http2_keep_alive_timeout(ping_timeout);
+        builder.http2_keep_alive_while_idle(true);
+    }
+    let client: Client<_, Body> = builder.build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(misconfigured)?)
@@ -387,6 +503,37 @@ where
         .map_err(BoxError::from)
         .service(client);
     Ok(BoxCloneSyncService::new(service.map_err(BoxError::from)))
+}
+
+/// How HTTP/2 connections are kept, with client-go's defaults and its variables.
+#[derive(Debug, PartialEq, Eq)]
+struct Http2 {
+    /// A connection that brought nothing for so long is sent a ping. Nothing to send none.
+    read_idle_timeout: Option<Duration>,
+    /// A ping that is not answered in this time is the end of the connection.
+    ping_timeout: Duration,
+}
+
+impl Http2 {
+    /// Nothing if HTTP/2 is not to be spoken.
+    fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        let set = |name| variable(name).filter(|value| !value.is_empty());
+        let seconds = |name, default| {
+            let Some(value) = set(name) else { return default };
+            value.parse().unwrap_or_else(|_| {
+                tracing::warn!(variable = name, value, default, "Not a number of seconds, using the default");
+                default
+            })
+        };
+        if set("DISABLE_HTTP2").is_some() {
+            return None;
+        }
+        let read_idle = seconds("HTTP2_READ_IDLE_TIMEOUT_SECONDS", 30);
+        Some(Self {
+            read_idle_timeout: (read_idle > 0).then(|| Duration::from_secs(read_idle)),
+            ping_timeout: Duration::from_secs(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)),
+        })
+    }
 }
 
 fn tcp() -> HttpConnector {
@@ -405,8 +552,9 @@ fn tcp() -> HttpConnector {
 fn bearer(path: &Path) -> Result<HeaderValue, Misconfigured> {
     let token =
         std::fs::read_to_string(path).map_err(|error| Misconfigured(go_error("open", path, &error)))?;
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim()))
-        .map_err(|_| Misconfigured(format!("{} holds no token", path.display())))?;
+    let token = Some(token.trim()).filter(|token| !token.is_empty());
+    let value = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
+    let mut value = value.ok_or_else(|| Misconfigured(format!("{} holds no token", path.display())))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -441,8 +589,19 @@ fn is_this_host(server: &Uri) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-fn misconfigured(error: impl Error) -> Misconfigured {
-    Misconfigured(error.to_string())
+fn misconfigured(error: impl Error + 'static) -> Misconfigured {
+    Misconfigured(plugin_failure(&error).unwrap_or_else(|| error.to_string()))
+}
+
+/// What to say if an exec plugin failed. `kube` would print its output, which may hold a token.
+fn plugin_failure(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut causes = std::iter::successors(Some(error), |error| (*error).source());
+    let failure = causes.find_map(|cause| cause.downcast_ref::<AuthError>())?;
+    if let AuthError::AuthExecRun { out, .. } = failure {
+        return Some(format!("exec plugin failed: {}", out.status));
+    }
+    let is_unreadable = matches!(failure, AuthError::AuthExecParse(_));
+    is_unreadable.then(|| "exec plugin printed no ExecCredential".into())
 }
 
 #[cfg(test)]

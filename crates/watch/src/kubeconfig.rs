@@ -101,8 +101,12 @@ pub fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
 
 fn read(path: &Path) -> Result<Kubeconfig, Misconfigured> {
     path.metadata().map_err(|error| Misconfigured(go_error("stat", path, &error)))?;
-    Kubeconfig::read_from(path)
-        .map_err(|error| Misconfigured(format!("error loading config file {:?}: {error}", path.display())))
+    Kubeconfig::read_from(path).map_err(|error| {
+        // Further lines quote the file, which holds tokens and keys.
+        let error = error.to_string();
+        let problem = error.lines().next().unwrap_or_default();
+        Misconfigured(format!("error loading config file {:?}: {problem}", path.display()))
+    })
 }
 
 /// What the current context names, with the server replaced by `master`. Nothing if the file says nothing.

@@ -3,6 +3,7 @@
 
 pub mod api_server;
 mod backoff;
+mod certificate;
 pub mod client;
 pub mod folder;
 mod items;
@@ -13,6 +14,8 @@ pub mod manifests;
 pub mod node_wait;
 pub mod recorder;
 mod resource;
+#[cfg(test)]
+mod scripted;
 mod standalone;
 #[cfg(test)]
 mod stub;

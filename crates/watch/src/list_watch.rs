@@ -7,11 +7,14 @@
 //!          └──────────────────── 410, expired ───────────────────┘
 //! ```
 //!
+//! A watch that worked and ends is resumed at once, within a second that spreads the nodes; so is one that is silent for
+//! longer than bookmarks leave it. Waits that grow are for servers that refuse or do not answer.
+//!
 //! Objects are decoded one at a time into the few fields we read, and none is kept. One that can't be read is told and
 //! skipped. No failure ends this; what was heard before stays in force meanwhile.
 
 use std::cell::RefCell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request};
@@ -19,9 +22,10 @@ use hyper::body::Incoming;
 use model::event::Event;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::time::{Instant, timeout};
 
 use crate::backoff::{Backoff, chance};
-use crate::client::{Api, ApiError, PATIENCE, Status, next_bytes};
+use crate::client::{Api, ApiError, Status, next_bytes, next_bytes_in_time};
 use crate::items::Items;
 use crate::resource::{Identity, Resource};
 
@@ -30,8 +34,19 @@ pub(crate) type Emit<'a> = RefCell<&'a mut dyn FnMut(Event)>;
 
 const PAGE: &str = "500";
 
-/// The server ends a watch when we asked it to; if it has not by then, it is not there any more.
-const GRACE: Duration = Duration::from_secs(30);
+/// A watch that was answered and lasted for so long has worked.
+const WORKING: Duration = Duration::from_secs(1);
+
+/// Watches that worked are resumed within this time. It spreads the nodes whose watches an API server ended together.
+const RESUME_SPREAD: Duration = Duration::from_secs(1);
+
+/// A watch without a message for so long is abandoned: the connection is open, but nothing is behind it. The API server's
+/// watch cache sends a bookmark every 60 s, at most 3 s late. A server that sends none has its watches resumed once in
+/// this time, which costs it one request.
+const SILENCE_LIMIT: Duration = Duration::from_secs(75);
+
+/// The longest time that a server may send us away for. The API server asks for seconds.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// No object comes near this: etcd refuses them at a few MiB.
 const LONGEST_LINE: usize = 64 << 20;
@@ -53,6 +68,8 @@ pub(crate) struct ListWatch<'a> {
     /// Whether to ask for lists in pages: not if the last one took so long that its later pages were gone.
     pages: bool,
     backoff: Backoff,
+    /// For answers after which a list has to come again. They say nothing about whether the server is there.
+    relist_backoff: Backoff,
     /// What was last told to have failed, and when.
     trouble: Option<(String, Instant)>,
 }
@@ -64,6 +81,8 @@ enum Failure {
     Api(#[from] ApiError),
     #[error("watch ended: {0}")]
     Cut(ApiError),
+    #[error("watch ended: no message for {} s", SILENCE_LIMIT.as_secs())]
+    Silent,
     #[error("unable to decode the server's answer: {0}")]
     Garbled(#[from] serde_json::Error),
     #[error("an object without end")]
@@ -87,6 +106,7 @@ impl<'a> ListWatch<'a> {
             streams: true,
             pages: true,
             backoff: Backoff::default(),
+            relist_backoff: Backoff::default(),
             trouble: None,
         }
     }
@@ -95,21 +115,19 @@ impl<'a> ListWatch<'a> {
         let controller = self.resource.controller();
         tracing::info!("Starting {controller} controller");
         tracing::info!(controller, "Waiting for caches to sync");
+        self.api.message(self.resource.name());
         loop {
             let turn = match (&self.position, self.streams) {
                 (Some(_), _) | (None, true) => self.stream(emit).await,
                 (None, false) => self.list(emit).await,
             };
-            if let Err(failure) = turn
-                && let Some(pause) = self.learn(&failure)
-            {
-                tokio::time::sleep(pause).await;
-            }
+            let pause = turn.unwrap_or_else(|failure| self.learn(&failure));
+            self.api.rest(pause).await;
         }
     }
 
-    /// One watch from beginning to end, which begins with a list if we need one.
-    async fn stream(&mut self, emit: &Emit<'_>) -> Result<(), Failure> {
+    /// One watch from beginning to end, which begins with a list if we need one. Returns how long to wait for the next.
+    async fn stream(&mut self, emit: &Emit<'_>) -> Result<Duration, Failure> {
         let lasts = Duration::from_secs_f64(300.0 * (1.0 + chance()));
         let seconds = lasts.as_secs().to_string();
         let mut query =
@@ -122,25 +140,49 @@ impl<'a> ListWatch<'a> {
         }
         let answer = self.api.send(self.request(&query), true).await?;
         self.recovered();
+        self.api.message(self.resource.name());
         if position.is_none() {
             self.begin_list(emit);
         }
         let started = Instant::now();
-        let mut lines = Lines { body: answer.into_body(), buffer: BytesMut::new(), searched: 0 };
-        let mut heard = false;
-        while let Some(line) = lines.next(started + lasts + GRACE).await? {
+        let mut received = false;
+        let ended = self.receive(answer.into_body(), emit, &mut received).await;
+        let lasted = started.elapsed();
+        let worked = self.listing.is_none() && (received || lasted >= WORKING);
+        if worked {
+            self.backoff.reset();
+        }
+        if let Err(Failure::Silent) = ended {
+            self.api.renew_connection().await;
+        }
+        match ended {
+            Ok(()) if self.listing.is_some() => return Err(Failure::Unfinished),
+            Ok(()) if !worked => return Err(Failure::TooShort),
+            Ok(()) => {}
+            Err(failure @ (Failure::Cut(_) | Failure::Silent)) if worked => {
+                self.complain(&failure, true, Instant::now())
+            }
+            Err(failure) => return Err(failure),
+        }
+        // Each node asked for another time, so that those that are over do not come together.
+        let is_over = lasted + WORKING >= lasts;
+        Ok(if is_over { Duration::ZERO } else { RESUME_SPREAD.mul_f64(chance()) })
+    }
+
+    /// Applies what a watch brings until it ends. `received` becomes true with the first message.
+    async fn receive(&mut self, body: Incoming, emit: &Emit<'_>, received: &mut bool) -> Result<(), Failure> {
+        let silence_limit = SILENCE_LIMIT + RESUME_SPREAD.mul_f64(chance());
+        let mut lines = Lines { body, buffer: BytesMut::new(), searched: 0, silence_limit };
+        while let Some(line) = lines.next().await? {
+            self.api.message(self.resource.name());
             self.hear(&line, emit)?;
-            heard = true;
+            *received = true;
         }
-        match (self.listing, heard) {
-            (Some(_), _) => Err(Failure::Unfinished),
-            (None, false) if started.elapsed() < Duration::from_secs(1) => Err(Failure::TooShort),
-            (None, _) => Ok(()),
-        }
+        Ok(())
     }
 
     /// A whole list, for servers that can't send it as a stream.
-    async fn list(&mut self, emit: &Emit<'_>) -> Result<(), Failure> {
+    async fn list(&mut self, emit: &Emit<'_>) -> Result<Duration, Failure> {
         let mut next = String::new();
         loop {
             let mut query = Vec::new();
@@ -160,7 +202,7 @@ impl<'a> ListWatch<'a> {
             }
             let mut items = Items::default();
             let mut size = 0;
-            while let Some(bytes) = next_bytes(&mut body, PATIENCE).await? {
+            while let Some(bytes) = next_bytes_in_time(&mut body).await? {
                 size += bytes.len() as u64;
                 items.push(&bytes, &mut |item| self.apply(item, emit));
             }
@@ -168,7 +210,8 @@ impl<'a> ListWatch<'a> {
             let meta = items.finish()?;
             if meta.r#continue.is_empty() {
                 self.pages = true;
-                return self.end_list(meta.resource_version, emit);
+                self.end_list(meta.resource_version, emit)?;
+                return Ok(Duration::ZERO);
             }
             next = meta.r#continue;
         }
@@ -268,21 +311,20 @@ impl<'a> ListWatch<'a> {
     }
 
     /// Draws the consequences of a failure, and says how long to wait, unless there is a better way to try at once.
-    fn learn(&mut self, failure: &Failure) -> Option<Duration> {
+    fn learn(&mut self, failure: &Failure) -> Duration {
         let was_list = self.position.is_none();
         self.listing = None;
         let mut at_least = Duration::ZERO;
-        // A watch that breaks is nothing to worry anyone with, as long as the next one works.
-        let mut is_routine = matches!(failure, Failure::Cut(_));
+        let mut must_relist = false;
         match failure {
             Failure::Api(ApiError::Refused { code, reason, message, retry_after }) => {
-                at_least = retry_after.unwrap_or_default();
+                at_least = retry_after.unwrap_or_default().min(LONGEST_RETRY_AFTER);
                 match code {
                     // Nothing about streams: who we are, what we may, whether there is such a thing at all.
                     401 | 403 | 404 | 429 => {}
-                    410 => is_routine = self.start_over(was_list),
+                    410 => must_relist = true,
                     _ if reason == "Expired" || message.contains("Too large resource version") => {
-                        is_routine = self.start_over(was_list);
+                        must_relist = true;
                     }
                     400..=499 if was_list && self.streams => {
                         let r#type = self.resource.type_name();
@@ -293,22 +335,38 @@ impl<'a> ListWatch<'a> {
                             "Falling back to regular list"
                         );
                         self.streams = false;
-                        return None;
+                        return Duration::ZERO;
                     }
                     _ => {}
                 }
             }
             // The same words would come again from the same place.
-            Failure::Garbled(_) | Failure::TooLong => _ = self.start_over(was_list),
+            Failure::Garbled(_) | Failure::TooLong => must_relist = true,
             Failure::Api(ApiError::Unanswered(_))
             | Failure::Cut(_)
+            | Failure::Silent
             | Failure::TooShort
             | Failure::Unfinished
             | Failure::Unversioned => {}
         }
         let now = Instant::now();
+        // A watch that breaks or grows too old is nothing to worry anyone with, as long as the next one works.
+        let is_routine = match failure {
+            Failure::Cut(_) | Failure::Silent => true,
+            Failure::Api(_) => must_relist && !was_list,
+            Failure::Garbled(_)
+            | Failure::TooLong
+            | Failure::TooShort
+            | Failure::Unfinished
+            | Failure::Unversioned => false,
+        };
         self.complain(failure, is_routine, now);
-        Some(self.backoff.failed(now, chance()).max(at_least))
+        let backoff = if must_relist { &mut self.relist_backoff } else { &mut self.backoff };
+        let pause = backoff.failed(now.into_std(), chance()).max(at_least);
+        if must_relist {
+            self.start_over(was_list);
+        }
+        pause
     }
 
     /// Tells what is new or has not been told for long.
@@ -322,12 +380,11 @@ impl<'a> ListWatch<'a> {
         }
     }
 
-    /// A list comes next. Whether that is no surprise: only a watch grows too old by itself.
-    fn start_over(&mut self, was_list: bool) -> bool {
+    /// A list comes next.
+    fn start_over(&mut self, was_list: bool) {
         self.position = None;
         // The later pages of a list are gone after a while: ask for it in one piece.
         self.pages &= !was_list || self.streams;
-        !was_list
     }
 
     fn recovered(&mut self) {
@@ -356,10 +413,12 @@ struct Lines {
     buffer: BytesMut,
     /// How far there is no end of a line.
     searched: usize,
+    /// The longest that nothing may arrive.
+    silence_limit: Duration,
 }
 
 impl Lines {
-    async fn next(&mut self, deadline: Instant) -> Result<Option<Bytes>, Failure> {
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let unseen = self.buffer.get(self.searched..).unwrap_or_default();
             if let Some(end) = unseen.iter().position(|byte| *byte == b'\n') {
@@ -371,8 +430,8 @@ impl Lines {
             if self.searched > LONGEST_LINE {
                 return Err(Failure::TooLong);
             }
-            let patience = deadline.saturating_duration_since(Instant::now());
-            match next_bytes(&mut self.body, patience).await.map_err(Failure::Cut)? {
+            let bytes = timeout(self.silence_limit, next_bytes(&mut self.body)).await;
+            match bytes.map_err(|_| Failure::Silent)?.map_err(Failure::Cut)? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
                 None => return Ok(None),
             }

@@ -23,6 +23,16 @@ impl Resource {
         }
     }
 
+    /// Its plural, as `kubectl` and metrics know it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Node(_) => "nodes",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::ServiceCidr => "servicecidrs",
+        }
+    }
+
     /// The choice of objects that the API server makes for us, as parameters of a query.
     pub fn selectors(&self) -> Vec<(&'static str, String)> {
         const FIELDS: &str = "fieldSelector";

@@ -28,6 +28,13 @@ pub struct Asked {
 }
 
 impl Asked {
+    pub fn new(method: &str, target: &str, headers: BTreeMap<String, String>, body: String) -> Self {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let query = query.split('&').filter_map(|pair| pair.split_once('='));
+        let query = query.map(|(key, value)| (key.to_owned(), unescape(value))).collect();
+        Self { method: method.to_owned(), path: path.to_owned(), query, headers, body }
+    }
+
     pub fn query(&self, key: &str) -> &str {
         self.query.get(key).map_or("", String::as_str)
     }
@@ -172,16 +179,13 @@ fn read(wire: &mut impl BufRead) -> Option<Asked> {
     }
     let mut words = lines.first()?.split(' ').map(str::to_owned);
     let (method, target) = (words.next()?, words.next()?);
-    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
-    let query = query.split('&').filter_map(|pair| pair.split_once('='));
-    let query = query.map(|(key, value)| (key.to_owned(), unescape(value))).collect();
     let headers = lines.iter().skip(1).filter_map(|line| line.split_once(": "));
     let headers: BTreeMap<_, _> =
         headers.map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
     let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     wire.read_exact(&mut body).ok()?;
-    Some(Asked { method, path: path.to_owned(), query, headers, body: String::from_utf8(body).ok()? })
+    Some(Asked::new(&method, &target, headers, String::from_utf8(body).ok()?))
 }
 
 fn unescape(text: &str) -> String {

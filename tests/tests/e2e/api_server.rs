@@ -24,9 +24,9 @@ in_each_mode!(
     a_watch_that_is_cut_is_taken_up_again,
 );
 
-/// Longer than three waits after some attempts failed, each up to a minute: an API server that is back may refuse at first,
-/// then not remember so far back, and only then tell.
-const BACK_OFF: Duration = Duration::from_secs(240);
+/// Longer than the longest wait between two attempts, of a minute. One that begins while the API server is away is all there is:
+/// if it does not remember so far back, a list follows within seconds.
+const BACK_OFF: Duration = Duration::from_secs(90);
 
 fn relay(stage: &Stage) -> (Relay, SocketAddr) {
     let at = SocketAddr::new(ADDRESS.parse().unwrap(), 7443);

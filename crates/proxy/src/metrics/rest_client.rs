@@ -1,6 +1,7 @@
 //! Requests to the API server, counted as the reference's client does.
 
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use http::Method;
 use watch::client::{Exchange, Observer};
@@ -27,5 +28,9 @@ impl Observer for Metrics {
 
     fn received(&self, verb: &Method, host: &str, bytes: u64) {
         self.rest_client_response_size.observe([host, verb.as_str()], bytes as f64);
+    }
+    fn message(&self, resource: &'static str) {
+        let mut messages = self.watch_messages.lock().unwrap_or_else(PoisonError::into_inner);
+        messages.insert(resource, Instant::now());
     }
 }

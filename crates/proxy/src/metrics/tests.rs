@@ -127,6 +127,26 @@ fn a_watch_is_counted_but_not_measured_and_no_answer_is_an_error() {
 }
 
 #[test]
+fn a_watch_grows_old_until_it_brings_something() {
+    let metrics = Metrics::new(Nftables);
+    assert!(!metrics.page().contains("sluice_watch"));
+    let age = || {
+        let page = metrics.page();
+        let (_, rest) =
+            page.split_once("\nsluice_watch_last_message_age_seconds{resource=\"nodes\"} ").unwrap();
+        rest.lines().next().unwrap().parse::<f64>().unwrap()
+    };
+    metrics.message("nodes");
+    let young = age();
+    std::thread::sleep(Duration::from_millis(5));
+    let old = age();
+    assert!(old >= young + 0.005, "{old} after {young}");
+    let before = std::time::Instant::now();
+    metrics.message("nodes");
+    assert!(age() <= before.elapsed().as_secs_f64());
+}
+
+#[test]
 fn the_book_explains_every_metric() {
     let chapter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/metrics.md");
     let chapter = std::fs::read_to_string(chapter).unwrap();

@@ -1,6 +1,7 @@
 //! `/statusz` and `/flagz`: for people as text, for programs that insist as an object.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
@@ -31,8 +32,9 @@ impl Statusz {
         Self { started, go_version: build.go_version, paths }
     }
 
-    pub fn answer(&self, request: &Request, now: Timestamp) -> Answer {
-        let text = || self.text(now, random_delimiter());
+    /// `watches`: for how long the watch of each resource has brought nothing.
+    pub fn answer(&self, request: &Request, now: Timestamp, watches: &[(&'static str, Duration)]) -> Answer {
+        let text = || self.text(now, random_delimiter(), watches);
         present(request, "Statusz", text, || self.fields(now))
     }
 
@@ -40,10 +42,10 @@ impl Statusz {
         now.duration_since(self.started).as_secs().max(0)
     }
 
-    fn text(&self, now: Timestamp, delimiter: &str) -> String {
+    fn text(&self, now: Timestamp, delimiter: &str, watches: &[(&'static str, Duration)]) -> String {
         let up = self.up(now);
         let (hours, minutes, seconds) = (up / 3_600, up / 60 % 60, up % 60);
-        let lines = [
+        let mut lines = vec![
             ("Started", self.started.strftime("%a %b %e %H:%M:%S UTC %Y").to_string()),
             ("Up", format!("{hours} hr {minutes:02} min {seconds:02} sec")),
             ("Go version", self.go_version.to_owned()),
@@ -51,6 +53,12 @@ impl Statusz {
             ("Emulation version", emulation_version()),
             ("Paths", self.paths.join(" ")),
         ];
+        // Ours, and only here: the object has the fields that upstream's has.
+        if !watches.is_empty() {
+            let ages: Vec<_> =
+                watches.iter().map(|(resource, age)| format!("{resource} {} s ago", age.as_secs())).collect();
+            lines.push(("Last watch messages", ages.join(", ")));
+        }
         let lines: String =
             lines.iter().map(|(name, value)| format!("{name}{delimiter} {value}\n")).collect();
         format!("{}\n{lines}", heading("statusz"))
@@ -213,13 +221,16 @@ Binary version= 1.36.3
 Emulation version= 1.36
 Paths= /configz /metrics
 ";
-        assert_eq!(page.text(now, "="), want);
+        assert_eq!(page.text(now, "=", &[]), want);
+        let watches = [("nodes", Duration::from_millis(61_900)), ("services", Duration::ZERO)];
+        let want = format!("{want}Last watch messages= nodes 61 s ago, services 0 s ago\n");
+        assert_eq!(page.text(now, "=", &watches), want);
     }
 
     #[test]
     fn status_is_an_object_for_whoever_asks_for_one() {
         let (page, now) = statusz();
-        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Statusz"), now);
+        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Statusz"), now, &[]);
         let media_type = "application/json;g=config.k8s.io;v=v1beta1;as=Statusz";
         assert_eq!(json.headers()[CONTENT_TYPE], media_type);
         assert!(!json.headers().contains_key(WARNING));
@@ -241,7 +252,7 @@ Paths= /configz /metrics
 }"#;
         assert_eq!(body(json), want);
 
-        let yaml = page.answer(&ask("application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz"), now);
+        let yaml = page.answer(&ask("application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz"), now, &[]);
         let warning =
             "299 - \"This version of the statusz endpoint is deprecated. Please use a newer version.\"";
         assert_eq!(yaml.headers()[WARNING], warning);
@@ -272,7 +283,7 @@ uptimeSeconds: 93686
 
     #[test]
     fn what_nobody_can_give_is_refused_with_a_status() {
-        let answer = statusz().0.answer(&ask("application/json"), Timestamp::now());
+        let answer = statusz().0.answer(&ask("application/json"), Timestamp::now(), &[]);
         assert_eq!(answer.status(), StatusCode::NOT_ACCEPTABLE);
         assert_eq!(answer.headers()[CONTENT_TYPE], "application/json");
         assert_eq!(answer.body().len(), 237, "as long as that of the reference");

@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
 
+use watch::client::Observer as _;
+
 use super::*;
 use crate::http::tests::ask;
 
@@ -117,6 +119,11 @@ fn pages_are_there_only_while_their_gates_are_open() {
     }
     let (_, statusz) = ask(status(), "GET /statusz");
     assert!(statusz.contains(" /configz /flagz /healthz /metrics /proxyMode\n"), "{statusz}");
+    assert!(!statusz.contains("watch"), "{statusz}");
+    let followed = facts();
+    followed.metrics.message("services");
+    let (_, statusz) = ask(Arc::new(Status::new(followed)), "GET /statusz");
+    assert!(statusz.contains(" services ") && statusz.ends_with(" s ago\n"), "{statusz}");
 }
 
 #[test]

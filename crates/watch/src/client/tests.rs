@@ -70,6 +70,9 @@ fn a_token_file_that_changes_is_noticed() {
     fs::write(place.path("token"), "two").unwrap();
     get(&api).unwrap();
     assert_eq!(place.stub.asked().headers["authorization"], "Bearer two");
+    fs::write(place.path("token"), "\n").unwrap();
+    get(&api).unwrap();
+    assert_eq!(place.stub.asked().headers["authorization"], "Bearer two", "while it is being written");
     fs::remove_file(place.path("token")).unwrap();
     get(&api).unwrap();
     assert_eq!(place.stub.asked().headers["authorization"], "Bearer two", "the last one may still do");
@@ -118,6 +121,48 @@ fn an_exec_plugin_is_asked_again_when_its_token_is_refused() {
     let (first, second) = (place.stub.asked(), place.stub.asked());
     assert!(first.headers["authorization"].starts_with("Bearer call-"));
     assert_ne!(first.headers["authorization"], second.headers["authorization"]);
+}
+
+#[test]
+fn what_an_exec_plugin_prints_is_never_shown() {
+    let credential = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status":
+        {"token": "sesame", "expirationTimestamp": "2020-01-01T00:00:00Z"}}"#;
+    // The last one works once and has to be asked again at once.
+    let once = format!("[ -e DONE ] && {{ echo sesame; exit 1; }}; touch DONE; echo '{credential}'");
+    for script in ["echo sesame; echo sesame >&2; exit 1", "echo '{\"status\": sesame'", "echo sesame", &once]
+    {
+        let place = Place::new(ok);
+        let script = script.replace("DONE", &place.path("done").to_string_lossy());
+        fs::write(place.path("plugin"), script).unwrap();
+        let user = format!(
+            "exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['{}'], interactiveMode: Never,
+             env: [{{name: KEY, value: sesame}}]}}",
+            place.path("plugin").display()
+        );
+        let opened = place.open("certificate-authority: ca", &user);
+        let shown = match opened {
+            Ok(api) => get(&api).unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(shown.starts_with("exec plugin ") && !shown.contains("sesame"), "{shown}");
+    }
+}
+
+#[test]
+fn http2_is_kept_as_client_go_keeps_it() {
+    let of = |set: &[(&str, &str)]| {
+        let set: BTreeMap<_, _> = set.iter().copied().collect();
+        Http2::from_environment(|name| set.get(name).map(|value| (*value).to_owned()))
+    };
+    let kept = |idle: u64, ping| {
+        let read_idle_timeout = (idle > 0).then(|| Duration::from_secs(idle));
+        Some(Http2 { read_idle_timeout, ping_timeout: Duration::from_secs(ping) })
+    };
+    assert_eq!(of(&[]), kept(30, 15));
+    assert_eq!(of(&[("DISABLE_HTTP2", "1")]), None);
+    assert_eq!(of(&[("DISABLE_HTTP2", ""), ("HTTP2_PING_TIMEOUT_SECONDS", "5")]), kept(30, 5));
+    assert_eq!(of(&[("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "0")]), kept(0, 15));
+    assert_eq!(of(&[("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "soon")]), kept(30, 15));
 }
 
 #[test]

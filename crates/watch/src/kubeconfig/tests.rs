@@ -115,3 +115,16 @@ fn a_master_without_a_scheme_speaks_plainly() {
     let found = locate(None, Some("127.0.0.1:8080"), &nowhere()).unwrap();
     assert_eq!(cluster(&found).server.as_deref(), Some("http://127.0.0.1:8080"));
 }
+
+#[test]
+fn what_a_kubeconfig_file_holds_is_not_shown_when_it_makes_no_sense() {
+    for text in [
+        "{users: [{name: u, user: {token: sesame}}], clusters: 7}",
+        "users:\n- name: u\n  user:\n    token: sesame\n   broken",
+        "users: [{name: u, user: {token: [sesame]}}]",
+    ] {
+        let (_folder, path) = file(text);
+        let shown = problem(Some(&path), None, &nowhere());
+        assert!(shown.starts_with("error loading config file ") && !shown.contains("sesame"), "{shown}");
+    }
+}
