@@ -17,3 +17,4 @@ mod standalone;
 #[cfg(test)]
 mod stub;
 mod throttle;
+mod validate;
