@@ -28,19 +28,15 @@ fn apply(machine: &mut Machine<'_>, at: usize, name: &str) {
     let service = format!("s{at}{name}");
     for line in LINES {
         let mut event = objects::said(line);
-        match &mut event {
-            Event::ServiceApplied(object) => {
-                object.metadata.name = service.clone();
-                object.spec.cluster_ip = format!("10.96.0.{}", at + 1);
-                object.spec.ports[0].name = format!("p{name}");
-                object.spec.ports[0].node_port = i64::try_from(30_000 + at).ok();
-            }
-            Event::SliceApplied(object) => {
-                object.metadata.name = service.clone();
-                object.metadata.labels.service_name = Some(service.clone());
-                object.ports[0].name = Some(format!("p{name}"));
-            }
-            _ => panic!("{line}"),
+        if let Event::ServiceApplied(object) = &mut event {
+            object.metadata.name = service.clone();
+            object.spec.cluster_ip = format!("10.96.0.{}", at + 1);
+            object.spec.ports[0].name = format!("p{name}");
+            object.spec.ports[0].node_port = i64::try_from(30_000 + at).ok();
+        } else if let Event::SliceApplied(object) = &mut event {
+            object.metadata.name = service.clone();
+            object.metadata.labels.service_name = Some(service.clone());
+            object.ports[0].name = Some(format!("p{name}"));
         }
         machine.apply(&event);
     }

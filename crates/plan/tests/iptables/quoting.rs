@@ -53,17 +53,16 @@ impl Names {
         let mut cluster = Cluster::new(options.here());
         for line in lines {
             let mut event = objects::said(line);
-            let (metadata, ports): (_, Vec<&mut String>) = match &mut event {
-                Event::ServiceApplied(service) => {
-                    let ports = service.spec.ports.iter_mut().map(|port| &mut port.name);
-                    (&mut service.metadata, ports.collect())
-                }
-                Event::SliceApplied(slice) => {
-                    let ports = slice.ports.iter_mut().filter_map(|port| port.name.as_mut());
-                    slice.metadata.labels.service_name = Some(self.service.clone());
-                    (&mut slice.metadata, ports.collect())
-                }
-                _ => panic!("{line}"),
+            let (metadata, ports): (_, Vec<&mut String>) = if let Event::ServiceApplied(service) = &mut event
+            {
+                let ports = service.spec.ports.iter_mut().map(|port| &mut port.name);
+                (&mut service.metadata, ports.collect())
+            } else if let Event::SliceApplied(slice) = &mut event {
+                let ports = slice.ports.iter_mut().filter_map(|port| port.name.as_mut());
+                slice.metadata.labels.service_name = Some(self.service.clone());
+                (&mut slice.metadata, ports.collect())
+            } else {
+                panic!("{line}")
             };
             (metadata.namespace, metadata.name) = (self.namespace.clone(), self.service.clone());
             ports.into_iter().for_each(|port| *port = self.port.clone());
