@@ -37,7 +37,8 @@ pub fn list(cluster: &mut Cluster, manifests: &str) {
 /// Adds these manifests to what there is.
 pub fn fold_in(cluster: &mut Cluster, manifests: &str) {
     let form = if manifests.starts_with('{') { Form::Json } else { Form::Yaml };
-    let content = read(manifests.as_bytes(), form).unwrap_or_else(|problem| panic!("{problem}\n{manifests}"));
+    let content =
+        read(manifests.as_bytes(), form, &[]).unwrap_or_else(|problem| panic!("{problem}\n{manifests}"));
     assert!(content.refused.is_empty(), "{:?}", content.refused);
     for object in content.objects {
         let notes = cluster.apply(&match object {

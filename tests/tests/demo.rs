@@ -139,7 +139,7 @@ fn the_proxy_does_not_outlive_a_demo_that_is_killed() {
 fn every_example_is_taken_whole() {
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/demo")).unwrap() {
         let path = file.unwrap().path();
-        let content = read(&std::fs::read(&path).unwrap(), Form::Yaml);
+        let content = read(&std::fs::read(&path).unwrap(), Form::Yaml, &[]);
         let content = content.unwrap_or_else(|problem| panic!("{path:?}: {problem}"));
         assert!(content.refused.is_empty() && content.foreign.is_empty(), "{path:?}: {content:?}");
         assert!(!content.objects.is_empty(), "{path:?}");

@@ -12,6 +12,15 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
     Ok(Connection::open()?.addresses()?.into_iter().map(|found| found.address).collect())
 }
 
+/// Interfaces that carry addresses of Services: upstream's ipvs mode and NodeLocal DNSCache add them.
+const FOR_SERVICES: [&str; 2] = ["kube-ipvs0", "nodelocaldns"];
+
+/// The addresses that are the node's own, whatever Services ask for.
+pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let all = Connection::open()?.addresses()?.into_iter();
+    Ok(all.filter(|found| !FOR_SERVICES.contains(&&*found.name)).map(|found| found.address).collect())
+}
+
 /// The address this node speaks from by default: that of the default route's interface.
 pub fn default_address(family: Family) -> io::Result<Option<IpAddr>> {
     let source = Connection::open()?.default_source(crate::wire_family(family))?;

@@ -15,6 +15,7 @@ pub mod edits;
 pub mod listing;
 pub mod plan;
 pub mod program;
+pub mod quoting;
 pub mod restore;
 pub mod rules;
 pub mod saved_rule;

@@ -87,6 +87,10 @@ pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
+fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "Warning: {text}");
+}
+
 /// A reader that has gone away is no error of ours.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -2,12 +2,11 @@
 //! families everything and whoever waits for it what happens to this node.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use model::address::Family;
 use model::event::Event;
 use watch::api_server::ApiServer;
@@ -38,7 +37,7 @@ pub enum Source {
 
 impl Source {
     pub fn folder(path: &Path, node_name: &str) -> anyhow::Result<Self> {
-        let manifests = Manifests::open(path, node_name);
+        let manifests = Manifests::open(path, node_name, kernel::interfaces::own_addresses);
         let manifests = manifests.with_context(|| format!("reading manifests in {}", path.display()))?;
         Ok(Self::Folder(Box::new(manifests)))
     }
@@ -52,18 +51,17 @@ impl Source {
         threads::spawn("source", follow)
     }
 
-    /// For who wants to hear everything once: a folder is read at once, and must be understood as a whole.
-    pub fn tell_once(self, lines: Lines, words: Sender<Word>) -> anyhow::Result<()> {
-        let Self::Folder(mut manifests) = self else { return self.spawn(lines, words) };
+    /// For a caller that needs everything once: a folder is read at once. Returns what of it was not understood.
+    pub fn tell_once(self, lines: Lines, words: Sender<Word>) -> anyhow::Result<Vec<String>> {
+        let Self::Folder(mut manifests) = self else {
+            self.spawn(lines, words)?;
+            return Ok(Vec::new());
+        };
         let path = manifests.path().display().to_string();
         let listed = manifests.list(&mut |event| tell(event, &lines, &words));
         listed.with_context(|| format!("reading manifests in {path}"))?;
-        let unread: Vec<_> = manifests.unread().map(OsStr::to_string_lossy).collect();
-        if !unread.is_empty() {
-            bail!("not everything in {path} can be read (the lines above say why): {}", unread.join(", "));
-        }
         let _ = words.send(Word::FolderRead);
-        Ok(())
+        Ok(manifests.left_out())
     }
 
     fn follow(self, lines: &Lines, words: &Sender<Word>) -> anyhow::Error {

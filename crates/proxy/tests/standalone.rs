@@ -35,6 +35,16 @@ fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
         write("f-not-utf8.yaml", b"kind: Service\nmetadata: {name: \xff\xfe}\n");
         write("g-syntax.yaml", b"kind: Service\nspec: {ports: [80\n");
         write("h-type.yaml", service("typed", "10.96.0.13").replace("80", "eighty").as_bytes());
+        run("ip link add name v0 type veth peer name v1");
+        run("ip address add 192.0.2.7/24 dev v0");
+        run("ip link add name nodelocaldns type bridge");
+        run("ip address add 10.96.0.10/32 dev nodelocaldns");
+        write("i-own.yaml", service("own", "192.0.2.7").as_bytes());
+        write("j-loopback.yaml", service("self", "127.0.0.1").as_bytes());
+        write(
+            "k-name.yaml",
+            service("named", "10.96.0.15").replace("80", "80\n    name: \"a\\nb\"").as_bytes(),
+        );
         let mut proxy = Proxy::start(dir.path(), &[]);
         for (file, message) in [
             (
@@ -51,6 +61,18 @@ fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
             ("f-not-utf8.yaml", "line 2: not valid UTF-8"),
             ("g-syntax.yaml", "line "),
             ("h-type.yaml", "line 7 column 11: Service \\\"typed\\\": expected a whole number"),
+            (
+                "i-own.yaml",
+                "spec.clusterIPs[0]: Invalid value: \\\"192.0.2.7\\\": takes an address of this node",
+            ),
+            (
+                "j-loopback.yaml",
+                "spec.clusterIPs[0]: Invalid value: \\\"127.0.0.1\\\": may not be in the loopback",
+            ),
+            (
+                "k-name.yaml",
+                "spec.ports[0].name: Invalid value: \\\"a\\\\nb\\\": a lowercase RFC 1123 label must",
+            ),
         ] {
             proxy.wait_for(&[file, message]);
         }
@@ -161,7 +183,9 @@ fn the_node_is_known_by_its_manifest_or_by_the_default_route() {
         run("ip address add 192.0.2.7/24 dev v0");
         run("ip route add default via 192.0.2.1");
         let dir = TempDir::new().unwrap();
-        let node_port = service("web", "10.96.0.10").replace("- port: 80", "- {port: 80, nodePort: 30080}");
+        let node_port = service("web", "10.96.0.10")
+            .replace("spec:", "spec:\n  type: NodePort")
+            .replace("- port: 80", "- {port: 80, nodePort: 30080}");
         fs::write(dir.path().join("web.yaml"), format!("{node_port}---\n{}", slice("web", "10.244.0.5")))
             .unwrap();
         let mut proxy = Proxy::start(dir.path(), &[]);

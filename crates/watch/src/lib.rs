@@ -20,3 +20,4 @@ mod standalone;
 #[cfg(test)]
 mod stub;
 mod throttle;
+mod validate;

@@ -1,6 +1,7 @@
 //! The text of one manifest file becomes objects, or problems that name the line.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use model::api;
 use serde::de::DeserializeOwned;
@@ -70,8 +71,8 @@ pub enum Form {
 }
 
 /// Reads a whole file. Text that is no YAML or JSON is one problem for all of it, for who knows where in such a
-/// file one object ends; an object that is wrong in itself leaves the others alone.
-pub fn read(bytes: &[u8], form: Form) -> Result<Content, Problem> {
+/// file one object ends; an object that is wrong in itself leaves the others alone. `own` are the addresses of this node.
+pub fn read(bytes: &[u8], form: Form, own: &[IpAddr]) -> Result<Content, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let (good, _) = bytes.split_at(error.valid_up_to());
         Problem { line: line_after(good), column: None, message: "not valid UTF-8".into() }
@@ -80,17 +81,17 @@ pub fn read(bytes: &[u8], form: Form) -> Result<Content, Problem> {
     let mut content = Content::default();
     for document in documents(text, form)? {
         if let Some(value) = document.decode::<Option<Value>>()? {
-            content.add(&document, value);
+            content.add(&document, value, own);
         }
     }
     Ok(content)
 }
 
 impl Content {
-    fn add(&mut self, document: &Document<'_>, mut value: Value) {
+    fn add(&mut self, document: &Document<'_>, mut value: Value, own: &[IpAddr]) {
         let header = Header::of(&value);
         let Some(item_kind) = header.kind.strip_suffix("List") else {
-            return self.add_object(document, "", value);
+            return self.add_object(document, "", value, own);
         };
         match value.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => {
@@ -98,7 +99,7 @@ impl Content {
                     // Items of a typed list leave out what the list has said.
                     inherit(&mut item, "kind", item_kind);
                     inherit(&mut item, "apiVersion", &header.api_version);
-                    self.add_object(document, &format!("items[{index}]: "), item);
+                    self.add_object(document, &format!("items[{index}]: "), item, own);
                 }
             }
             None | Some(Value::Null) => {}
@@ -108,7 +109,7 @@ impl Content {
         }
     }
 
-    fn add_object(&mut self, document: &Document<'_>, path: &str, value: Value) {
+    fn add_object(&mut self, document: &Document<'_>, path: &str, value: Value, own: &[IpAddr]) {
         let header = Header::of(&value);
         let object = match (&*header.api_version, &*header.kind) {
             (_, "") => Err(document.problem(format!("{path}Object 'Kind' is missing"))),
@@ -125,7 +126,7 @@ impl Content {
             }
         };
         let checked = object.and_then(|mut object| {
-            standalone::admit(&mut object).map_err(|wrong| document.problem(wrong)).map(|()| object)
+            standalone::admit(&mut object, own).map_err(|wrong| document.problem(wrong)).map(|()| object)
         });
         match checked {
             Ok(object) => self.objects.push(object),
@@ -242,7 +243,7 @@ impl Header {
             ("", _, _) => String::new(),
             (kind, _, "") => format!("{kind}: "),
             (kind, "", name) => format!("{kind} {name:?}: "),
-            (kind, namespace, name) => format!("{kind} \"{namespace}/{name}\": "),
+            (kind, namespace, name) => format!("{kind} {:?}: ", format!("{namespace}/{name}")),
         }
     }
 

@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,8 +33,9 @@ pub struct Manifests {
     node_name: String,
     offers: BTreeMap<OsString, BTreeSet<Key>>,
     files_of: HashMap<Key, BTreeSet<OsString>>,
-    /// Files that could not be read, at all or in part, when last tried.
-    unread: BTreeSet<OsString>,
+    /// By file: what was not understood of it when it was last read.
+    left_out: BTreeMap<OsString, Vec<String>>,
+    own_addresses: OwnAddresses,
     retries: Retries,
 }
 
@@ -84,6 +86,9 @@ fn is_shortage(error: &io::Error) -> bool {
     SHORTAGES.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
+/// Lists the addresses of this node. No Service in a folder may take one of them.
+pub type OwnAddresses = fn() -> io::Result<Vec<IpAddr>>;
+
 /// Why nothing could be read of a file.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
@@ -98,13 +103,14 @@ enum Unreadable {
 }
 
 impl Manifests {
-    pub fn open(path: &Path, node_name: &str) -> io::Result<Self> {
+    pub fn open(path: &Path, node_name: &str, own_addresses: OwnAddresses) -> io::Result<Self> {
         Ok(Self {
             folder: Folder::open(path, &["yaml", "yml", "json"])?,
             node_name: node_name.into(),
             offers: BTreeMap::new(),
             files_of: HashMap::new(),
-            unread: BTreeSet::new(),
+            left_out: BTreeMap::new(),
+            own_addresses,
             retries: Retries::default(),
         })
     }
@@ -113,24 +119,29 @@ impl Manifests {
         self.folder.path()
     }
 
-    /// Files of which not everything could be read when last tried. Why is in the log.
-    pub fn unread(&self) -> impl Iterator<Item = &OsStr> {
-        self.unread.iter().map(OsString::as_os_str)
+    /// What was not understood when it was last read, each as file, place and reason.
+    pub fn left_out(&self) -> Vec<String> {
+        let each = |(file, reasons): (&OsString, &Vec<String>)| {
+            let file = file.to_string_lossy().into_owned();
+            reasons.iter().map(|reason| format!("{file}: {reason}")).collect::<Vec<_>>()
+        };
+        self.left_out.iter().flat_map(each).collect()
     }
 
     /// Everything there is, as the first list from an API server would tell it.
     pub fn list(&mut self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         const KINDS: [Kind; 3] = [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice];
         KINDS.into_iter().map(Event::Listing).for_each(&mut *emit);
+        let own = self.own_addresses();
         for file in self.folder.files()? {
-            self.reload(&file, emit);
+            self.reload(&file, &own, emit);
         }
         // A list without a file that is there would take its Services out of the kernel.
         self.retries.settle(Instant::now());
         while let Some(wait) = self.retries.wait(Instant::now()) {
             std::thread::sleep(wait);
             for file in self.retries.take(Instant::now()).files {
-                self.reload(&file, emit);
+                self.reload(&file, &own, emit);
             }
             self.retries.settle(Instant::now());
         }
@@ -171,16 +182,27 @@ impl Manifests {
                 }
             }
         }
+        if changed.files.is_empty() {
+            return;
+        }
+        let own = self.own_addresses();
         for file in changed.files {
-            self.reload(&file, emit);
+            self.reload(&file, &own, emit);
         }
     }
 
-    fn reload(&mut self, file: &OsStr, emit: &mut dyn FnMut(Event)) {
+    fn own_addresses(&self) -> Vec<IpAddr> {
+        (self.own_addresses)().unwrap_or_else(|error| {
+            tracing::error!(err = %error, "Failed to list the node's addresses; Services may take them");
+            Vec::new()
+        })
+    }
+
+    fn reload(&mut self, file: &OsStr, own: &[IpAddr], emit: &mut dyn FnMut(Event)) {
         let path = self.folder.path().join(file);
         let shown = path.display();
-        self.unread.remove(file);
-        match read(&path) {
+        self.left_out.remove(file);
+        match read(&path, own) {
             Ok(content) => {
                 for problem in &content.foreign {
                     tracing::info!(file = %shown, reason = %problem, "Ignoring object in manifest");
@@ -189,32 +211,33 @@ impl Manifests {
                     tracing::error!(file = %shown, err = %problem, "Refusing object in manifest");
                 }
                 if !content.refused.is_empty() {
-                    self.unread.insert(file.into());
+                    let reasons = content.refused.iter().map(|(_, problem)| problem.to_string()).collect();
+                    self.left_out.insert(file.into(), reasons);
                 }
                 if content == Content::default() {
                     tracing::info!(file = %shown, "Manifest holds no objects");
                 }
-                self.take(file, content, emit);
+                self.take(file, content, own, emit);
             }
             Err(Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 if path.is_symlink() {
                     tracing::warn!(file = %shown, "Manifest is a link to nothing");
                 }
-                self.take(file, Content::default(), emit);
+                self.take(file, Content::default(), own, emit);
             }
             Err(error) => {
                 let kept = self.offers.get(file).map_or(0, BTreeSet::len);
                 tracing::error!(file = %shown, err = %error, keptObjects = kept, "Failed to read manifest");
-                self.unread.insert(file.into());
                 if matches!(&error, Unreadable::Io(error) if is_shortage(error)) {
                     self.retries.changed.files.insert(file.into());
                 }
+                self.left_out.insert(file.into(), vec![error.to_string()]);
             }
         }
     }
 
     /// Makes `content` what the file offers.
-    fn take(&mut self, file: &OsStr, content: Content, emit: &mut dyn FnMut(Event)) {
+    fn take(&mut self, file: &OsStr, content: Content, own: &[IpAddr], emit: &mut dyn FnMut(Event)) {
         let before = self.offers.remove(file).unwrap_or_default();
         // The last good version of an object that is refused now stays.
         let refused = content.refused.into_iter().filter_map(|(key, _)| key);
@@ -230,7 +253,7 @@ impl Manifests {
             self.offers.insert(file.into(), offered);
         }
         for heir in heirs {
-            self.reload(&heir, emit);
+            self.reload(&heir, own, emit);
         }
     }
 
@@ -275,7 +298,7 @@ impl Manifests {
     }
 }
 
-fn read(path: &Path) -> Result<Content, Unreadable> {
+fn read(path: &Path, own: &[IpAddr]) -> Result<Content, Unreadable> {
     // Asked before opening: opening a pipe would wait for its other end.
     if !path.metadata()?.is_file() {
         return Err(Unreadable::NotAFile);
@@ -286,7 +309,7 @@ fn read(path: &Path) -> Result<Content, Unreadable> {
         return Err(Unreadable::TooLarge);
     }
     let is_json = path.extension().is_some_and(|extension| extension == "json");
-    Ok(manifest::read(&bytes, if is_json { Form::Json } else { Form::Yaml })?)
+    Ok(manifest::read(&bytes, if is_json { Form::Json } else { Form::Yaml }, own)?)
 }
 
 fn applied(object: Object) -> Event {

@@ -15,6 +15,7 @@ mod examples;
 mod faults;
 mod laws;
 mod machine;
+mod quoting;
 mod saved;
 mod setup;
 mod strangers;

@@ -1,9 +1,12 @@
 //! The names of chains, and the jumps that lead to ours. All of it is a contract with operators and their scripts.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use model::names::{Protocol, ServicePortName};
 use sha2::{Digest, Sha256};
+
+use crate::iptables::quoting::word;
 
 /// A table we have rules in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -255,8 +258,7 @@ impl Jump {
 
     /// The rule in the language of `iptables-restore`, without the words that put it there.
     pub fn rule(&self) -> String {
-        let quote = |word: &str| if word.contains(' ') { format!("\"{word}\"") } else { word.into() };
-        let words: Vec<String> = self.arguments().into_iter().map(quote).collect();
+        let words: Vec<Cow<'_, str>> = self.arguments().into_iter().map(word).collect();
         words.join(" ")
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use model::address::Family;
 
-use super::saved_rule::words;
+use super::saved_rule::{split_at_quote, words};
 
 /// Rules of one table by chain, as they are printed, each without the words that put it there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,8 +84,7 @@ pub fn as_saved(rule: &str, family: Family) -> String {
 pub fn without_comment(rule: &str) -> String {
     const COMMENT: &str = "-m comment --comment \"";
     let Some((before, after)) = rule.split_once(COMMENT) else { return rule.to_owned() };
-    let Some((_, after)) = after.split_once('"') else { return rule.to_owned() };
-    format!("{before}{}", after.trim_start())
+    format!("{before}{}", split_at_quote(after).1.trim_start())
 }
 
 /// Without the zeros it may begin with.

@@ -309,6 +309,8 @@ impl Plan {
             units.iter().flat_map(|unit| unit.chains.iter().map(|chain| chain.name)).collect();
         let is_unwanted = |name: &str| {
             Purpose::of(name).is_some()
+                // A foreign writer's name may be one that no restore can tell.
+                && !name.contains(char::is_control)
                 && ServiceChain::from_name(name).is_none_or(|chain| !wanted.contains(&chain))
         };
         let known = || {

@@ -8,6 +8,7 @@ use model::local::{FromPod, NodePortAddresses};
 use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
 };
+use crate::iptables::quoting::word;
 use crate::mark::Mark;
 
 /// What the rules of one family depend on, besides services.
@@ -125,8 +126,8 @@ impl Settings {
     pub fn from_pod(&self) -> Option<String> {
         self.from_pod.as_ref().map(|from| match from {
             FromPod::Source(cidr) => format!("-s {cidr}"),
-            FromPod::Interface(name) => format!("-i {name}"),
-            FromPod::InterfacePrefix(prefix) => format!("-i {prefix}+"),
+            FromPod::Interface(name) => format!("-i {}", word(name)),
+            FromPod::InterfacePrefix(prefix) => format!("-i {}", word(&format!("{prefix}+"))),
         })
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::{self, Display, Write};
 
 use crate::iptables::chains::{MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, Shared, Table};
 use crate::iptables::program::{Fixed, NAT_CHAINS, Settings};
+use crate::iptables::quoting::word;
 use crate::iptables::rules::{Chain, Line, Unit};
 
 /// What one run of `iptables-restore` is told.
@@ -92,9 +93,9 @@ impl Section {
         let _ = writeln!(self.rules, "-D {chain} {at}");
     }
 
-    /// Removes the chain, which must be empty by then, and no rule may jump to it.
+    /// Removes the chain, which must be empty by then, and no rule may jump to it. Its name may be a foreign writer's.
     pub fn remove(&mut self, chain: &str) {
-        let _ = writeln!(self.rules, "-X {chain}");
+        let _ = writeln!(self.rules, "-X {}", word(chain));
     }
 
     /// Writes a service port's own chain, whatever it held before.

@@ -18,6 +18,7 @@ use model::routing::{Endpoint, Routing, Traffic};
 
 use crate::iptables::chains::{MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, Shared, lower_case};
 use crate::iptables::program::{LOCALHOST_NODE_PORTS, Settings};
+use crate::iptables::quoting::comment;
 
 /// Everything the kernel holds for one service port, in the order in which the reference writes it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -114,16 +115,14 @@ impl<'a> Writer<'a> {
     }
 
     fn lines(&self) -> Vec<Line> {
-        let Self { name, protocol, routing, settings, .. } = self;
+        let Self { protocol, routing, settings, .. } = self;
         let addresses = &routing.addresses;
         let mut lines = Vec::new();
         let mut add = |chain, rule| lines.push(Line { chain, rule });
 
         let to = self.to(addresses.cluster_ip);
         match self.entry(routing.internal) {
-            Ok(chain) => {
-                add(Shared::Services, format!(r#"-m comment --comment "{name} cluster IP" {to} -j {chain}"#))
-            }
+            Ok(chain) => add(Shared::Services, format!("{} {to} -j {chain}", self.comment("cluster IP"))),
             Err(no) => add(Shared::Refused, format!("{} {to} -j {}", self.because(&no), no.target)),
         }
 
@@ -132,7 +131,7 @@ impl<'a> Writer<'a> {
         for ip in &addresses.external_ips {
             let to = self.to(*ip);
             if routing.has_endpoints() {
-                let rule = format!(r#"-m comment --comment "{name} external IP" {to} -j {external}"#);
+                let rule = format!("{} {to} -j {external}", self.comment("external IP"));
                 add(Shared::Services, rule);
             }
             if let Some(no) = &refusal {
@@ -144,11 +143,11 @@ impl<'a> Writer<'a> {
             let firewall = self.has_firewall().then(|| self.chains.chain(Purpose::Firewall));
             if routing.has_endpoints() {
                 let chain = firewall.unwrap_or(external);
-                let rule = format!(r#"-m comment --comment "{name} loadbalancer IP" {to} -j {chain}"#);
+                let rule = format!("{} {to} -j {chain}", self.comment("loadbalancer IP"));
                 add(Shared::Services, rule);
             }
             if let Some(chain) = firewall {
-                let why = format!(r#"-m comment --comment "{name} traffic not accepted by {chain}""#);
+                let why = self.comment(format_args!("traffic not accepted by {chain}"));
                 add(Shared::ProxyFirewall, format!("{why} {to} -j DROP"));
             }
         }
@@ -159,7 +158,7 @@ impl<'a> Writer<'a> {
             }
         }
         if let Some(port) = routing.node_port {
-            let words = format!("-m comment --comment {name} -m {protocol} -p {protocol}");
+            let words = format!("{} -m {protocol} -p {protocol}", comment(&self.name));
             let counts = settings.serves_localhost() && settings.abilities.counters.localhost_node_ports;
             if routing.has_endpoints() && counts {
                 let counted = format!("-m nfacct --nfacct-name {LOCALHOST_NODE_PORTS}");
@@ -175,7 +174,7 @@ impl<'a> Writer<'a> {
             }
         }
         if let Some(port) = routing.health_check_node_port {
-            let why = format!(r#"-m comment --comment "{name} health check node port""#);
+            let why = self.comment("health check node port");
             add(Shared::HealthChecks, format!("{why} -m tcp -p tcp --dport {port} -j ACCEPT"));
         }
         lines
@@ -209,21 +208,20 @@ impl<'a> Writer<'a> {
     }
 
     fn masquerade_internal(&self) -> Option<String> {
-        let name = &self.name;
         let to = self.to(self.routing.addresses.cluster_ip);
         let who = match self.settings.from_pod() {
             _ if self.settings.masquerade_all => String::new(),
             Some(from_pod) => format!(" ! {from_pod}"),
             None => return None,
         };
-        Some(format!(r#"-m comment --comment "{name} cluster IP" {to}{who} -j {MARK_MASQ}"#))
+        Some(format!("{} {to}{who} -j {MARK_MASQ}", self.comment("cluster IP")))
     }
 
     /// What comes from outside. Where the client's address is to be seen by the endpoint, pods and this node take a
     /// short circuit, for no outsider expects their addresses.
     fn external(&self) -> Chain {
         let name = &self.name;
-        let to = |verb: &str| format!(r#"-m comment --comment "{verb} for {name} external destinations""#);
+        let to = |verb: &str| comment(format_args!("{verb} for {name} external destinations"));
         let cluster = self.chains.chain(Purpose::Cluster);
         let mut chain = Chain::new(self.chains.chain(Purpose::External));
         if self.routing.preserves_client {
@@ -246,7 +244,7 @@ impl<'a> Writer<'a> {
         let name = &self.name;
         let external = self.chains.chain(Purpose::External);
         let addresses = &self.routing.addresses;
-        let why = format!(r#"-m comment --comment "{name} loadbalancer IP""#);
+        let why = self.comment("loadbalancer IP");
         let mut chain = Chain::new(self.chains.chain(Purpose::Firewall));
         for range in &addresses.source_ranges {
             chain.add(format_args!("{why} -s {range} -j {external}"));
@@ -257,21 +255,20 @@ impl<'a> Writer<'a> {
                 chain.add(format_args!("{why} -s {ip} -j {external}"));
             }
         }
-        chain.add(format_args!(
-            r#"-m comment --comment "other traffic to {name} will be dropped by {PROXY_FIREWALL}""#
-        ));
+        let rest = comment(format_args!("other traffic to {name} will be dropped by {PROXY_FIREWALL}"));
+        chain.add(format_args!("{rest}"));
         chain
     }
 
     /// One of several endpoints: the one the client had, or else any.
     fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> Chain {
-        let name = &self.name;
         let mut chain = Chain::with_room(self.chains.chain(purpose), targets.len());
         let mut add = |target: &Target, condition: fmt::Arguments<'_>| {
             let Target { chain: to, text, .. } = target;
             match comments {
                 EndpointComments::Written => {
-                    chain.add(format_args!(r#"-m comment --comment "{name} -> {text}" {condition}-j {to}"#))
+                    let comment = self.comment(format_args!("-> {text}"));
+                    chain.add(format_args!("{comment} {condition}-j {to}"));
                 }
                 EndpointComments::LeftOut => chain.add(format_args!("{condition}-j {to}")),
             }
@@ -294,10 +291,10 @@ impl<'a> Writer<'a> {
     }
 
     fn endpoint(&self, target: &Target, comments: EndpointComments) -> Chain {
-        let Self { name, protocol, .. } = self;
+        let Self { protocol, .. } = self;
         let Target { endpoint, text, chain } = target;
         let comment = match comments {
-            EndpointComments::Written => format!("-m comment --comment {name} "),
+            EndpointComments::Written => format!("{} ", comment(&self.name)),
             EndpointComments::LeftOut => String::new(),
         };
         let remembered = match self.routing.affinity {
@@ -337,7 +334,12 @@ impl<'a> Writer<'a> {
     }
 
     fn because(&self, refusal: &Refusal) -> String {
-        format!(r#"-m comment --comment "{} {}""#, self.name, refusal.reason)
+        self.comment(refusal.reason)
+    }
+
+    /// What the rule is for; the text begins with the name of the service port.
+    fn comment(&self, text: impl fmt::Display) -> String {
+        comment(format_args!("{} {text}", self.name))
     }
 
     /// Matches what goes to the service port at this address.

@@ -77,7 +77,8 @@ pub fn words(text: &str) -> Vec<Word<'_>> {
     words
 }
 
-fn split_at_quote(text: &str) -> (&str, &str) {
+/// What comes before the quote that ends a quoted text, and what after it.
+pub fn split_at_quote(text: &str) -> (&str, &str) {
     let mut is_escaped = false;
     for (at, char) in text.char_indices() {
         match char {

@@ -15,6 +15,7 @@ mod histories;
 mod laws;
 mod objects;
 mod options;
+mod quoting;
 mod syncs;
 mod trace;
 mod world;

@@ -194,11 +194,12 @@ impl Site for Desk {
     }
 }
 
-/// Names of objects need no escaping.
+/// To the byte as upstream writes it.
 fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> String {
-    let NamespacedName { namespace, name } = service;
+    let [namespace, name] =
+        [&service.namespace, &service.name].map(|name| serde_json::Value::from(&**name).to_string());
     format!(
-        "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{name}\"\n\t}},\n\
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\
          \t\"localEndpoints\": {local_endpoints},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
     )
 }

@@ -91,6 +91,8 @@ pub struct Desired {
     pub node: Node,
     /// Nothing was taken from them yet: all that they hold is changed.
     pub clusters: BTreeMap<Family, Cluster>,
+    /// Each file or object of a folder that was not understood, with its place and the reason.
+    pub left_out: Vec<String>,
 }
 
 impl Desired {
@@ -123,7 +125,10 @@ impl Desired {
                 "nothing was heard of node {waited_for:?} within {PATIENCE:?}, or it has no pod CIDRs and the proxy would wait for them"
             )));
         });
-        source.tell_once(lines, words)?;
+        let left_out = source.tell_once(lines, words)?;
+        if !left_out.is_empty() {
+            super::warn(&format!("answering without what is refused above ({} in all)", left_out.len()));
+        }
         let node = match options.manifests {
             Some(_) => Node::from_folder(&config, name, &inbox)?,
             None => Node::from_api_server(&config, name, &inbox)?,
@@ -139,7 +144,7 @@ impl Desired {
             cluster.move_to(node.ips.of(family));
             clusters.insert(family, cluster);
         }
-        Ok(Self { config, node, clusters })
+        Ok(Self { config, node, clusters, left_out })
     }
 }
 

@@ -16,6 +16,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::trace::{Explanation, trace};
+use serde::Serialize;
 
 use super::desired::{self, Desired};
 use super::running;
@@ -76,21 +77,32 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let question = question(matches)?;
     let reads_objects = desired::reads_objects(matches)?;
     let (config, options) = desired::configuration(matches)?;
-    let mut explanation = if reads_objects {
+    let (mut explanation, left_out) = if reads_objects {
         from_objects(&question, config, &options)?
     } else {
-        from_running(&question, config.metrics_bind_address)?
+        (from_running(&question, config.metrics_bind_address)?, Vec::new())
     };
     if matches.get_flag("live") {
         explanation.live = Some(live::look(&explanation)?);
     }
     let said = if is_json(matches) {
-        serde_json::to_string_pretty(&explanation).context("writing JSON")? + "\n"
+        let answer = Answer { explanation: &explanation, left_out };
+        serde_json::to_string_pretty(&answer).context("writing JSON")? + "\n"
     } else {
         text::of(&explanation)
     };
     super::print(&said);
     Ok(ExitCode::SUCCESS)
+}
+
+/// As JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// See [`Desired::left_out`].
+    #[serde(rename = "leftOut", skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<String>,
 }
 
 fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
@@ -116,8 +128,13 @@ fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Expl
     serde_json::from_slice(&answer).context("reading what the proxy says")
 }
 
-fn from_objects(question: &Question, config: Config, options: &Options) -> anyhow::Result<Explanation> {
-    let Desired { config, node, mut clusters } = Desired::read(config, options)?;
+/// Also returns [`Desired::left_out`].
+fn from_objects(
+    question: &Question,
+    config: Config,
+    options: &Options,
+) -> anyhow::Result<(Explanation, Vec<String>)> {
+    let Desired { config, node, mut clusters, left_out } = Desired::read(config, options)?;
     let family = Family::of(question.destination.ip());
     let mut cluster = clusters.remove(&family).with_context(|| format!("this kernel has no {family}"))?;
     // What is wanted is as good as written here.
@@ -137,7 +154,7 @@ fn from_objects(question: &Question, config: Config, options: &Options) -> anyho
         }
         kernel_picks(destination)
     })?;
-    Ok(trace(&packet, &settings, &addresses, &cluster)?)
+    Ok((trace(&packet, &settings, &addresses, &cluster)?, left_out))
 }
 
 /// Those of this machine, and the one that the node is known by: it may be another machine.

@@ -14,6 +14,9 @@ pub struct Findings {
     /// How many objects there should be.
     pub objects: usize,
     pub differences: Vec<Finding>,
+    /// What of a folder was not understood; see `Desired::left_out`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub left_out: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +38,7 @@ impl Findings {
             family: name(family),
             objects: inspection.objects(),
             differences: differences.iter().map(Finding::from).collect(),
+            left_out: Vec::new(),
         })
     }
 }

@@ -58,6 +58,9 @@ struct Section {
     add: usize,
     remove: usize,
     objects: Vec<Finding>,
+    /// What of a folder was not understood; see `Desired::left_out`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<String>,
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -67,9 +70,10 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     for rulings in &all {
         sections.extend(Section::of(rulings, &config, &node)?);
     }
-    sections.retain(|section| !section.is_empty());
-    let is_empty = sections.is_empty();
-    if is_json(matches) {
+    let is_empty = sections.iter().all(Section::is_empty);
+    let is_json = is_json(matches);
+    sections.retain(|section| !section.is_empty() || (is_json && !section.left_out.is_empty()));
+    if is_json {
         super::print(&(serde_json::to_string_pretty(&sections)? + "\n"));
     } else {
         let with_objects = matches.get_flag("objects");
@@ -98,6 +102,7 @@ impl Section {
             add: count(Kind::Missing),
             remove: count(Kind::Surplus),
             objects: found.iter().map(Finding::from).collect(),
+            left_out: rulings.left_out.clone(),
         }))
     }
 

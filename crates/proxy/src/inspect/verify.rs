@@ -56,7 +56,8 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let mut found = Vec::new();
         for rulings in &all {
             if let Some(wanted) = wanted(rulings, &config, &node)? {
-                found.push(Findings::of(rulings.family, wanted)?);
+                let left_out = rulings.left_out.clone();
+                found.push(Findings { left_out, ..Findings::of(rulings.family, wanted)? });
             }
         }
         found
@@ -72,7 +73,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn show(found: &[Findings]) -> String {
     let mut text = String::new();
-    for Findings { family, objects, differences } in found {
+    for Findings { family, objects, differences, .. } in found {
         // Writing to a string cannot fail.
         if differences.is_empty() {
             let _ = writeln!(text, "{family}: kernel and plan agree ({objects} objects)");

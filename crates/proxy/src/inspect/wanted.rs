@@ -28,12 +28,14 @@ pub struct Rulings {
     pub endpoints: usize,
     /// All addresses of the node.
     pub interfaces: Vec<IpAddr>,
+    /// See [`Desired::left_out`].
+    pub left_out: Vec<String>,
 }
 
 impl Rulings {
     /// For each family, and with it what else was read.
     pub fn of(desired: Desired) -> anyhow::Result<(Config, Node, Vec<Self>)> {
-        let Desired { config, node, clusters } = desired;
+        let Desired { config, node, clusters, left_out } = desired;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
         for (family, mut cluster) in clusters {
@@ -47,6 +49,7 @@ impl Rulings {
                 service_cidrs: cluster.service_cidrs(),
                 endpoints: cluster.counts().endpoints,
                 interfaces: interfaces.clone(),
+                left_out: left_out.clone(),
             });
         }
         Ok((config, node, all))

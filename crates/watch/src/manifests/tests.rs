@@ -13,13 +13,17 @@ struct Lab {
     told: Vec<String>,
 }
 
+fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    Ok(vec![[127, 0, 0, 1].into(), [192, 0, 2, 11].into()])
+}
+
 impl Lab {
     fn new(lay_out: impl FnOnce(&Path)) -> Self {
         let dir = TempDir::new().unwrap();
         lay_out(dir.path());
         let path =
             if dir.path().join("current").exists() { dir.path().join("current") } else { dir.path().into() };
-        let mut source = Manifests::open(&path, "node-1").unwrap();
+        let mut source = Manifests::open(&path, "node-1", own_addresses).unwrap();
         let mut told = Vec::new();
         source.list(&mut |event| told.extend(show(&event))).unwrap();
         Self { dir, source, told }
@@ -86,7 +90,7 @@ fn the_first_list_is_framed_and_holds_everything_in_order_of_file_names() {
     fs::write(dir.path().join("b.yml"), service("b", "10.0.0.2")).unwrap();
     fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).unwrap();
     let mut events = Vec::new();
-    Manifests::open(dir.path(), "n").unwrap().list(&mut |event| events.push(event)).unwrap();
+    Manifests::open(dir.path(), "n", own_addresses).unwrap().list(&mut |event| events.push(event)).unwrap();
     assert_eq!(events[..3], [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice].map(Event::Listing));
     assert_eq!(events[5..], [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice].map(Event::Listed));
     assert_eq!(events[3..5].iter().filter_map(show).collect::<Vec<_>>(), ["+a 10.0.0.1", "+b 10.0.0.2"]);
@@ -307,4 +311,25 @@ fn only_a_lack_of_something_passes_by_itself() {
         assert_eq!(is_shortage(&errno.into()), want, "{errno:?}");
     }
     assert!(!is_shortage(&io::ErrorKind::InvalidData.into()));
+}
+
+#[test]
+fn what_is_left_out_is_told_by_file_and_reason() {
+    let mut lab = Lab::new(|dir| {
+        fs::write(dir.join("a.yaml"), "kind: {\n").unwrap();
+        fs::write(dir.join("b.yaml"), service("own", "192.0.2.11")).unwrap();
+        fs::write(dir.join("c.yaml"), service("good", "10.0.0.1")).unwrap();
+    });
+    assert_eq!(lab.take(), ["+good 10.0.0.1"]);
+    let left_out = lab.source.left_out();
+    assert!(left_out[0].starts_with("a.yaml: line "), "{left_out:?}");
+    assert_eq!(
+        left_out[1..],
+        ["b.yaml: line 1: Service \"own\": spec.clusterIPs[0]: Invalid value: \"192.0.2.11\": \
+          takes an address of this node, which could not be reached any more"]
+    );
+    lab.write("a.yaml", service("a", "10.0.0.2"));
+    lab.write("b.yaml", service("own", "10.0.0.3"));
+    assert_eq!(lab.wait_for(2), ["+a 10.0.0.2", "+own 10.0.0.3"]);
+    assert_eq!(lab.source.left_out(), [""; 0]);
 }

@@ -138,3 +138,10 @@ fn a_family_listens_wherever_its_node_ports_answer() {
     let nowhere = NodePortAddresses::new(Family::V4, &["198.51.100.0/24".parse().unwrap()]);
     assert_eq!(addresses(Family::V4, &nowhere), Vec::<IpAddr>::new());
 }
+
+#[test]
+fn whatever_a_service_is_called_the_answer_is_json() {
+    let text = body(&NamespacedName::new("shop", "we\"b\n"), 1, true);
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["service"]["name"], "we\"b\n");
+}
