@@ -7,6 +7,7 @@ mod nftables;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use kernel::conntrack::Destination;
@@ -47,6 +48,12 @@ pub trait Backend: fmt::Debug + Send {
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
+    }
+
+    /// Logs what was held back and is due by now; returns when to call again, if there is a need.
+    fn report(&mut self, now: Instant) -> Option<Instant> {
+        let _ = now;
+        None
     }
 
     /// What the kernel should hold after all that was told so far, for others to compare with what it does.

@@ -123,6 +123,8 @@ struct Running {
     /// Somebody listens for strangers.
     listens: bool,
     pace: Pace,
+    /// When the backend has something to log that it held back.
+    report_due: Option<Instant>,
     sync_period: Duration,
     health: Arc<NodeHealth>,
     service_health: ServiceHealth,
@@ -173,6 +175,7 @@ impl Line {
             self.pass_if_due();
             if let Some(running) = &mut self.running {
                 running.end_wrong_flows();
+                running.report_due = running.backend.report(Instant::now());
             }
         }
     }
@@ -340,6 +343,7 @@ impl Line {
             kick,
             listens: false,
             pace,
+            report_due: None,
             sync_period,
             health,
             service_health,
@@ -381,8 +385,9 @@ impl Line {
 impl Running {
     /// How long nothing has to be done, if nobody asks for anything.
     fn wait(&self, now: Instant) -> Duration {
-        let flows = self.conntrack.due().map_or(Duration::MAX, |due| due.saturating_duration_since(now));
-        self.pace.wait(now).min(flows)
+        let due = [self.conntrack.due(), self.report_due].into_iter().flatten().min();
+        let wait = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+        self.pace.wait(now).min(wait)
     }
 
     /// Rules first; what follows from them only if they are right.

@@ -7,6 +7,7 @@ pub mod checks;
 pub mod cleanup;
 pub mod config;
 pub mod connections;
+pub mod contention;
 pub mod duration;
 pub mod family;
 pub mod flags;
