@@ -26,7 +26,7 @@ pub trait Backend: fmt::Debug + Send {
     /// One pass. What it was told of it remembers, also if it fails.
     fn sync(&mut self, change: Change) -> anyhow::Result<Pass>;
 
-    /// The kernel may hold something else than we think: the next pass looks at everything.
+    /// The kernel may hold something else than we think: the next pass compares, and writes what differs.
     fn distrust(&mut self);
 
     /// How to hear of strangers that change what we wrote. Asked for before the first pass, and after each one for as

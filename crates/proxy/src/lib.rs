@@ -22,6 +22,7 @@ pub mod modes;
 pub mod node;
 pub mod pace;
 pub mod quantity;
+pub mod repairs;
 pub mod run;
 pub mod signals;
 pub mod source;
