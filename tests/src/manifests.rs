@@ -293,6 +293,8 @@ impl From<Service> for Object {
 pub struct Plain<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
+    /// As RFC 3339 writes it; none as in a manifest that never was in a cluster.
+    pub created: Option<&'a str>,
     pub cluster_ip: IpAddr,
     pub external_ip: Option<IpAddr>,
     pub ports: std::ops::Range<u16>,
@@ -305,8 +307,18 @@ pub struct Plain<'a> {
 impl<'a> Plain<'a> {
     pub fn new(name: &'a str, cluster_ip: IpAddr, endpoints: &'a [SocketAddr]) -> Self {
         let (namespace, port_name) = ("default", "");
-        let (external_ip, sticky) = (None, false);
-        Self { namespace, name, cluster_ip, external_ip, ports: 80..81, port_name, sticky, endpoints }
+        let (created, external_ip, sticky) = (None, None, false);
+        Self {
+            namespace,
+            name,
+            created,
+            cluster_ip,
+            external_ip,
+            ports: 80..81,
+            port_name,
+            sticky,
+            endpoints,
+        }
     }
 
     /// Its objects, as items of a list in JSON.
@@ -327,9 +339,11 @@ impl<'a> Plain<'a> {
             format!(r#"{{"name":"{name}","port":{port},"protocol":"{protocol}"}}"#)
         });
         let external = self.external_ip.map(|ip| format!("\"{ip}\"")).unwrap_or_default();
+        let created =
+            self.created.map(|time| format!(r#","creationTimestamp":"{time}""#)).unwrap_or_default();
         let affinity = if self.sticky { "ClientIP" } else { "None" };
         let mut items = vec![format!(
-            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"namespace":"{namespace}","name":"{name}"}},"spec":{{
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"namespace":"{namespace}","name":"{name}"{created}}},"spec":{{
             "clusterIP":"{cluster_ip}","externalIPs":[{external}],"sessionAffinity":"{affinity}","ports":[{}]}}}}"#,
             ports.join(",")
         )];

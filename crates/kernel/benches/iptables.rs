@@ -170,7 +170,7 @@ fn measure(variant: &str, size: Size) {
     });
     load.change("added", added);
 
-    load.rules.distrust();
+    load.rules.require_full();
     let (again, outcome) = Spent::by(|| load.sync());
     assert!(outcome.full);
     again.say_as("again");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   changes ─▶ Plan ─▶ changed chains ─▶ iptables-restore            while we know what the kernel holds
-//!              save ─▶ jumps, all chains ─▶ iptables-restore          at start, after an error, after a stranger's change
+//!              save ─▶ jumps, all chains ─▶ iptables-restore          at start, after an error, after a foreign change that differs
 //! ```
 //!
 //! Commands run in the network namespace of the thread that calls.
@@ -124,6 +124,8 @@ pub struct Change {
 pub struct Outcome {
     /// Whether everything was written rather than what changed.
     pub full: bool,
+    /// Whether that was because the tables did not hold what they should have held before.
+    pub drifted: bool,
     /// Runs of `iptables-restore`; none if there was nothing to do.
     pub restores: usize,
     pub counts: RuleCounts,
@@ -146,6 +148,10 @@ pub struct Rules {
     counters: Option<accounting::Connection>,
     plan: Plan,
     sync_period: Duration,
+    /// The tables may differ from what we wrote: the next sync compares.
+    is_doubtful: bool,
+    /// They do, and have not been repaired.
+    has_drifted: bool,
     counts: RuleCounts,
     failures: Failures,
 }
@@ -163,6 +169,8 @@ impl Rules {
             counters,
             plan: Plan::new(settings, manner, sync_period),
             sync_period,
+            is_doubtful: false,
+            has_drifted: false,
             counts: RuleCounts::default(),
             failures: Failures::default(),
         }
@@ -186,8 +194,14 @@ impl Rules {
         Wanted { runner: self.runner.clone(), plan: self.plan.wanted(), is_exact: true }
     }
 
-    /// Our picture of the kernel may be wrong: the next pass writes everything.
+    /// The tables may differ from what we wrote: the next sync compares, and writes everything if they do. A foreign
+    /// writer may well have written the same: to write it again would only make that one do so, too.
     pub fn distrust(&mut self) {
+        self.is_doubtful = true;
+    }
+
+    /// The next sync writes everything, whatever the tables hold.
+    pub fn require_full(&mut self) {
         self.plan.require_full();
     }
 
@@ -202,6 +216,10 @@ impl Rules {
 
     /// One pass: makes the kernel hold what is wanted after this change, which is remembered in any case.
     pub fn sync(&mut self, change: Change) -> Result<Outcome, Error> {
+        // Before the change: what it adds is not there yet.
+        if std::mem::take(&mut self.is_doubtful) {
+            self.look_for_drift();
+        }
         for (name, routing) in change.routings {
             self.plan.replace(name, routing);
         }
@@ -216,7 +234,30 @@ impl Rules {
             Some(restores) => restores,
             None => self.write_all(now, change.endpoints)?,
         };
-        Ok(Outcome { full, restores, counts: self.counts, unserved })
+        let drifted = full && std::mem::take(&mut self.has_drifted);
+        Ok(Outcome { full, drifted, restores, counts: self.counts, unserved })
+    }
+
+    /// Compares the tables with what we wrote, unless everything is to be written anyway.
+    fn look_for_drift(&mut self) {
+        if self.plan.scope(Instant::now()) == Scope::Full {
+            return;
+        }
+        let family = self.family();
+        match Inspection::new(self.wanted()).first_difference() {
+            Ok(None) => {
+                tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, and they are as they should be");
+                return;
+            }
+            Ok(Some(first)) => {
+                tracing::debug!(v = 2, ipFamily = %family, %first, "The iptables rules are not as they should be");
+            }
+            Err(error) => {
+                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to compare the iptables rules, writing them all again");
+            }
+        }
+        self.has_drifted = true;
+        self.plan.require_full();
     }
 
     /// `None` if it turned out that the kernel does not hold what we thought.

@@ -22,8 +22,9 @@ use model::names::{Port, Protocol, ServicePortName};
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
 use plan::flows::Destination;
+use plan::nftables::claims::Contention;
 use plan::nftables::elements::{Frontend, Seats};
-use plan::nftables::plan::{Changed, Contested, Plan, Steps};
+use plan::nftables::plan::{Changed, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
 
@@ -61,6 +62,8 @@ pub struct Table {
     counts_are_whole: Option<bool>,
     /// UDP frontends of which that is not so: they were taken away once, and begin to count again when they come back.
     recounted: HashSet<Frontend>,
+    /// What became of contended frontends since that was last taken.
+    contentions: Vec<Contention>,
 }
 
 /// A connection to a kernel that can do what we need.
@@ -107,8 +110,6 @@ pub struct Outcome {
     pub full: bool,
     /// Whether it did not hold what it should.
     pub wrote: bool,
-    /// Frontends that several service ports ask for; the first one named has it.
-    pub contested: Vec<Contested>,
 }
 
 impl Table {
@@ -126,6 +127,7 @@ impl Table {
             settled: false,
             counts_are_whole: None,
             recounted: HashSet::new(),
+            contentions: Vec::new(),
         }
     }
 
@@ -160,7 +162,8 @@ impl Table {
         if !self.settled {
             return self.resync(change.routings);
         }
-        let steps = self.plan.replace(change.routings);
+        let mut steps = self.plan.replace(change.routings);
+        self.contentions.append(&mut steps.contentions);
         let mut batch = self.batch();
         self.extend_program(&steps, &mut batch);
         if new_cidrs {
@@ -189,7 +192,6 @@ impl Table {
             deleted: steps.delete.len(),
             full: false,
             wrote: !batch.is_empty(),
-            contested: steps.contested,
         })
     }
 
@@ -203,6 +205,11 @@ impl Table {
         let mut batch = Batch::new(wire_family(family), TABLE);
         batch.delete_table();
         connection.commit(&batch)
+    }
+
+    /// What became of contended frontends since the last call, also in syncs that failed.
+    pub fn take_contentions(&mut self) -> Vec<Contention> {
+        std::mem::take(&mut self.contentions)
     }
 
     /// Where the endpoints of a service port sit.
@@ -248,7 +255,7 @@ impl Table {
 
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
     fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
-        let contested = self.plan.accept(routings);
+        self.contentions.extend(self.plan.accept(routings));
         let deadline = Instant::now() + PERSISTENCE;
         let passes = |error: &CommitError| match error {
             CommitError::Stale => true,
@@ -264,7 +271,7 @@ impl Table {
         self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         let (added, deleted) = (steps.add.len(), steps.delete.len());
-        Ok(Outcome { added, deleted, full: true, wrote, contested })
+        Ok(Outcome { added, deleted, full: true, wrote })
     }
 
     /// What goes by the name of our table. Whoever has it may be on its way out, so it is given a moment for that.

@@ -19,6 +19,7 @@ pub struct Metadata {
     pub labels: Labels,
     #[serde(deserialize_with = "nullable")]
     pub annotations: Annotations,
+    pub creation_timestamp: Option<String>,
     pub deletion_timestamp: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::address::host_port;
 use crate::names::{Port, Protocol};
-use crate::service::{Addresses, Service, ServicePort, TrafficPolicy};
+use crate::service::{Addresses, Created, Service, ServicePort, TrafficPolicy};
 use crate::slices::Candidate;
 use crate::topology::{Choice, Uses, choose};
 
@@ -19,6 +19,8 @@ pub struct Routing {
     pub port: Port,
     pub node_port: Option<Port>,
     pub addresses: Arc<Addresses>,
+    /// Of the Service: among several that claim a frontend the one created first gets it.
+    pub created: Created,
     /// Seconds a client sticks to the endpoint it got first.
     pub affinity: Option<u32>,
 
@@ -115,6 +117,7 @@ impl Routing {
             port: port.port,
             node_port: port.node_port,
             addresses: service.addresses.clone(),
+            created: service.created,
             affinity: service.affinity,
             internal: traffic(service.internal_policy, &choice),
             external: traffic(service.external_policy, &choice),

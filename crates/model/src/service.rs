@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family, ips_of_family, parse_ip};
 use crate::api;
@@ -21,6 +22,7 @@ pub enum TrafficPolicy {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Service {
     pub addresses: Arc<Addresses>,
+    pub created: Created,
     /// Ordered by name and protocol, each pair once.
     pub ports: Box<[ServicePort]>,
     /// How long a client sticks to its endpoint, in seconds.
@@ -31,6 +33,21 @@ pub struct Service {
     /// Whether external IPs are stored, even when a feature gate keeps them from being served: the reference's
     /// choice of chains depends on it.
     pub has_external_ips: bool,
+}
+
+/// When the API server created a Service, in seconds since 1970: which of several that claim an address came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Created(u32);
+
+impl Created {
+    /// Manifests in a folder need no creation timestamp. Those without one come after all others.
+    pub const UNKNOWN: Self = Self(u32::MAX);
+
+    /// `None` if the text is not RFC 3339.
+    pub fn from_api(text: &str) -> Option<Self> {
+        let seconds = text.parse::<Timestamp>().ok()?.as_second().max(0);
+        Some(Self(u32::try_from(seconds).unwrap_or(u32::MAX)))
+    }
 }
 
 /// The addresses all ports of a Service share, without duplicates removed: order and repetition are the user's.
@@ -77,10 +94,12 @@ impl Service {
         let external_policy =
             if is_external(spec) { policy(&spec.external_traffic_policy) } else { TrafficPolicy::Cluster };
         let health_check_node_port = reader.health_check_node_port(spec, external_policy);
+        let created = reader.created();
         if ports.is_empty() {
             return None;
         }
         Some(Self {
+            created,
             ports,
             affinity: affinity(spec),
             internal_policy: policy(&spec.internal_traffic_policy),
@@ -159,6 +178,14 @@ impl Reader<'_> {
         })
     }
 
+    fn created(&mut self) -> Created {
+        let Some(text) = &self.object.creation_timestamp else { return Created::UNKNOWN };
+        Created::from_api(text).unwrap_or_else(|| {
+            self.tell("Ignoring creation timestamp that is not RFC 3339", "creationTimestamp", text);
+            Created::UNKNOWN
+        })
+    }
+
     fn health_check_node_port(&mut self, spec: &api::ServiceSpec, external: TrafficPolicy) -> Option<Port> {
         if !is(&spec.r#type, "LoadBalancer") || external != TrafficPolicy::Local {
             return None;
@@ -224,4 +251,38 @@ fn affinity(spec: &api::ServiceSpec) -> Option<u32> {
     let seconds =
         config.and_then(|config| config.timeout_seconds).and_then(|seconds| seconds.try_into().ok());
     Some(seconds.unwrap_or(DEFAULT_AFFINITY_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn creation_times_compare_and_one_that_is_not_known_comes_last() {
+        let order =
+            ["1969-12-31T23:59:59Z", "2026-11-16T10:00:00Z", "2026-11-16T10:00:01Z", "2200-01-01T00:00:00Z"]
+                .map(|text| Created::from_api(text).unwrap());
+        assert!(order.is_sorted() && order[0] < order[1] && order[1] < order[2] && order[2] < order[3]);
+        assert!(order[3] <= Created::UNKNOWN);
+        assert_eq!(Created::from_api("2026-11-16T12:00:00+02:00"), Some(order[1]));
+        assert_eq!(Created::from_api("yesterday"), None);
+    }
+
+    #[test]
+    fn a_creation_timestamp_that_can_t_be_read_is_told_and_counts_as_unknown() {
+        for (json, created, notes) in [
+            (r#"{}"#, Created::UNKNOWN, 0),
+            (r#"{"creationTimestamp": null}"#, Created::UNKNOWN, 0),
+            (r#"{"creationTimestamp": "1970-01-01T00:00:07Z"}"#, Created(7), 0),
+            (r#"{"creationTimestamp": "7"}"#, Created::UNKNOWN, 1),
+        ] {
+            let text = format!(
+                r#"{{"metadata": {json}, "spec": {{"clusterIP": "10.96.0.1", "ports": [{{"port": 80}}]}}}}"#
+            );
+            let (object, mut told): (api::Service, _) = (serde_json::from_str(&text).unwrap(), Vec::new());
+            let service =
+                Service::from_api(&object, Family::V4, true, &mut Shared::default(), &mut told).unwrap();
+            assert_eq!((service.created, told.len()), (created, notes), "{json}");
+        }
+    }
 }

@@ -7,6 +7,7 @@
 //!
 //! No rule, chain or verdict depends on how many services there are; see `program` for the way of a packet.
 
+pub mod claims;
 pub mod elements;
 pub mod plan;
 pub mod program;

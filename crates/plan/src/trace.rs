@@ -25,7 +25,8 @@ use model::topology;
 use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
-use crate::nftables::elements::Seats;
+use crate::nftables::claims::{Precedence, Rank};
+use crate::nftables::elements::{self, Seats};
 use crate::nftables::slots::{assign, shares};
 use live::Live;
 
@@ -111,8 +112,11 @@ pub struct Frontend {
     pub service: String,
     /// Empty for the only port of a service that does not name it.
     pub port: String,
-    /// Other service ports that ask for the same address and port, in vain.
+    /// Other service ports that claim the same address and port, in vain.
     pub denied_to: Vec<String>,
+    /// Why this one has it, if others claim it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precedence: Option<Precedence>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -399,6 +403,30 @@ impl<'a> Traveller<'a> {
         self.claims.iter().filter(move |claim| claim.routing.node_port.is_some_and(|its| its.get() == port))
     }
 
+    /// The one that has the address, and what it is to it.
+    fn owner_by_address(&self) -> Option<(&Considered<'a>, Kind)> {
+        self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
+    }
+
+    /// The one that has the port as a node port.
+    fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
+        self.by_node_port().min_by_key(|&claim| self.rank(claim, Kind::NodePort))
+    }
+
+    /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
+    /// names.
+    fn rank<'c>(&self, claim: &'c Considered<'_>, kind: Kind) -> (Option<Rank<'c>>, &'c ServicePortName) {
+        let Packet { destination: to, protocol, .. } = *self.packet;
+        let ip = (kind != Kind::NodePort).then_some(to.ip());
+        let rank = match (self.settings.mode, Port::from_api(to.port().into())) {
+            (Mode::Nftables, Some(port)) => {
+                Some(Rank::of(&elements::Frontend { ip, protocol, port }, &claim.name, &claim.routing))
+            }
+            (Mode::Nftables, None) | (Mode::Iptables, _) => None,
+        };
+        (rank, &claim.name)
+    }
+
     /// Whether the destination serves node ports.
     fn is_at_node_port_address(&self) -> bool {
         let to = self.packet.destination.ip();
@@ -430,8 +458,8 @@ impl<'a> Traveller<'a> {
 
     /// What no rule did anything to.
     fn untouched(&self, chains: Vec<String>) -> Course<'_> {
-        let by_address = self.by_address().next();
-        let by_node_port = self.by_node_port().next().filter(|_| self.to_this_node);
+        let by_address = self.owner_by_address();
+        let by_node_port = self.owner_by_node_port().filter(|_| self.to_this_node);
         let (met, reason) = match (by_address, by_node_port) {
             (Some(met), _) => (Some(met), Reason::UncheckedFromNode),
             (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
@@ -520,13 +548,19 @@ impl<'a> Traveller<'a> {
             }
         };
         asking.dedup_by_key(|claim| &claim.name);
-        let others = asking.into_iter().filter(|other| other.name != claim.name);
+        asking.retain(|other| other.name != claim.name);
+        let ranks = asking.iter().map(|other| self.rank(other, kind));
+        let precedence = ranks.min().map(|(runner_up, _)| match (self.rank(claim, kind).0, runner_up) {
+            (Some(rank), Some(runner_up)) => rank.precedence_over(&runner_up),
+            (None, _) | (_, None) => Precedence::FirstRule,
+        });
         Frontend {
             kind,
             namespace: claim.name.service.namespace.to_string(),
             service: claim.name.service.name.to_string(),
             port: claim.name.port.to_string(),
-            denied_to: others.map(|other| other.name.to_string()).collect(),
+            denied_to: asking.iter().map(|other| other.name.to_string()).collect(),
+            precedence,
         }
     }
 

@@ -7,6 +7,7 @@ mod nftables;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use kernel::conntrack::Destination;
@@ -25,7 +26,7 @@ pub trait Backend: fmt::Debug + Send {
     /// One pass. What it was told of it remembers, also if it fails.
     fn sync(&mut self, change: Change) -> anyhow::Result<Pass>;
 
-    /// The kernel may hold something else than we think: the next pass looks at everything.
+    /// The kernel may hold something else than we think: the next pass compares, and writes what differs.
     fn distrust(&mut self);
 
     /// How to hear of strangers that change what we wrote. Asked for before the first pass, and after each one for as
@@ -47,6 +48,12 @@ pub trait Backend: fmt::Debug + Send {
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
+    }
+
+    /// Logs what was held back and is due by now; returns when to call again, if there is a need.
+    fn report(&mut self, now: Instant) -> Option<Instant> {
+        let _ = now;
+        None
     }
 
     /// What the kernel should hold after all that was told so far, for others to compare with what it does.

@@ -8,7 +8,7 @@
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
 //! fails does not hold up the other.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use kernel::conntrack::{Conntrack, Packet};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
-use kernel::stranger::{Drift, Stranger};
+use kernel::stranger::Drift;
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
@@ -34,6 +34,7 @@ use crate::health::service::ServiceHealth;
 use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
+use crate::repairs::{Repaired, Repairs, Writers};
 use crate::threads;
 
 /// Events heard in one go before looking whether a pass is due: a storm must not put it off for ever.
@@ -123,6 +124,8 @@ struct Running {
     /// Somebody listens for strangers.
     listens: bool,
     pace: Pace,
+    /// When the backend has something to log that it held back.
+    report_due: Option<Instant>,
     sync_period: Duration,
     health: Arc<NodeHealth>,
     service_health: ServiceHealth,
@@ -136,10 +139,9 @@ struct Running {
     has_passed: bool,
     /// Whether it has since the last time we heard of something.
     is_right: bool,
-    /// Who has interfered since the last pass.
-    strangers: Vec<Option<Stranger>>,
     /// The error that was last logged, and when, as long as syncs fail.
     failure: Option<(Instant, String)>,
+    repairs: Repairs,
 }
 
 impl fmt::Debug for Running {
@@ -175,6 +177,7 @@ impl Line {
             self.pass_if_due();
             if let Some(running) = &mut self.running {
                 running.end_wrong_flows();
+                running.report_due = running.backend.report(Instant::now());
             }
         }
     }
@@ -196,7 +199,10 @@ impl Line {
             Message::Start(start) => self.start(*start, kick),
             Message::Drifted(drift) => {
                 if let Some(running) = &mut self.running {
-                    running.distrust(drift);
+                    match drift {
+                        Drift::Heard(by) => running.repairs.noticed(by, Instant::now()),
+                        Drift::Unheard => running.distrust(),
+                    }
                 }
             }
             Message::Alone => {
@@ -331,8 +337,8 @@ impl Line {
             is_alone: false,
             has_passed: false,
             is_right: false,
-            strangers: Vec::new(),
             failure: None,
+            repairs: Repairs::default(),
             backend,
             conntrack,
             addresses: addresses.clone(),
@@ -343,6 +349,7 @@ impl Line {
             kick,
             listens: false,
             pace,
+            report_due: None,
             sync_period,
             health,
             service_health,
@@ -356,6 +363,9 @@ impl Line {
 
     fn pass_if_due(&mut self) {
         let Some(running) = &mut self.running else { return };
+        if running.repairs.begin(Instant::now()) {
+            running.distrust();
+        }
         if !running.pace.wait(Instant::now()).is_zero() {
             return;
         }
@@ -385,8 +395,9 @@ impl Line {
 impl Running {
     /// How long nothing has to be done, if nobody asks for anything.
     fn wait(&self, now: Instant) -> Duration {
-        let flows = self.conntrack.due().map_or(Duration::MAX, |due| due.saturating_duration_since(now));
-        self.pace.wait(now).min(flows)
+        let due = [self.conntrack.due(), self.report_due, self.repairs.due()].into_iter().flatten().min();
+        let wait = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+        self.pace.wait(now).min(wait)
     }
 
     /// Rules first; what follows from them only if they are right.
@@ -441,35 +452,36 @@ impl Running {
     }
 
     /// The next pass looks at everything.
-    fn distrust(&mut self, drift: Drift) {
+    fn distrust(&mut self) {
         self.backend.distrust();
         self.pace.ask();
-        if let Drift::Heard(by) = drift {
-            self.strangers.push(by);
-        }
     }
 
-    /// Whoever interferes without doing harm is not worth a word.
+    /// A foreign writer that does no harm is not worth a word.
     fn tell_repairs(&mut self, pass: Pass) {
-        let strangers = std::mem::take(&mut self.strangers);
-        if strangers.is_empty() {
-            return;
-        }
-        if pass.full {
+        if self.repairs.is_under_way() && pass.full {
             // Until then packets may have gone anywhere, and made flows that still do.
             self.conntrack.doubt_everything();
         }
-        if !pass.mended {
-            return;
-        }
-        let names: BTreeSet<String> = strangers.into_iter().flatten().map(|by| by.to_string()).collect();
-        let by = if names.is_empty() {
-            "unknown".to_owned()
-        } else {
-            names.into_iter().collect::<Vec<_>>().join(", ")
-        };
-        tracing::warn!(ipFamily = %self.family, by, "Repaired rules that another process had changed");
+        let Some(repaired) = self.repairs.synced(pass.mended, Instant::now()) else { return };
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
+        let names = |writers: Writers| match writers.iter().map(ToString::to_string).collect::<Vec<_>>() {
+            names if names.is_empty() => "unknown".to_owned(),
+            names => names.join(", "),
+        };
+        let family = self.family;
+        match repaired {
+            Repaired::Once(by) => {
+                tracing::warn!(ipFamily = %family, by = names(by), "Repaired rules that another process had changed");
+            }
+            Repaired::Slowed(by, delay) => {
+                let delay = GoDuration::from(delay);
+                tracing::warn!(ipFamily = %family, by = names(by), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
+            }
+            Repaired::Again => {
+                tracing::debug!(v = 2, ipFamily = %family, "Repaired rules again that another process keeps changing");
+            }
+        }
     }
 
     /// How long it took from each change in the cluster until now.

@@ -167,7 +167,10 @@ fn all_there_is_to_say_is_said() {
         );
         let contested = ask(&["--from", "203.0.113.9", "tcp", "198.51.100.1:80"]);
         assert!(contested.contains("  external IP of shop/web:http (nftables mode)\n"), "{contested}");
-        assert!(contested.contains("  also asked for, in vain, by shop/web-2\n"), "{contested}");
+        assert!(
+            contested.contains("  also claimed by shop/web-2: the first by name has it\n"),
+            "{contested}"
+        );
         assert_eq!(
             ask(&["tcp", "10.96.0.77:80"]),
             "192.0.2.11 -> tcp 10.96.0.77:80

@@ -416,7 +416,12 @@ fn who_gets_an_address_that_several_ask_for_is_told_when_that_changes() {
             cluster.write("mid", &service("mid", 1));
             cluster.sync();
             cluster.write("zed", &service("zed", 2));
-            let want = "198.51.100.1:80/TCP goes to default/mid:http, default/zed:http asks for it in vain";
+            let because = match mode {
+                "iptables" => "the first rule has it, in the order of names",
+                _ => "the first by name has it",
+            };
+            let mid = "198.51.100.1:80/TCP goes to default/mid:http, also claimed by default/zed:http";
+            let want = format!("{mid}: {because}");
             assert_eq!(contests("a later one comes"), [want], "{mode}");
             let (_, json) = cluster.tool("plan", &["-o", "json"]);
             let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -425,6 +430,7 @@ fn who_gets_an_address_that_several_ask_for_is_told_when_that_changes() {
                 serde_json::json!([{
                     "frontend": "198.51.100.1:80/TCP",
                     "service": "default/mid:http",
+                    "precedence": if mode == "iptables" { "firstRule" } else { "firstByName" },
                     "denied_to": ["default/zed:http"],
                     "given_up_by": [],
                 }]),
@@ -445,18 +451,18 @@ fn who_gets_an_address_that_several_ask_for_is_told_when_that_changes() {
             assert!(!renamed.contains("! ipv4"), "{mode}: {renamed}");
             cluster.write("abc", &service("abc", 3));
             let want = "198.51.100.1:80/TCP goes to default/abc:http, \
-                        default/mid:http and default/zed:http ask for it in vain";
+                        also claimed by default/mid:http and default/zed:http";
+            let want = format!("{want}: {because}");
             assert_eq!(contests("an earlier one comes"), [want], "{mode}");
             cluster.sync();
             remove("abc");
             let no_more = |names: &str| if mode == "iptables" { names.to_owned() } else { String::new() };
-            let want = "198.51.100.1:80/TCP goes to default/mid:http, default/zed:http asks for it in vain";
-            let want = format!("{want}{}", no_more(", default/abc:http asks for it no more"));
+            let want = format!("{mid}{}: {because}", no_more(", no longer claimed by default/abc:http"));
             assert_eq!(contests("the one that had it goes"), [want], "{mode}");
             cluster.sync();
             remove("mid");
             let want = match mode {
-                "iptables" => "default/zed:http, default/mid:http asks for it no more",
+                "iptables" => "default/zed:http, no longer claimed by default/mid:http",
                 _ => "default/zed:http, another service had it",
             };
             assert_eq!(

@@ -210,7 +210,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
             let batches = [many(&all[..2]), many(&all)].map(|manifests| {
                 let outcome = chains.replace(&manifests);
                 // Everything once more, over what is there.
-                chains.rules.distrust();
+                chains.rules.require_full();
                 (outcome.restores, chains.replace(&manifests).restores)
             });
             println!("restores: {batches:?}");
@@ -221,7 +221,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
             end.store(true, Ordering::Relaxed);
         });
         chains.hold(&few);
-        chains.rules.distrust();
+        chains.rules.require_full();
         chains.hold(&few);
         let_connect(&storms);
     });

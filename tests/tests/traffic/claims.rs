@@ -1,4 +1,4 @@
-//! Services that ask for the same frontend.
+//! Services that claim the same frontend.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -32,20 +32,7 @@ fn the_first_by_name_has_a_frontend_until_it_goes() {
             )
         };
         let mut node = Node::new(&network.node, family, &Options::default());
-        let who = |ip| {
-            let answers = (0..16).map(|_| {
-                let protocol = Protocol::Tcp;
-                match ask(&network.client, protocol, SocketAddr::new(ip, 80)) {
-                    Answer::From { endpoint, .. } => Some(endpoint.ip()),
-                    Answer::Refused => None,
-                    other => panic!("{ip}: {other:?}"),
-                }
-            });
-            let mut answers: Vec<_> = answers.collect();
-            answers.dedup();
-            assert_eq!(answers.len(), 1, "one service has the address: {answers:?}");
-            answers[0]
-        };
+        let who = |ip| who(&network, ip);
         let endpoint = |number: usize| Some(remote_pod_ip(family, u8::try_from(number).unwrap() + 1));
 
         // They come in no particular order, and who comes later may come first.
@@ -53,10 +40,8 @@ fn the_first_by_name_has_a_frontend_until_it_goes() {
             [(&[2][..], 2), (&[2, 1], 1), (&[1, 0, 2], 0), (&[2, 1], 1), (&[0, 2, 1], 0), (&[2], 2)]
         {
             let services: Vec<_> = present.iter().map(|number| claimant(*number)).collect();
-            let outcome = node.replace(&list(&services));
+            node.replace(&list(&services));
             assert_eq!(who(external_ip), endpoint(winner), "{present:?}");
-            let contested = usize::from(present.len() > 1) * 2;
-            assert_eq!(outcome.contested.len(), contested, "{present:?}: once for TCP, once for UDP");
             for number in present {
                 let own = cluster_ip(family, u16::try_from(*number).unwrap());
                 assert_eq!(who(own), endpoint(*number), "a cluster IP is nobody else's");
@@ -70,4 +55,58 @@ fn the_first_by_name_has_a_frontend_until_it_goes() {
         node.replace(&list(&[claimant(1)]));
         assert_eq!(who(external_ip), endpoint(1));
     }
+}
+
+/// The later one comes first by name in all of these.
+#[test]
+fn a_cluster_ip_cannot_be_taken_nor_can_what_an_older_service_has() {
+    const EARLY: Option<&str> = Some("2026-11-16T10:00:00Z");
+    const LATE: Option<&str> = Some("2026-11-16T10:00:01Z");
+    let network = Network::new(1);
+    for family in Family::BOTH {
+        let endpoints = remote_pods(family, 2, 8080);
+        let _server = Server::start_all(&network.remote, &endpoints);
+        let external_ip: IpAddr = of(family, ["203.0.113.5", "2001:db8:5::5"]).parse().unwrap();
+        let [mine, other] = [0, 1].map(|number| cluster_ip(family, number));
+        let owner = Plain {
+            created: EARLY,
+            external_ip: Some(external_ip),
+            ..Plain::new("victim", mine, &endpoints[..1])
+        };
+        let thief = |created, ip| Plain {
+            namespace: "a",
+            created,
+            external_ip: Some(ip),
+            ..Plain::new("thief", other, &endpoints[1..])
+        };
+        let endpoint = |number: u8| Some(remote_pod_ip(family, number));
+        let mut node = Node::new(&network.node, family, &Options::default());
+        for (objects, at, winner) in [
+            ([owner.clone(), thief(LATE, external_ip)], external_ip, 1),
+            ([owner.clone(), thief(LATE, mine)], mine, 1),
+            ([Plain { created: LATE, ..owner.clone() }, thief(EARLY, mine)], mine, 1),
+            ([Plain { created: LATE, ..owner.clone() }, thief(EARLY, external_ip)], external_ip, 2),
+            ([owner.clone(), thief(EARLY, external_ip)], external_ip, 2),
+            ([Plain { created: None, ..owner.clone() }, thief(None, mine)], mine, 1),
+            ([Plain { created: None, ..owner.clone() }, thief(None, external_ip)], external_ip, 2),
+            ([owner.clone(), thief(None, external_ip)], external_ip, 1),
+        ] {
+            let what = objects.each_ref().map(|it| (it.name, it.created, it.external_ip));
+            node.replace(&list(&objects));
+            assert_eq!(who(&network, at), endpoint(winner), "{what:?}");
+        }
+    }
+}
+
+/// The endpoint that answers there, if one does.
+fn who(network: &Network, ip: IpAddr) -> Option<IpAddr> {
+    let answers = (0..16).map(|_| match ask(&network.client, Protocol::Tcp, SocketAddr::new(ip, 80)) {
+        Answer::From { endpoint, .. } => Some(endpoint.ip()),
+        Answer::Refused => None,
+        other => panic!("{ip}: {other:?}"),
+    });
+    let mut answers: Vec<_> = answers.collect();
+    answers.dedup();
+    assert_eq!(answers.len(), 1, "one service has the address: {answers:?}");
+    answers[0]
 }

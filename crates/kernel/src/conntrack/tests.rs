@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use model::names::{NamespacedName, Port, Protocol};
 use model::routing::{Endpoint, Traffic};
-use model::service::Addresses;
+use model::service::{Addresses, Created};
 use netlink::testing::{hear, in_fresh_netns, run};
 
 use super::*;
@@ -95,6 +95,7 @@ impl Stage {
                 load_balancer_ips: Box::default(),
                 source_ranges: Box::default(),
             }),
+            created: Created::UNKNOWN,
             affinity: None,
             cluster: endpoints.clone(),
             local: Arc::default(),

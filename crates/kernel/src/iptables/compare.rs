@@ -155,6 +155,16 @@ impl Inspection {
         Ok(all)
     }
 
+    /// One of the differences, found with as little looking as possible.
+    pub fn first_difference(&mut self) -> io::Result<Option<Difference>> {
+        for table in TABLES {
+            if let Some(first) = self.compare(table)?.into_iter().next() {
+                return Ok(Some(first));
+            }
+        }
+        Ok(None)
+    }
+
     /// Looks at one table.
     pub fn compare(&mut self, table: Table) -> io::Result<Vec<Difference>> {
         let saved = self.wanted.runner.save(table.name()).map_err(other)?;

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use model::local::FromPod;
 use model::names::{NamespacedName, Protocol, ServicePortName};
 use model::routing::{Endpoint, Routing, Traffic};
-use model::service::Addresses;
+use model::service::{Addresses, Created};
 use netlink::testing::{in_fresh_netns, run};
 use plan::mark::Mark;
 
@@ -68,6 +68,7 @@ fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
             load_balancer_ips: [ip(51, 1)].into(),
             source_ranges: [range.parse().unwrap()].into(),
         }),
+        created: Created::UNKNOWN,
         affinity: Some(10_800),
         internal: to(Traffic::ToCluster, &endpoints),
         external: to(Traffic::ToLocal, &local),

@@ -54,7 +54,7 @@ fn a_full_restore_that_fails_is_told_and_nothing_is_lost() {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             commands.rewrite("iptables-restore", "echo 'iptables-restore: line 3 failed' >&2; exit 1");
-            machine.rules.distrust();
+            machine.rules.require_full();
             let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err().to_string();
             let wanted = ["iptables-restore", "status 1", "line 3 failed", "| line 3: :KUBE-"];
             assert!(wanted.iter().all(|part| error.contains(part)), "{error}");

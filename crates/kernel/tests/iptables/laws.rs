@@ -60,7 +60,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
     // Comments that large clusters lack come back when everything is written.
     if was_large {
         machine.imagined = 0;
-        machine.rules.distrust();
+        machine.rules.require_full();
         machine.sync();
     }
 }

@@ -98,6 +98,58 @@ fn with_nft_a_flush_from_below_is_heard_of() {
     });
 }
 
+/// Two proxies on one node would otherwise repair each other for ever.
+#[test]
+fn what_another_process_wrote_the_same_is_not_written_again() {
+    for variant in VARIANTS {
+        in_fresh_netns(move || {
+            let commands = Commands::of(variant);
+            let (mut one, mut other) = (machine(&commands), machine(&commands));
+            let hear = watched(&mut one);
+            let before = one.saved();
+            other.rules.require_full();
+            assert!(other.sync().restores > 0);
+            if variant == Variant::Nft {
+                hear.recv_timeout(PATIENCE).expect("the kernel tells of it");
+            }
+            one.rules.distrust();
+            let outcome = one.sync();
+            assert_eq!((outcome.full, outcome.drifted, outcome.restores), (false, false, 0), "{variant:?}");
+            one.saved().assert_same(&before, "nothing was written");
+
+            one.rules.distrust();
+            let outcome = one.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+            assert_eq!(
+                (outcome.full, outcome.drifted),
+                (false, false),
+                "{variant:?}: our own change is no drift"
+            );
+            let before = one.saved();
+
+            other.hear("slice ns/a p:80 10.244.1.9@node-1").sync();
+            one.rules.distrust();
+            let outcome = one.sync();
+            assert_eq!((outcome.full, outcome.drifted), (true, true), "{variant:?}: it wrote something else");
+            one.saved().assert_same(&before, "repaired");
+            assert!(!one.sync().drifted, "once");
+        });
+    }
+}
+
+#[test]
+fn a_repair_that_fails_is_told_when_it_succeeds() {
+    in_fresh_netns(|| {
+        let commands = Commands::of(Variant::Nft);
+        let mut machine = machine(&commands);
+        commands.flush(Family::V4);
+        machine.rules.distrust();
+        commands.fail_once("iptables-restore");
+        machine.try_sync().unwrap_err();
+        let outcome = machine.sync();
+        assert_eq!((outcome.full, outcome.drifted), (true, true));
+    });
+}
+
 #[test]
 fn canaries_that_cannot_be_set_out_are_tried_again() {
     for variant in VARIANTS {
@@ -139,7 +191,7 @@ fn with_nft_what_does_not_concern_us_is_no_news() {
             commands.run(command);
         }
         machine.hear("slice ns/a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
-        machine.rules.distrust();
+        machine.rules.require_full();
         machine.sync();
         assert!(hear.recv_timeout(SILENCE).is_err());
     });

@@ -1,6 +1,6 @@
 use model::names::NamespacedName;
 use model::routing::Traffic;
-use model::service::Addresses;
+use model::service::{Addresses, Created};
 
 use super::*;
 
@@ -26,6 +26,7 @@ fn dns(serving: &[u8]) -> Arc<Routing> {
             load_balancer_ips: [[203, 0, 113, 5].into()].into(),
             source_ranges: Box::default(),
         }),
+        created: Created::UNKNOWN,
         affinity: None,
         cluster: endpoints.clone(),
         local: Arc::default(),

@@ -9,6 +9,7 @@ use model::address::Family;
 use model::names::{Port, ServicePortName};
 use model::routing::{Endpoint, Routing};
 
+use crate::nftables::claims::{Contention, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
 use crate::nftables::sets::{Bank, Element, Set};
 use crate::shards::Shards;
@@ -20,7 +21,7 @@ pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     units: Shards<ServicePortName, Unit>,
-    /// Who asks for a frontend, in ascending order: the first one gets it.
+    /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<Frontend, Vec<ServicePortName>>,
     /// How often it is asked for what several may ask for.
     shared: Shards<Shared, usize>,
@@ -40,11 +41,12 @@ pub struct Steps {
     pub empty: Vec<Set>,
     pub delete: Vec<Element>,
     pub add: Vec<Element>,
-    /// Frontends that several service ports ask for, of those that changed. The first one named has it.
-    pub contested: Vec<Contested>,
+    /// Frontends that several service ports claim: where that began, ended or changed the winner.
+    pub contentions: Vec<Contention>,
 }
 
-pub type Contested = (Frontend, Vec<ServicePortName>);
+/// The claims to frontends that were contended before or during a change, as they were before it.
+type Contended = BTreeMap<Frontend, Vec<ServicePortName>>;
 
 impl Steps {
     pub fn is_empty(&self) -> bool {
@@ -72,7 +74,7 @@ impl Plan {
             }
         }
         let mut before = self.elements_of(&affected);
-        let contested = self.accept(changes);
+        let contentions = self.accept(changes);
         let mut after = self.elements_of(&affected);
         for (shared, was_there) in shared_before {
             match (was_there, self.shared.contains_key(&shared)) {
@@ -84,17 +86,19 @@ impl Plan {
         before.sort_unstable();
         after.sort_unstable();
         let (delete, add) = difference(&before, &after);
-        Steps { empty: Vec::new(), delete, add, contested }
+        Steps { empty: Vec::new(), delete, add, contentions }
     }
 
-    /// The same without looking what that changes; returns the frontends in it that several ask for.
-    pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contested> {
-        let mut contested = BTreeSet::new();
+    /// The same without looking what that changes in the sets.
+    pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contention> {
+        let mut contended = Contended::new();
         for (name, routing) in changes {
-            self.accept_one(name, routing, &mut contested);
+            self.accept_one(name, routing, &mut contended);
         }
-        let claims = |frontend: Frontend| Some((frontend, self.claims.get(&frontend)?.clone()));
-        contested.into_iter().filter_map(claims).filter(|(_, claims)| claims.len() > 1).collect()
+        contentions(contended.iter().map(|(frontend, before)| {
+            let after = self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default();
+            (*frontend, &before[..], after)
+        }))
     }
 
     /// Everything the sets should hold, in order.
@@ -130,7 +134,7 @@ impl Plan {
         if self.keep_seats(&held.elements, &delete) {
             (delete, add) = difference(&held.elements, &self.elements());
         }
-        Steps { empty, delete, add, contested: Vec::new() }
+        Steps { empty, delete, add, contentions: Vec::new() }
     }
 
     /// Whether clients of a frontend may stick to that endpoint.
@@ -222,43 +226,50 @@ impl Plan {
         &mut self,
         name: ServicePortName,
         routing: Option<Arc<Routing>>,
-        contested: &mut BTreeSet<Frontend>,
+        contended: &mut Contended,
     ) {
         let old = self.units.remove(&name);
         let seats = old.as_ref().map(Unit::seats).unwrap_or_default();
         let unit = routing.map(|routing| Unit::new(routing, seats));
         if let Some(Unit { routing, .. }) = &old {
-            contested.extend(frontends(routing).into_iter().filter(|frontend| self.give_up(frontend, &name)));
+            frontends(routing).iter().for_each(|frontend| self.give_up(frontend, &name, contended));
             shared(routing).for_each(|it| self.release(it));
         }
         if let Some(unit) = unit {
-            let asked_for = frontends(&unit.routing).into_iter();
-            contested.extend(asked_for.filter(|frontend| self.claim(frontend, &name)));
+            let asked_for = frontends(&unit.routing);
+            asked_for.iter().for_each(|frontend| self.claim(frontend, &name, &unit.routing, contended));
             shared(&unit.routing).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }
     }
 
-    /// Returns whether others ask for it, too.
-    fn claim(&mut self, frontend: &Frontend, name: &ServicePortName) -> bool {
+    fn claim(
+        &mut self,
+        frontend: &Frontend,
+        name: &ServicePortName,
+        routing: &Routing,
+        contended: &mut Contended,
+    ) {
         let Some(claims) = self.claims.get_mut(frontend) else {
             self.claims.insert(*frontend, vec![name.clone()]);
-            return false;
+            return;
         };
-        let at = claims.partition_point(|other| other < name);
+        contended.entry(*frontend).or_insert_with(|| claims.clone());
+        let rank = Rank::of(frontend, name, routing);
+        let at = claims.partition_point(|other| {
+            self.units.get(other).is_some_and(|unit| Rank::of(frontend, other, &unit.routing) < rank)
+        });
         claims.insert(at, name.clone());
-        true
     }
 
-    /// Returns whether others still ask for it.
-    fn give_up(&mut self, frontend: &Frontend, name: &ServicePortName) -> bool {
-        let Some(claims) = self.claims.get_mut(frontend) else { return false };
-        claims.retain(|other| other != name);
-        if claims.is_empty() {
+    fn give_up(&mut self, frontend: &Frontend, name: &ServicePortName, contended: &mut Contended) {
+        let Some(claims) = self.claims.get_mut(frontend) else { return };
+        if claims.len() == 1 {
             self.claims.remove(frontend);
-            return false;
+            return;
         }
-        true
+        contended.entry(*frontend).or_insert_with(|| claims.clone());
+        claims.retain(|other| other != name);
     }
 
     fn share(&mut self, shared: Shared) {

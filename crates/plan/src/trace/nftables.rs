@@ -6,8 +6,8 @@ use super::{Course, End, External, Fate, Kind, Reason, Traveller, leads_on, refu
 use model::cluster::Considered;
 
 pub(super) fn course<'a>(traveller: &'a Traveller<'a>) -> Course<'a> {
-    let owner = traveller.by_address().next();
-    let node_port = traveller.by_node_port().next();
+    let owner = traveller.owner_by_address();
+    let node_port = traveller.owner_by_node_port();
     firewall(traveller, owner)
         .or_else(|| translation(traveller, owner, node_port))
         .or_else(|| check(traveller, owner, node_port))

@@ -550,3 +550,48 @@ fn who_sits_in_a_likelier_slot_is_likelier() {
     let least = explanation.endpoints.iter().min_by(|a, b| a.probability.total_cmp(&b.probability)).unwrap();
     assert_eq!(least.address, "10.244.0.2:8080".parse().unwrap());
 }
+
+#[test]
+fn of_several_that_claim_an_address_the_one_that_has_it_is_told_and_why() {
+    use crate::nftables::claims::Precedence;
+    let old = Some("2026-11-16T10:00:00Z");
+    let new = Some("2026-11-16T10:00:01Z");
+    // The other one comes first by name. Both have endpoints.
+    for (mode, created, address, has_it, why) in [
+        (Mode::Nftables, [old, new], "198.51.100.1", "web", Precedence::CreatedFirst),
+        (Mode::Nftables, [new, old], "198.51.100.1", "other", Precedence::CreatedFirst),
+        (Mode::Nftables, [None, None], "198.51.100.1", "other", Precedence::FirstByName),
+        (Mode::Nftables, [new, old], "10.96.0.10", "web", Precedence::ClusterIp),
+        (Mode::Iptables, [old, new], "198.51.100.1", "other", Precedence::FirstRule),
+        (Mode::Iptables, [old, new], "10.96.0.10", "other", Precedence::FirstRule),
+    ] {
+        let mut world = world(mode, &["10.244.0.5"]);
+        world.service.metadata.creation_timestamp = created[0].map(Into::into);
+        let mut cluster = world.cluster();
+        let mut other = world.service.clone();
+        other.metadata.name = "other".into();
+        other.metadata.creation_timestamp = created[1].map(Into::into);
+        other.spec.cluster_ip = "10.96.0.77".into();
+        other.spec.external_ips = vec![address.into()];
+        other.status = api::ServiceStatus::default();
+        let slice: api::EndpointSlice = serde_saphyr::from_str(
+            "metadata: {namespace: shop, name: other-1, labels: {kubernetes.io/service-name: other}}
+             \naddressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.244.0.6]}]",
+        )
+        .unwrap();
+        for event in [Event::ServiceApplied(other.into()), Event::SliceApplied(slice.into())] {
+            cluster.apply(&event);
+        }
+        let packet = Packet {
+            source: CLIENT.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            destination: format!("{address}:80").parse().unwrap(),
+            interface: None,
+        };
+        let addresses = [NODE.parse().unwrap()];
+        let frontend = trace(&packet, &world.settings, &addresses, &cluster).unwrap().frontend.unwrap();
+        assert_eq!((&*frontend.service, frontend.precedence), (has_it, Some(why)), "{mode:?} {created:?}");
+        let denied = if has_it == "web" { "shop/other:http" } else { "shop/web:http" };
+        assert_eq!(frontend.denied_to, [denied]);
+    }
+}

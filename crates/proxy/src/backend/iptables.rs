@@ -48,15 +48,14 @@ impl Backend for Iptables {
         let synced = self.rules.sync(iptables::Change { routings, endpoints, node_port_ips });
         self.measure();
         let family = self.rules.family();
-        let Outcome { full, restores, counts, unserved } = synced?;
+        let Outcome { full, drifted, restores, counts, unserved } = synced?;
         if !unserved.is_empty() {
             tracing::error!(ipFamily = %family, ips = ?unserved, "--nodeport-addresses includes localhost but localhost NodePorts are not supported");
         }
         let (filter, nat) = (counts.filter_written, counts.nat_written);
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, restores, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
-        // Nothing is read back here: whoever had everything written had a reason.
-        Ok(Pass { full, mended: full })
+        Ok(Pass { full, mended: drifted })
     }
 
     fn distrust(&mut self) {

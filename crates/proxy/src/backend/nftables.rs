@@ -6,18 +6,25 @@ use std::time::Instant;
 use kernel::conntrack::Destination;
 use kernel::difference::Wanted;
 use kernel::nftables::{self, Outcome, Owners, Table};
+use model::address::Family;
 use model::names::ServicePortName;
+use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::Seats;
 
 use super::{Backend, Change, Pass, Watch};
+use crate::contention::{Contentions, Line};
 use crate::duration::Duration;
 use crate::metrics::{Metrics, ip_family};
 
 #[derive(Debug)]
 pub struct Nftables {
     table: Table,
+    contentions: Contentions,
     metrics: Arc<Metrics>,
 }
+
+/// Frontends that a line names; the rest is only counted.
+const NAMED: usize = 3;
 
 impl Nftables {
     pub fn new(table: Table, metrics: Arc<Metrics>) -> Self {
@@ -26,7 +33,7 @@ impl Nftables {
         let family = [ip_family(table.family())];
         metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
         metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
-        Self { table, metrics }
+        Self { table, contentions: Contentions::default(), metrics }
     }
 }
 
@@ -42,12 +49,9 @@ impl Backend for Nftables {
         if synced.is_err() {
             self.metrics.sync_proxy_rules_nftables_sync_failures.increment([ip_family(family)]);
         }
-        let Outcome { added, deleted, full, wrote, contested } = synced?;
-        for (frontend, claims) in contested {
-            let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
-            let claims = claims.join(" ");
-            tracing::warn!(ipFamily = %family, %frontend, services = claims, "Several services ask for the same address and port, the first one gets it");
-        }
+        let contentions = self.contentions.add(self.table.take_contentions(), Instant::now());
+        contentions.into_iter().for_each(|line| log_contention(family, line));
+        let Outcome { added, deleted, full, wrote } = synced?;
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
         Ok(Pass { full, mended: wrote && !changes })
@@ -82,6 +86,12 @@ impl Backend for Nftables {
         self.table.is_unused(destination).unwrap_or(false)
     }
 
+    fn report(&mut self, now: Instant) -> Option<Instant> {
+        let family = self.table.family();
+        self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
+        self.contentions.due()
+    }
+
     fn wanted(&self) -> Wanted {
         Wanted::Nftables(Box::new(self.table.wanted()))
     }
@@ -92,5 +102,32 @@ impl Backend for Nftables {
 
     fn title(&self) -> &'static str {
         "NFTables"
+    }
+}
+
+fn log_contention(family: Family, line: Line) {
+    let (contention, unlogged) = match line {
+        Line::Change(contention, unlogged) => (contention, unlogged),
+        Line::Further(changes) => {
+            tracing::warn!(ipFamily = %family, changes, "Further Services began or ceased to claim the same addresses and ports");
+            return;
+        }
+    };
+    let Contention { change, winner, others, frontends } = contention;
+    let winner = winner.map_or_else(|| "none".to_owned(), |winner| winner.to_string());
+    let others: Vec<String> = others.iter().map(ToString::to_string).collect();
+    let others = others.join(", ");
+    let named: Vec<String> = frontends.iter().take(NAMED).map(ToString::to_string).collect();
+    let (count, named) = (frontends.len(), named.join(", "));
+    match change {
+        ContentionChange::Began => {
+            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Several Services claim the same address and port: a cluster IP takes precedence, then the Service created first");
+        }
+        ContentionChange::WinnerChanged => {
+            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "An address and port that several Services claim goes to another one");
+        }
+        ContentionChange::Ended => {
+            tracing::info!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Services no longer claim the same address and port");
+        }
     }
 }

@@ -12,6 +12,9 @@ use model::routing::{Endpoint, Routing};
 use plan::nftables::elements::{Frontend, frontends};
 use serde::Serialize;
 
+use super::contests;
+use crate::config::ProxyMode;
+
 /// What happens to one service port, or to what is no service port's.
 #[derive(Debug, Serialize)]
 pub struct Change {
@@ -29,17 +32,20 @@ pub struct Change {
 const FEW: usize = 10;
 
 /// Groups what was found by service, in order of names; what is nobody's comes first.
-pub fn changes(found: &[Difference], wanted: &[(ServicePortName, Arc<Routing>)]) -> Vec<Change> {
+pub fn changes(
+    mode: ProxyMode,
+    found: &[Difference],
+    wanted: &[(ServicePortName, Arc<Routing>)],
+) -> Vec<Change> {
     let mut groups: BTreeMap<Option<&ServicePortName>, Vec<&Difference>> = BTreeMap::new();
     let owners = FormerOwners::of(found, wanted);
     for difference in found {
         let service = difference.service.as_ref().or_else(|| owners.owner(difference.fact.as_ref()?));
         groups.entry(service).or_default().push(difference);
     }
-    // Of several that ask for the same the first one gets it.
     let mut served: HashMap<Frontend, &ServicePortName> = HashMap::new();
-    for (name, routing) in wanted {
-        frontends(routing).into_iter().for_each(|frontend| _ = served.entry(frontend).or_insert(name));
+    for (frontend, claims) in contests::claims(wanted) {
+        served.extend(contests::owner(mode, &frontend, &claims).map(|(name, _)| (frontend, name)));
     }
     groups.into_iter().map(|(service, group)| change(service, &group, wanted, &served)).collect()
 }

@@ -1,6 +1,6 @@
-//! Addresses that several services ask for: who has one after a change, and who does not get it.
+//! Addresses that several services claim: which one has it after a change, and which ones do not get it.
 //!
-//! Told only where the change makes a contest or ends one. The kernel does not hold who asks in vain, so that a contest is
+//! Told only where the change makes a contest or ends one. The kernel does not hold who claims in vain, so that a contest is
 //! seen to begin by what else of a service comes, and to end by what an address led to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use kernel::difference::{Difference, Fact, Kind};
 use model::names::{Port, ServicePortName};
 use model::routing::{Routing, Traffic};
+use plan::nftables::claims::{Precedence, Rank};
 use plan::nftables::elements::{Frontend, frontends};
 use serde::Serialize;
 
@@ -20,13 +21,16 @@ pub struct Contest {
     pub frontend: String,
     /// Who has it.
     pub service: String,
-    /// Who asks for it in vain.
+    /// Why, if others claim it as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precedence: Option<Precedence>,
+    /// Who claims it in vain.
     pub denied_to: Vec<String>,
-    /// Who asks for it no more, as far as the kernel holds names.
+    /// Who claims it no more, as far as the kernel holds names.
     pub given_up_by: Vec<String>,
 }
 
-type Claim<'a> = (&'a ServicePortName, &'a Routing);
+pub type Claim<'a> = (&'a ServicePortName, &'a Routing);
 
 /// In the order of frontends.
 pub fn contests(
@@ -35,12 +39,9 @@ pub fn contests(
     wanted: &[(ServicePortName, Arc<Routing>)],
 ) -> Vec<Contest> {
     let changed = Changed::by(found);
-    let mut asked_for: BTreeMap<Frontend, Vec<Claim<'_>>> = BTreeMap::new();
-    for (name, routing) in wanted {
-        frontends(routing).into_iter().for_each(|it| asked_for.entry(it).or_default().push((name, routing)));
-    }
     let contest = |(frontend, claims): (&Frontend, &Vec<Claim<'_>>)| {
         let owner = owner(mode, frontend, claims)?;
+        let precedence = precedence(mode, frontend, owner, claims);
         let denied_to = claims.iter().filter(|claim| claim.0 != owner.0);
         let denied_to: Vec<String> = denied_to.map(|claim| claim.0.to_string()).collect();
         let given_up_by = changed.given_up.get(frontend).into_iter().flatten();
@@ -54,22 +55,51 @@ pub fn contests(
         is_told.then(|| Contest {
             frontend: frontend.to_string(),
             service: owner.0.to_string(),
+            precedence,
             denied_to,
             given_up_by,
         })
     };
-    asked_for.iter().filter_map(contest).collect()
+    claims(wanted).iter().filter_map(contest).collect()
 }
 
-/// Who gets what all these ask for; they come in the order of names.
-fn owner<'a>(mode: ProxyMode, frontend: &Frontend, claims: &[Claim<'a>]) -> Option<Claim<'a>> {
+/// The service ports that claim each frontend, in the order of names.
+pub fn claims(wanted: &[(ServicePortName, Arc<Routing>)]) -> BTreeMap<Frontend, Vec<Claim<'_>>> {
+    let mut claims: BTreeMap<Frontend, Vec<Claim<'_>>> = BTreeMap::new();
+    for (name, routing) in wanted {
+        frontends(routing).into_iter().for_each(|it| claims.entry(it).or_default().push((name, routing)));
+    }
+    claims
+}
+
+/// Who gets what all these claim; they come in the order of names.
+pub fn owner<'a>(mode: ProxyMode, frontend: &Frontend, claims: &[Claim<'a>]) -> Option<Claim<'a>> {
     let has_endpoints = |(_, routing): &&Claim<'_>| !routing.endpoints(traffic(frontend, routing)).is_empty();
     let first = match mode {
         // A service without endpoints has no rule that leads anywhere, and the next one has its turn.
         ProxyMode::Iptables => claims.iter().find(has_endpoints).or_else(|| claims.first()),
-        ProxyMode::Nftables | ProxyMode::Ipvs => claims.first(),
+        ProxyMode::Nftables | ProxyMode::Ipvs => claims.iter().min_by_key(|claim| rank(frontend, claim)),
     };
     first.copied()
+}
+
+fn rank<'a>(frontend: &Frontend, (name, routing): &Claim<'a>) -> Rank<'a> {
+    Rank::of(frontend, name, routing)
+}
+
+/// Why the owner has it rather than the next in line.
+fn precedence(
+    mode: ProxyMode,
+    frontend: &Frontend,
+    owner: Claim<'_>,
+    claims: &[Claim<'_>],
+) -> Option<Precedence> {
+    let others = claims.iter().filter(|claim| claim.0 != owner.0);
+    let next = others.map(|claim| rank(frontend, claim)).min()?;
+    Some(match mode {
+        ProxyMode::Iptables => Precedence::FirstRule,
+        ProxyMode::Nftables | ProxyMode::Ipvs => rank(frontend, &owner).precedence_over(&next),
+    })
 }
 
 fn traffic(frontend: &Frontend, routing: &Routing) -> Traffic {
@@ -138,20 +168,17 @@ impl<'a> Changed<'a> {
 
 impl std::fmt::Display for Contest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { frontend, service, denied_to, given_up_by } = self;
-        let plural = |names: &[String], one, many| if names.len() == 1 { one } else { many };
+        let Self { frontend, service, precedence, denied_to, given_up_by } = self;
         write!(f, "{frontend} goes to {service}")?;
         if !denied_to.is_empty() {
-            let asks = plural(denied_to, "asks", "ask");
-            write!(f, ", {} {asks} for it in vain", denied_to.join(" and "))?;
+            write!(f, ", also claimed by {}", denied_to.join(" and "))?;
         }
         if !given_up_by.is_empty() {
-            let asks = plural(given_up_by, "asks", "ask");
-            write!(f, ", {} {asks} for it no more", given_up_by.join(" and "))?;
+            write!(f, ", no longer claimed by {}", given_up_by.join(" and "))?;
         }
         if denied_to.is_empty() && given_up_by.is_empty() {
             write!(f, ", another service had it")?;
         }
-        Ok(())
+        precedence.map_or(Ok(()), |precedence| write!(f, ": {precedence}"))
     }
 }

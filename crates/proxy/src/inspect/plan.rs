@@ -95,7 +95,7 @@ impl Section {
         let count = |kind| found.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count();
         Ok(Some(Self {
             family: name(family),
-            changes: changes::changes(&found, &rulings.routings),
+            changes: changes::changes(config.mode, &found, &rulings.routings),
             contested: contests(config.mode, &found, &rulings.routings),
             takes_over_from: before.as_ref().map(Before::describe),
             behaviour,

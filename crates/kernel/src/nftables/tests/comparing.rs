@@ -181,6 +181,7 @@ fn clone(routing: &Routing) -> Routing {
         internal,
         external,
         addresses: routing.addresses.clone(),
+        created: routing.created,
         cluster: routing.cluster.clone(),
         local: routing.local.clone(),
         preserves_client: routing.preserves_client,

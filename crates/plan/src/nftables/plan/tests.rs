@@ -3,10 +3,11 @@ use std::net::IpAddr;
 
 use model::names::{NamespacedName, Port, Protocol};
 use model::routing::Traffic;
-use model::service::Addresses;
+use model::service::{Addresses, Created};
 use proptest::prelude::*;
 
 use super::*;
+use crate::nftables::claims::ContentionChange;
 
 /// A table made of a map. It refuses what the kernel refuses.
 #[derive(Debug, Default, PartialEq)]
@@ -48,6 +49,11 @@ fn name(number: u8) -> ServicePortName {
     }
 }
 
+/// A Service created in that second of an hour.
+fn second(number: u8) -> Created {
+    Created::from_api(&format!("2026-11-16T10:00:{number:02}Z")).unwrap()
+}
+
 fn endpoints(numbers: &BTreeSet<u8>, local: bool) -> Arc<[Endpoint]> {
     numbers.iter().map(|n| Endpoint { ip: [10, 1, 0, *n].into(), local, port: port(8080) }).collect()
 }
@@ -56,7 +62,8 @@ prop_compose! {
     /// Few addresses and ports, so that services get into each other's way.
     fn routing()(
         cluster_ip in 1u8..4,
-        external in proptest::collection::vec(1u8..4, 0..3),
+        created in proptest::option::of(0u8..2),
+        external in proptest::collection::vec((96u8..98, 1u8..4), 0..3),
         balancer in proptest::collection::vec(1u8..4, 0..2),
         node_port in proptest::option::of(30_000u16..30_003),
         cluster in proptest::collection::btree_set(1u8..30, 0..12),
@@ -73,17 +80,20 @@ prop_compose! {
             (false, _) if cluster.is_empty() => Traffic::RejectNoEndpoints,
             (false, _) => Traffic::ToCluster,
         };
-        let at = |net: u8| move |n: &u8| IpAddr::from([192, 0, net, *n]);
+        // An external IP may be the cluster IP of another.
+        let external = external.iter().map(|(net, n)| IpAddr::from([10, *net, 0, *n]));
+        let balancer = balancer.iter().map(|n| IpAddr::from([192, 0, 3, *n]));
         Arc::new(Routing {
             protocol: Protocol::Tcp,
             port: port(80),
             node_port: node_port.map(port),
             addresses: Arc::new(Addresses {
                 cluster_ip: [10, 96, 0, cluster_ip].into(),
-                external_ips: external.iter().map(at(2)).collect(),
-                load_balancer_ips: balancer.iter().map(at(3)).collect(),
+                external_ips: external.collect(),
+                load_balancer_ips: balancer.collect(),
                 source_ranges: if ranges { ["10.0.0.0/8", "10.1.0.0/16"].map(|r| r.parse().unwrap()).into() } else { [].into() },
             }),
+            created: created.map_or(Created::UNKNOWN, second),
             affinity,
             internal: policy(internal_local),
             external: policy(external_local),
@@ -187,42 +197,123 @@ proptest! {
     }
 }
 
+/// A service port at this cluster IP, with these external IPs and one endpoint.
+fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoint: u8) -> Arc<Routing> {
+    Arc::new(Routing {
+        protocol: Protocol::Tcp,
+        port: port(80),
+        node_port: None,
+        addresses: Arc::new(Addresses {
+            cluster_ip: cluster_ip.into(),
+            external_ips: external.iter().map(|ip| IpAddr::from(*ip)).collect(),
+            load_balancer_ips: [].into(),
+            source_ranges: [].into(),
+        }),
+        created,
+        affinity: None,
+        internal: Traffic::ToCluster,
+        external: Traffic::ToCluster,
+        cluster: endpoints(&[endpoint].into(), false),
+        local: Arc::default(),
+        preserves_client: false,
+        ranges_admit_node: false,
+        is_externally_accessible: false,
+        health_check_node_port: None,
+        serving: Arc::default(),
+    })
+}
+
+fn at(ip: [u8; 4]) -> Frontend {
+    Frontend { ip: Some(ip.into()), protocol: Protocol::Tcp, port: port(80) }
+}
+
+fn contention(change: ContentionChange, winner: u8, others: &[u8], frontends: Vec<Frontend>) -> Contention {
+    let others = others.iter().map(|number| name(*number).service).collect();
+    Contention { change, winner: Some(name(winner).service), others, frontends }
+}
+
 #[test]
-fn a_frontend_that_two_ask_for_goes_to_the_first_by_name_and_is_handed_over() {
-    let routing = |endpoint: u8| {
-        Arc::new(Routing {
-            protocol: Protocol::Tcp,
-            port: port(80),
-            node_port: None,
-            addresses: Arc::new(Addresses {
-                cluster_ip: [10, 96, 0, 1].into(),
-                external_ips: [].into(),
-                load_balancer_ips: [].into(),
-                source_ranges: [].into(),
-            }),
-            affinity: None,
-            internal: Traffic::ToCluster,
-            external: Traffic::ToCluster,
-            cluster: endpoints(&[endpoint].into(), false),
-            local: Arc::default(),
-            preserves_client: false,
-            ranges_admit_node: false,
-            is_externally_accessible: false,
-            health_check_node_port: None,
-            serving: Arc::default(),
-        })
-    };
+fn a_frontend_that_two_claim_goes_to_the_first_by_name_and_is_handed_over() {
+    const IP: [u8; 4] = [10, 96, 0, 1];
+    let routing = |endpoint: u8| plain(IP, &[], Created::UNKNOWN, endpoint);
     let target = |plan: &Plan| plan.elements().iter().find_map(|element| element.data).unwrap().0.to_string();
-    let frontend = Frontend { ip: Some([10, 96, 0, 1].into()), protocol: Protocol::Tcp, port: port(80) };
     let mut plan = Plan::default();
     plan.replace(vec![(name(2), Some(routing(2)))]);
     assert_eq!(target(&plan), "10.1.0.2");
     let steps = plan.replace(vec![(name(1), Some(routing(1)))]);
-    assert_eq!(steps.contested, [(frontend, vec![name(1), name(2)])]);
+    assert_eq!(steps.contentions, [contention(ContentionChange::Began, 1, &[2], vec![at(IP)])]);
     assert_eq!(target(&plan), "10.1.0.1");
     let steps = plan.replace(vec![(name(2), Some(routing(9)))]);
-    assert!(steps.is_empty(), "not its turn: {steps:?}");
-    plan.replace(vec![(name(1), None)]);
+    assert_eq!(steps, Steps::default(), "not its turn, and no news");
+    let steps = plan.replace(vec![(name(1), None)]);
+    assert_eq!(steps.contentions, [contention(ContentionChange::Ended, 2, &[1], vec![at(IP)])]);
     assert_eq!(target(&plan), "10.1.0.9");
-    assert_eq!(plan.owner(&frontend), Some(&name(2)));
+    assert_eq!(plan.owner(&at(IP)), Some(&name(2)));
+}
+
+#[test]
+fn a_cluster_ip_comes_first_then_the_service_created_first_then_the_first_by_name() {
+    const IP: [u8; 4] = [10, 96, 0, 9];
+    let (early, late, unknown) = (second(1), second(2), Created::UNKNOWN);
+    let external = |number: u8, created| Some(plain([10, 96, 0, number], &[IP], created, number));
+    let cluster = |created| Some(plain(IP, &[], created, 9));
+    // From the one that gets it to the last.
+    let claims = [
+        (name(9), cluster(late)),
+        (name(5), external(5, early)),
+        (name(6), external(6, early)),
+        (name(1), external(1, late)),
+        (name(0), external(0, unknown)),
+        (name(2), external(2, unknown)),
+    ];
+    for start in 0..claims.len() {
+        let mut plan = Plan::default();
+        let (first, second) = claims.split_at(start);
+        plan.accept([second, first].concat());
+        for (winner, _) in &claims {
+            assert_eq!(plan.owner(&at(IP)), Some(winner), "from {start} on");
+            plan.replace(vec![(winner.clone(), None)]);
+        }
+    }
+}
+
+#[test]
+fn a_claim_ranks_anew_when_its_routing_changes() {
+    const IP: [u8; 4] = [10, 96, 0, 9];
+    let external = |number: u8, created| Some(plain([10, 96, 0, number], &[IP], created, number));
+    let mut plan = Plan::default();
+    plan.replace(vec![(name(1), external(1, second(1))), (name(2), external(2, second(2)))]);
+    let steps = plan.replace(vec![(name(2), Some(plain(IP, &[], second(2), 2)))]);
+    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
+    let steps = plan.replace(vec![(name(2), external(2, second(2)))]);
+    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 1, &[2], vec![at(IP)])]);
+    // Deleted and created again between two syncs.
+    let steps = plan.replace(vec![(name(1), external(1, second(3)))]);
+    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
+}
+
+#[test]
+fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
+    let ips: Vec<[u8; 4]> = (1..=20).map(|n| [203, 0, 113, n]).collect();
+    let all: Vec<Frontend> = ips.iter().map(|ip| at(*ip)).collect();
+    let claimant =
+        |number: u8, ips: &[[u8; 4]]| Some(plain([10, 96, 0, number], ips, second(number), number));
+    let mut plan = Plan::default();
+    assert_eq!(plan.accept(vec![(name(1), claimant(1, &ips))]), []);
+    let began = plan.accept(vec![(name(2), claimant(2, &ips))]);
+    assert_eq!(began, [contention(ContentionChange::Began, 1, &[2], all.clone())]);
+    let third = plan.accept(vec![(name(3), claimant(3, &ips[..2]))]);
+    assert_eq!(third, [contention(ContentionChange::Began, 1, &[3], all[..2].to_vec())]);
+    let ended = plan.accept(vec![(name(1), None)]);
+    assert_eq!(
+        ended,
+        [
+            contention(ContentionChange::WinnerChanged, 2, &[3], all[..2].to_vec()),
+            contention(ContentionChange::Ended, 2, &[1], all[2..].to_vec()),
+        ]
+    );
+    let ended = plan.accept(vec![(name(2), None), (name(3), None)]);
+    let nobody =
+        Contention { winner: None, ..contention(ContentionChange::Ended, 0, &[2, 3], all[..2].to_vec()) };
+    assert_eq!(ended, [nobody]);
 }

@@ -20,7 +20,8 @@ pub fn of(explanation: &Explanation) -> String {
     if let Some(frontend) = &explanation.frontend
         && !frontend.denied_to.is_empty()
     {
-        say(&format!("  also asked for, in vain, by {}", frontend.denied_to.join(", ")));
+        let why = frontend.precedence.map(|precedence| format!(": {precedence}")).unwrap_or_default();
+        say(&format!("  also claimed by {}{why}", frontend.denied_to.join(", ")));
     }
     say(&format!("  {}", fate(explanation)));
     let addresses = explanation.endpoints.iter().map(|target| target.address);
