@@ -245,7 +245,7 @@ struct Reference {
 
 impl Reference {
     fn new(commands: &Commands, settings: Settings) -> Self {
-        Self { runner: Runner::new(commands.programs(), Family::V4), settings }
+        Self { runner: Runner::open(commands.programs(), Family::V4).unwrap(), settings }
     }
 
     /// Lists the nat table, then writes all shared chains and the changed service's own ones.

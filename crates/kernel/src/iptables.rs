@@ -57,7 +57,7 @@ impl Access {
 
     /// The same with commands that somebody else runs.
     pub fn through(exec: Arc<dyn Exec>, family: Family) -> Result<Self, Error> {
-        let runner = Runner::new(exec, family);
+        let runner = Runner::open(exec, family)?;
         runner.check_presence()?;
         let random_fully = runner.has_random_fully();
         tracing::debug!(v = 2, ipFamily = %family, variant = ?runner.variant(), random_fully, "Using iptables");
@@ -146,6 +146,8 @@ pub struct Failures {
 pub struct Rules {
     runner: Arc<Runner>,
     counters: Option<accounting::Connection>,
+    /// The commands or the kernel lack the match that feeds counters.
+    lacks_counters: bool,
     plan: Plan,
     sync_period: Duration,
     /// The tables may differ from what we wrote: the next sync compares.
@@ -167,6 +169,7 @@ impl Rules {
         Self {
             runner,
             counters,
+            lacks_counters: false,
             plan: Plan::new(settings, manner, sync_period),
             sync_period,
             is_doubtful: false,
@@ -288,9 +291,9 @@ impl Rules {
             Err(error) if counters != Counters::default() && !error.is_contention() => {
                 tracing::warn!(ipFamily = %self.family(), err = %error, "Full sync failed, trying without packet counters");
                 let restored = self.restore_all(now, endpoints, saved.as_deref(), Counters::default());
-                if restored.is_ok() {
-                    self.counters = None;
-                }
+                // Only the next full sync can tell whether it was for something else that would have passed anyway.
+                let is_for_good = matches!(&error, Error::Failed { said, .. } if said.contains("nfacct"));
+                self.lacks_counters = is_for_good && restored.is_ok();
                 restored
             }
             result => result,
@@ -316,7 +319,12 @@ impl Rules {
     /// Those that the kernel has now; without a counter its rule is written without it.
     fn ensure_counters(&mut self) -> Counters {
         let family = self.family();
-        let Some(connection) = &mut self.counters else { return Counters::default() };
+        if self.counters.is_none() {
+            self.counters = accounting::Connection::open().ok();
+        }
+        let Some(connection) = self.counters.as_mut().filter(|_| !self.lacks_counters) else {
+            return Counters::default();
+        };
         let mut ensure = |name: &str| {
             connection
                 .ensure(name)

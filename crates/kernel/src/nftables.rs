@@ -27,6 +27,7 @@ use plan::nftables::elements::{Frontend, Seats};
 use plan::nftables::plan::{Changed, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Set};
+use rustix::io::Errno;
 
 use crate::holder::Holder;
 use crate::stranger::Drift;
@@ -175,6 +176,7 @@ impl Table {
         write_steps(&steps, self.settings.family, &mut batch);
         // Only now may the table be touched: from here on what we know of it depends on how it goes.
         self.settled = false;
+        self.remember_recounted(&steps);
         self.forget_clients_with(&steps, &mut batch)?;
         if !batch.is_empty()
             && let Err(error) = self.connection.commit(&batch)
@@ -185,7 +187,6 @@ impl Table {
             return self.resync(Vec::new());
         }
         self.settled = true;
-        self.remember_recounted(&steps);
         self.forget_clients_after(&steps);
         Ok(Outcome {
             added: steps.add.len(),
@@ -243,7 +244,8 @@ impl Table {
         Ok(!self.recounted.contains(&frontend) && self.reader().count(frontend)? == Some(0))
     }
 
-    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service.
+    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service. To be called
+    /// before the kernel is: its answer may get lost.
     fn remember_recounted(&mut self, steps: &Steps) {
         let family = self.settings.family;
         let gone = steps.delete.iter().filter_map(|element| {
@@ -264,11 +266,7 @@ impl Table {
         };
         let (steps, wrote) = retry_until(deadline, passes, || self.write_difference(deadline))?;
         self.settled = true;
-        // A frontend that had to be written again begins to count again.
-        let writes_frontends = steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_)));
-        self.counts_are_whole =
-            Some(self.counts_are_whole.is_none_or(|were_whole| were_whole && !writes_frontends));
-        self.remember_recounted(&steps);
+        self.counts_are_whole.get_or_insert(true);
         self.forget_clients_after(&steps);
         let (added, deleted) = (steps.add.len(), steps.delete.len());
         Ok(Outcome { added, deleted, full: true, wrote })
@@ -318,6 +316,11 @@ impl Table {
             self.write_node_port_ips(&mut batch);
         }
         write_steps(&steps, self.settings.family, &mut batch);
+        // A frontend that has to be written again begins to count again.
+        if steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_))) {
+            self.counts_are_whole = self.counts_are_whole.and(Some(false));
+        }
+        self.remember_recounted(&steps);
         match (batch.is_empty(), is_owned) {
             (true, true) => {}
             (true, false) if self.connection.generation()?.id == generation => {}
@@ -496,12 +499,17 @@ impl Abilities {
             try_out(&mut batch);
             match connection.check(&batch) {
                 Ok(()) => Ok(true),
+                // Anything else, such as a lack of memory, says nothing about what the kernel can do.
                 Err(CommitError::Refused { errno, .. })
-                    if errno.kind() != io::ErrorKind::PermissionDenied =>
+                    if [Errno::OPNOTSUPP, Errno::INVAL, Errno::AFNOSUPPORT]
+                        .iter()
+                        .any(|unknown| errno.raw_os_error() == Some(unknown.raw_os_error())) =>
                 {
                     Ok(false)
                 }
-                Err(CommitError::Refused { errno, .. }) => {
+                Err(CommitError::Refused { errno, .. })
+                    if errno.kind() == io::ErrorKind::PermissionDenied =>
+                {
                     let what = "changing rules needs root or CAP_NET_ADMIN";
                     Err(CommitError::Socket(io::Error::new(errno.kind(), what)))
                 }

@@ -13,7 +13,10 @@
 pub mod accounting;
 pub mod attributes;
 pub mod buffer;
+mod calls;
 pub mod conntrack;
+#[cfg(any(test, feature = "testing"))]
+pub mod faults;
 pub mod log;
 pub mod message;
 pub mod nftables;

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::conntrack::Direction;
 use crate::message::Message;
-use crate::socket::{Protocol, Request, Socket, is};
+use crate::socket::{Protocol, Request, Socket, is, is_loss};
 
 // include/uapi/linux/netfilter/nfnetlink.h
 const NFNL_SUBSYS_ULOG: u8 = 4;
@@ -69,7 +69,7 @@ impl Listener {
     pub fn receive_within(&mut self, time: Duration) -> io::Result<Vec<Direction>> {
         match self.socket.receive_within(time) {
             Ok(messages) => Ok(messages.into_iter().flatten().filter_map(|m| packet(&m)).collect()),
-            Err(error) if is(&error, Errno::NOBUFS) => Ok(Vec::new()),
+            Err(error) if is_loss(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }

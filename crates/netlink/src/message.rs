@@ -13,8 +13,8 @@ pub(crate) const NLM_F_CREATE: u16 = 0x400;
 pub(crate) const NLM_F_APPEND: u16 = 0x800;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_DONE: u16 = 3;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 const NLMSGERR_ATTR_OFFS: u16 = 2;
 
@@ -149,6 +149,16 @@ impl<'a> Messages<'a> {
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
+    }
+
+    /// Whether all bytes belong to some message. Those of a datagram do, unless its end is missing.
+    pub(crate) fn is_whole(mut self) -> bool {
+        while !self.0.is_empty() {
+            if self.next().is_none() {
+                return false;
+            }
+        }
+        true
     }
 }
 

@@ -6,17 +6,18 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, bind, getsockname,
-    netlink, recvfrom, sendmsg, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, netlink, socket_with, sockopt};
 
 use crate::buffer::Buffer;
+#[cfg(not(any(test, feature = "testing")))]
+use crate::calls;
+#[cfg(any(test, feature = "testing"))]
+use crate::faults as calls;
 use crate::message::{
     Header, Message, Messages, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, Outcome,
 };
@@ -62,6 +63,8 @@ pub struct Socket {
     sequence: u32,
     send_room: usize,
     received: Vec<u8>,
+    /// Whether answers may be waiting that belong to a request whose caller has got an error.
+    has_leftovers: bool,
 }
 
 impl Socket {
@@ -87,7 +90,14 @@ impl Socket {
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&fd, RECEIVE_BUFFER))?;
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
         let address = SocketAddrNetlink::try_from(getsockname(&fd)?)?;
-        Ok(Self { fd, port: address.pid(), sequence: 0, send_room: 0, received: vec![0; READ] })
+        Ok(Self {
+            fd,
+            port: address.pid(),
+            sequence: 0,
+            send_room: 0,
+            received: vec![0; READ],
+            has_leftovers: false,
+        })
     }
 
     /// The address the kernel gave this socket. Notifications of what it does carry it as their port.
@@ -96,11 +106,13 @@ impl Socket {
         self.port
     }
 
-    /// Sends the parts as one datagram, making room for it first. `EMSGSIZE` means there is no more room.
+    /// Sends the parts as one datagram, making room for it first. `EMSGSIZE` means there is no more room. Whoever has
+    /// read all answers says so by [`Self::answered`].
     pub fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.drop_leftovers()?;
         self.make_room(parts.iter().map(|part| part.len()).sum());
-        retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), SendFlags::empty()))?;
-        Ok(())
+        self.has_leftovers = true;
+        Ok(retry_on_intr(|| calls::send(self.fd.as_fd(), parts))?)
     }
 
     /// The next datagram, or `None` if there is none within that time. Zero doesn't wait at all.
@@ -108,10 +120,19 @@ impl Socket {
     pub fn receive_within(&mut self, time: Duration) -> io::Result<Option<Messages<'_>>> {
         // Mostly it is there already, and waiting for it would be one call to the kernel too many.
         let mut received = self.read()?;
-        if received.is_none() && !time.is_zero() && self.wait(time)? {
-            received = self.read()?;
+        if received.is_none() && !time.is_zero() {
+            // A wait may end for a datagram that is not the kernel's, or for none at all.
+            let began = Instant::now();
+            while received.is_none() && self.wait(time.saturating_sub(began.elapsed()))? {
+                received = self.read()?;
+            }
         }
         Ok(received.map(|length| self.messages(length)))
+    }
+
+    /// Nothing more will come in answer to what was sent.
+    pub(crate) fn answered(&mut self) {
+        self.has_leftovers = false;
     }
 
     /// Sends one request, and returns what `read` makes of the answers once the kernel has acknowledged it.
@@ -159,24 +180,28 @@ impl Socket {
                 missing -= 1;
             }
         }
+        self.answered();
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Reads a whole list. If it changes meanwhile we start again, so `read` may see an object twice;
-    /// what it returned the first time is forgotten.
+    /// Reads a whole list. If it changes meanwhile, or part of it finds no room, we start again, so `read` may see an
+    /// object twice; what it returned the first time is forgotten.
     pub fn dump<T>(
         &mut self,
         request: Request<'_>,
         body: impl Fn(&mut Buffer),
         mut read: impl FnMut(&Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
+        let mut last = io::Error::new(io::ErrorKind::ResourceBusy, "list keeps changing while it is read");
         for _ in 0..DUMP_ATTEMPTS {
-            let answer = self.exchange(request, NLM_F_DUMP, &body, &mut read)?;
-            if !answer.interrupted {
-                return Ok(answer.found);
+            match self.exchange(request, NLM_F_DUMP, &body, &mut read) {
+                Ok(answer) if answer.interrupted => {}
+                Ok(answer) => return Ok(answer.found),
+                Err(error) if is_loss(&error) => last = error,
+                Err(error) => return Err(error),
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "list keeps changing while it is read"))
+        Err(last)
     }
 
     fn exchange<T>(
@@ -196,16 +221,32 @@ impl Socket {
         let mut answer = Answer { found: Vec::new(), interrupted: false };
         loop {
             let messages = self.receive_within(PATIENCE)?.ok_or(io::ErrorKind::TimedOut)?;
-            // Answers to an exchange that was given up half-way may still be waiting.
             for message in messages.filter(|message| message.header.sequence == sequence) {
                 answer.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 match message.outcome() {
                     Outcome::Pending => answer.found.extend(read(&message)),
-                    Outcome::Success => return Ok(answer),
+                    Outcome::Success => {
+                        self.answered();
+                        return Ok(answer);
+                    }
                     Outcome::Refused(refusal) => return Err(refusal.errno),
                 }
             }
         }
+    }
+
+    /// After an exchange that was given up half-way: its answers are not to be taken for those of the next one, whose
+    /// number a batch may have used, and the kernel starts no list before the one under way has been read to its end.
+    fn drop_leftovers(&mut self) -> io::Result<()> {
+        while self.has_leftovers {
+            match self.read() {
+                Ok(None) => self.has_leftovers = false,
+                Ok(Some(_)) => {}
+                Err(error) if is_loss(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// A send buffer that is too small shows when sending, so failing to raise it is no error yet.
@@ -228,27 +269,28 @@ impl Socket {
 
     fn wait(&self, time: Duration) -> io::Result<bool> {
         let time = Timespec::try_from(time).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        Ok(retry_on_intr(|| poll(&mut fds, Some(&time)))? > 0)
+        Ok(retry_on_intr(|| calls::wait(self.fd.as_fd(), &time))?)
     }
 
     /// Reads one datagram of the kernel's, if one is there; what others send us is skipped.
     fn read(&mut self) -> io::Result<Option<usize>> {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         loop {
-            let (_, length, sender) =
-                match retry_on_intr(|| recvfrom(&self.fd, self.received.as_mut_slice(), flags)) {
-                    Ok(read) => read,
-                    Err(Errno::AGAIN) => return Ok(None),
-                    Err(errno) => return Err(errno.into()),
-                };
-            if length > self.received.len() {
+            let received = retry_on_intr(|| calls::receive(self.fd.as_fd(), &mut self.received));
+            let datagram = match received {
+                Ok(datagram) => datagram,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            };
+            if datagram.length > self.received.len() {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "datagram larger than any expected"));
             }
-            let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
-            if sender.is_some_and(|sender| sender.pid() == 0) {
-                return Ok(Some(length));
+            if datagram.sender != Some(0) {
+                continue;
             }
+            if !self.messages(datagram.length).is_whole() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "datagram ends within a message"));
+            }
+            return Ok(Some(datagram.length));
         }
     }
 
@@ -341,7 +383,8 @@ mod tests {
             let mut forged = Buffer::new();
             forged.message(Header { kind: 16, flags: 0, sequence: 0, port: 0 }, &[0; 16], |_| {});
             let to = SocketAddrNetlink::new(victim.port(), 0);
-            rustix::net::sendto(&stranger.fd, forged.as_bytes(), SendFlags::empty(), &to).unwrap();
+            rustix::net::sendto(&stranger.fd, forged.as_bytes(), rustix::net::SendFlags::empty(), &to)
+                .unwrap();
             assert!(victim.wait(Duration::from_secs(10)).unwrap(), "it did arrive");
             assert!(victim.receive_within(Duration::ZERO).unwrap().is_none());
         });

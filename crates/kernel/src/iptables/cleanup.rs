@@ -18,11 +18,14 @@ pub fn remove(family: Family) -> Result<(), Errors> {
 
 /// The same with commands that somebody else runs.
 pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors> {
-    let runner = Runner::new(exec, family);
-    if let Err(error) = runner.check_presence() {
-        tracing::debug!(v = 2, ipFamily = %family, err = %error, "No usable iptables, nothing to clean up");
-        return Ok(());
-    }
+    let opened = Runner::open(exec, family).and_then(|runner| runner.check_presence().map(|()| runner));
+    let runner = match opened {
+        Ok(runner) => runner,
+        Err(error) => {
+            tracing::debug!(v = 2, ipFamily = %family, err = %error, "No usable iptables, nothing to clean up");
+            return Ok(());
+        }
+    };
     let mut errors = Vec::new();
     let saved = [Table::Nat, Table::Filter].map(|table| (table, runner.save(table.name())));
     for (table, save) in &saved {

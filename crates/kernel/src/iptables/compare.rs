@@ -72,7 +72,7 @@ pub struct Present {
 
 /// Whether there are rules of this mode in the kernel. None where there is no iptables to look with.
 pub fn present(family: Family) -> io::Result<Option<Present>> {
-    let runner = Runner::new(Arc::new(Programs::default()), family);
+    let Ok(runner) = Runner::open(Arc::new(Programs::default()), family) else { return Ok(None) };
     if !may_have_tables(&runner) || runner.check_presence().is_err() {
         return Ok(None);
     }

@@ -1,5 +1,6 @@
 //! What the installed iptables can do, by its version.
 
+use super::error::Error;
 use super::exec::Exec;
 use super::runner::Names;
 
@@ -26,14 +27,14 @@ pub struct Features {
 }
 
 impl Features {
-    /// Of what cannot be asked nothing is assumed: whatever comes next will fail in the same way and say why.
-    pub fn detect(exec: &dyn Exec, names: Names) -> Self {
-        let said = exec.run(names.iptables, &["--version"], &[]).map(|finished| finished.said());
-        let said = said.unwrap_or_default();
+    /// Of a version that cannot be understood nothing is assumed. An error if it could not be asked for: to take a
+    /// command that was busy for an old one would last as long as we do.
+    pub fn detect(exec: &dyn Exec, names: Names) -> Result<Self, Error> {
+        let said = exec.run(names.iptables, &["--version"], &[])?.said();
         let version = parse(&said).unwrap_or_default();
         let is_at_least = |wanted: &[u32]| version.as_slice() >= wanted;
         let has_restore_wait = is_at_least(&[1, 6, 2]);
-        Self {
+        Ok(Self {
             variant: if said.contains("nf_tables") { Variant::Nft } else { Variant::Legacy },
             check: is_at_least(&[1, 4, 11]),
             random_fully: is_at_least(&[1, 6, 2]),
@@ -47,7 +48,7 @@ impl Features {
                 () if can_wait_anyway(exec, names) => &["-w"],
                 () => &[],
             },
-        }
+        })
     }
 }
 
@@ -110,7 +111,7 @@ mod tests {
         ] {
             let script = Script::default().says("iptables --version", &format!("iptables v{version}"));
             let script = script.fails("iptables-restore --version", 1, "unrecognized option");
-            let features = Features::detect(&script, Names::of(Family::V4));
+            let features = Features::detect(&script, Names::of(Family::V4)).unwrap();
             let want = Features { variant: Variant::Legacy, check, random_fully, wait, restore_wait };
             assert_eq!(features, want, "{version}");
         }
@@ -121,14 +122,13 @@ mod tests {
         let script = Script::default()
             .says("iptables --version", "iptables v1.4.21")
             .says("iptables-restore --version", "iptables-restore v1.4.21");
-        assert_eq!(Features::detect(&script, Names::of(Family::V4)).restore_wait, ["-w"]);
+        assert_eq!(Features::detect(&script, Names::of(Family::V4)).unwrap().restore_wait, ["-w"]);
     }
 
     #[test]
-    fn a_missing_binary_can_do_nothing() {
-        let features = Features::detect(&Script::default(), Names::of(Family::V6));
-        assert!(!features.check && !features.random_fully);
-        assert!(features.wait.is_empty() && features.restore_wait.is_empty());
+    fn a_version_that_cannot_be_asked_for_is_not_an_old_one() {
+        let error = Features::detect(&Script::default(), Names::of(Family::V6)).unwrap_err();
+        assert!(error.is_missing(), "{error}");
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
             ("iptables v1.6.0", Variant::Legacy),
         ] {
             let script = Script::default().says("ip6tables --version", said);
-            assert_eq!(Features::detect(&script, Names::of(Family::V6)).variant, want, "{said}");
+            assert_eq!(Features::detect(&script, Names::of(Family::V6)).unwrap().variant, want, "{said}");
         }
     }
 }

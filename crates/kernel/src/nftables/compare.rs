@@ -97,7 +97,7 @@ impl Inspection {
         let elements = wanted.plan.elements();
         let mut connection = Connection::open()?;
         let sets = Reader { family: wanted.settings.family, connection: &mut connection }.sets()?;
-        let timeouts = timeouts(&sets).union(&wanted.plan.timeouts()).copied().collect();
+        let timeouts = timeouts(&sets).union(&needed_timeouts(&elements)).copied().collect();
         Ok(Self { connection, wanted, elements, timeouts })
     }
 
@@ -136,11 +136,12 @@ impl Inspection {
         if !self.wanted.is_seated {
             self.take_seats()?;
         }
+        let sets = self.reader().sets()?;
         let mut all = Vec::new();
         for part in self.parts() {
             all.extend(match part {
                 Part::Program => self.compare_program()?,
-                Part::Elements(set) => self.compare_elements(set)?,
+                Part::Elements(set) => self.compare_elements_among(&sets, set)?,
                 Part::Table(_) => Vec::new(),
             });
         }
@@ -173,7 +174,7 @@ impl Inspection {
         }
         let sets = self.reader().sets()?;
         // What the kernel has rules for that nobody asks for any more does no harm.
-        let timeouts = timeouts(&sets).union(&self.wanted.plan.timeouts()).copied().collect();
+        let timeouts = timeouts(&sets).union(&needed_timeouts(&self.elements)).copied().collect();
         let program = Program::new(&self.wanted.settings, &timeouts);
         let mut all = self.compare_sets(&program, &sets);
         let family = wire_family(self.family());
@@ -223,8 +224,12 @@ impl Inspection {
 
     /// What one set holds. Clients that the kernel has learned are none of our business.
     pub fn compare_elements(&mut self, set: Set) -> io::Result<Vec<Difference>> {
-        let found = self.reader().sets()?;
-        let found = self.declared(set, &found);
+        let sets = self.reader().sets()?;
+        self.compare_elements_among(&sets, set)
+    }
+
+    fn compare_elements_among(&mut self, sets: &[FoundSet], set: Set) -> io::Result<Vec<Difference>> {
+        let found = self.declared(set, sets);
         let family = self.family();
         if set == Set::ServiceCidrs {
             let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
@@ -295,7 +300,7 @@ impl Inspection {
     }
 
     fn program(&self) -> Program {
-        Program::new(&self.wanted.settings, &self.wanted.plan.timeouts())
+        Program::new(&self.wanted.settings, &needed_timeouts(&self.elements))
     }
 
     fn family(&self) -> Family {
@@ -305,6 +310,12 @@ impl Inspection {
     fn reader(&mut self) -> Reader<'_> {
         Reader { family: self.wanted.settings.family, connection: &mut self.connection }
     }
+}
+
+/// Seconds of affinity that elements need sets for. A service that asks for affinity and has no endpoints needs none.
+fn needed_timeouts(elements: &[Element]) -> BTreeSet<u32> {
+    let sets = elements.iter().map(|element| element.set);
+    sets.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
 }
 
 fn agrees(set: Set, family: Family, found: &FoundSet) -> bool {

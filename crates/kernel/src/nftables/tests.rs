@@ -2,6 +2,7 @@
 
 mod comparing;
 mod counting;
+mod faults;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

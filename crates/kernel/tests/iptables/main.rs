@@ -13,6 +13,8 @@ mod commands;
 mod comparing;
 mod examples;
 mod faults;
+mod faulty;
+mod faulty_laws;
 mod laws;
 mod machine;
 mod quoting;
@@ -21,6 +23,9 @@ mod setup;
 mod strangers;
 
 // What happens in the examples and what they expect is told once, beside the crate that decides it.
+#[path = "../../../plan/tests/iptables/fake.rs"]
+#[allow(dead_code, reason = "here it is reached through commands")]
+mod fake;
 #[path = "../../../plan/tests/iptables/given.rs"]
 mod given;
 #[path = "../../../plan/tests/iptables/histories.rs"]

@@ -114,7 +114,10 @@ impl Connection {
         let mut first = Ok(());
         loop {
             let messages = match self.socket.receive_within(Duration::ZERO) {
-                Ok(None) => return first,
+                Ok(None) => {
+                    self.socket.answered();
+                    return first;
+                }
                 Ok(Some(messages)) => messages,
                 // So many refusals that some were lost; those that were not can still be read.
                 Err(error) if is_loss(&error) => {
@@ -285,9 +288,12 @@ enum Ending {
 }
 
 fn refused(batch: &Batch, sequence: u32, refusal: Refusal) -> CommitError {
+    // Another generation is what the message that begins the batch is refused for. But if the kernel has loaded a module
+    // and begins again, it names the message at which it noticed that it had to: net/netfilter/nfnetlink.c.
+    if is(&refusal.errno, Errno::RESTART) {
+        return CommitError::Stale;
+    }
     match batch.find(sequence) {
-        // ERESTART answers the message that begins the batch, and says that the generation is another.
-        None if is(&refusal.errno, Errno::RESTART) => CommitError::Stale,
         None => CommitError::Refused {
             object: "transaction".into(),
             message: refusal.text.unwrap_or_default(),

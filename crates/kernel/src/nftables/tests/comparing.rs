@@ -191,3 +191,18 @@ fn clone(routing: &Routing) -> Routing {
         serving: routing.serving.clone(),
     }
 }
+
+#[test]
+fn affinity_without_endpoints_needs_no_set() {
+    in_fresh_netns(|| {
+        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let refused = || Change {
+            routings: vec![(name("a"), Some(routing(Family::V4, 1, &[])))],
+            ..node_data(Family::V4)
+        };
+        table.sync(refused()).unwrap();
+        let differences = Inspection::open(table.wanted()).unwrap().differences().unwrap();
+        assert_eq!(texts(&differences), [""; 0]);
+        assert_eq!(texts(&as_a_stranger(Family::V4, refused())), [""; 0]);
+    });
+}

@@ -20,7 +20,8 @@ pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
     let (observed, mode) = match explanation.mode {
         Mode::Nftables => (through_table(explanation, family)?, ProxyMode::Nftables),
         Mode::Iptables => {
-            let runner = Runner::new(Arc::new(Programs::default()), family);
+            let runner = Runner::open(Arc::new(Programs::default()), family)
+                .context("--live: finding out what iptables can do")?;
             let save = |table| {
                 runner.save(table).with_context(|| format!("--live: reading the kernel's {table} table"))
             };

@@ -1,0 +1,277 @@
+//! With one command in ten failing, any history of the cluster ends where it should, and on the way a sync never claims
+//! what is not so.
+//!
+//! A history follows from its seed; CONTRIBUTING.md says how to run one again, and how to run more of them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kernel::difference;
+use kernel::iptables::{Access, Change, Error, Exec, Inspection, Outcome, Rules, Variant};
+use model::address::Family;
+use model::cluster::Cluster;
+use netlink::faults::{Chance, Fault as NetlinkFault, Faults};
+use netlink::testing::in_fresh_netns;
+use plan::iptables::chains::Table;
+use plan::iptables::program::{INVALID_DROPPED, LOCALHOST_NODE_PORTS};
+use proptest::collection::vec;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::commands::{Commands, VARIANTS};
+use crate::fake::Kernel;
+use crate::faulty::{Fake, Fault, Faulty};
+use crate::histories::{Op, op};
+use crate::objects;
+use crate::options::{Options, interfaces};
+use crate::saved::Saved;
+
+/// With the fake; `SLUICE_FAULT_HISTORIES` says otherwise.
+const HISTORIES: u64 = 1_000;
+/// With the real commands of each variant.
+const REAL_HISTORIES: u64 = 80;
+const RATE: usize = 100;
+
+/// What the commands change.
+enum Rig {
+    Fake(Arc<Fake>),
+    Real(Box<Commands>),
+}
+
+impl Rig {
+    fn exec(&self) -> Arc<dyn Exec> {
+        match self {
+            Self::Fake(fake) => fake.clone(),
+            Self::Real(commands) => commands.programs(),
+        }
+    }
+
+    fn flush(&self) {
+        match self {
+            Self::Fake(fake) => *fake.kernel.lock().unwrap() = Kernel::empty(),
+            Self::Real(commands) => commands.flush(Family::V4),
+        }
+    }
+
+    fn kernel(&self) -> Option<Kernel> {
+        match self {
+            Self::Fake(fake) => Some(fake.kernel.lock().unwrap().clone()),
+            Self::Real(_) => None,
+        }
+    }
+
+    fn saved(&self) -> Saved {
+        match self {
+            Self::Fake(fake) => {
+                let exec: &dyn Exec = &**fake;
+                let save = |table| exec.run("iptables-save", &["-t", table], &[]).unwrap().stdout;
+                Saved::parse(&["filter", "nat"].map(save).concat())
+            }
+            Self::Real(commands) => Saved::read(commands, Family::V4),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    succeeded: usize,
+    failed: usize,
+    faults: BTreeMap<Fault, usize>,
+}
+
+struct Follower {
+    cluster: Cluster,
+    rules: Rules,
+    imagined: usize,
+    interfaces: Vec<IpAddr>,
+    moved: bool,
+    has_failed: bool,
+}
+
+impl Follower {
+    fn new(access: Access) -> Self {
+        let options = Options::default();
+        let rules = Rules::new(access, options.settings(), Duration::from_secs(30));
+        let cluster = Cluster::new(options.here());
+        Self { cluster, rules, imagined: 0, interfaces: interfaces(), moved: true, has_failed: true }
+    }
+
+    fn sync(&mut self) -> Result<Outcome, Error> {
+        let routings = self.cluster.take_changes().routings;
+        let endpoints = self.cluster.counts().endpoints + self.imagined;
+        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.interfaces.clone());
+        self.rules.sync(Change { routings, endpoints, node_port_ips })
+    }
+
+    fn sync_and_check(&mut self, rig: &Rig, faulty: &Faulty, faults: &mut Faults, tally: &mut Tally) {
+        let before = rig.kernel();
+        faulty.fail(RATE);
+        let outcome = faults.during(|| self.sync());
+        faulty.fail(0);
+        match &outcome {
+            Ok(outcome) => {
+                tally.succeeded += 1;
+                assert!(
+                    outcome.full || !self.has_failed,
+                    "after an error everything is written: {outcome:?}"
+                );
+                let differences = Inspection::new(self.rules.wanted()).differences().unwrap();
+                assert!(differences.is_empty(), "after {outcome:?} {}", shown(&differences));
+            }
+            Err(_) => tally.failed += 1,
+        }
+        self.has_failed = outcome.is_err();
+        if let (Rig::Fake(fake), Some(before)) = (rig, before) {
+            let states = fake.take_states();
+            if let (Ok(_), Some(last)) = (&outcome, states.last()) {
+                states.iter().for_each(|state| is_not_half_written(&before, state, last));
+            }
+        }
+    }
+
+    /// What the kernel would hold if all had been written by one process at once.
+    fn ideal(self, rig: &Rig) -> Saved {
+        rig.flush();
+        let mut fresh = Self::new(Access::through(rig.exec(), Family::V4).unwrap());
+        let routings = self.cluster.routings();
+        let routings = routings.into_iter().map(|(name, routing)| (name.clone(), Some(routing.clone())));
+        let change = Change {
+            routings: routings.collect(),
+            endpoints: self.cluster.counts().endpoints,
+            node_port_ips: Some(self.interfaces),
+        };
+        fresh.rules.sync(change).unwrap();
+        rig.saved()
+    }
+}
+
+/// A packet that comes to a chain of ours finds the rules of before the sync, or those of after it.
+fn is_not_half_written(before: &Kernel, state: &Kernel, after: &Kernel) {
+    let counts_invalid = format!(" -m nfacct --nfacct-name {INVALID_DROPPED}");
+    for table in [Table::Filter, Table::Nat] {
+        for chain in state.reachable(table).into_iter().filter(|chain| chain.starts_with("KUBE-")) {
+            let [was, rules, will_be] = [before, state, after].map(|kernel| {
+                let rules = kernel.table(table).get(chain)?.iter();
+                // Where a full sync fails, it is tried again without counters.
+                let rules = rules.filter(|rule| !rule.contains(LOCALHOST_NODE_PORTS));
+                Some(rules.map(|rule| rule.replace(&counts_invalid, "")).collect::<Vec<_>>())
+            });
+            // Jumps come before what they lead to.
+            let is_new = was.is_none() && rules.as_ref().is_some_and(Vec::is_empty);
+            assert!(rules == was || rules == will_be || is_new, "{chain} is half written: {rules:#?}");
+        }
+    }
+}
+
+fn shown(differences: &[difference::Difference]) -> String {
+    differences.iter().map(|difference| format!("\n  {difference}")).collect()
+}
+
+fn ops(seed: u64, most: usize) -> Vec<Op> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    vec(op(), 1..most).new_tree(&mut runner).unwrap().current()
+}
+
+fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) {
+    let mut chance = Chance::from_seed(seed);
+    let faulty = Arc::new(Faulty::new(rig.exec(), seed));
+    // Packet counters are made through netlink.
+    let mut faults = Faults::new(seed, RATE, &NetlinkFault::ALL);
+    faulty.fail(RATE);
+    let access = loop {
+        // The process would be started again.
+        if let Ok(access) = faults.during(|| Access::through(faulty.clone(), Family::V4)) {
+            break access;
+        }
+    };
+    faulty.fail(0);
+    assert_eq!(access.variant(), variant, "it was only that nobody could ask");
+    assert!(access.abilities().random_fully, "it was only that nobody could ask");
+    let mut follower = Follower::new(access);
+    for op in ops(seed, most) {
+        match op {
+            Op::Say(line) => _ = follower.cluster.apply(&objects::said(&line)),
+            Op::Move(kept) => {
+                follower.interfaces = kept.iter().map(|at| interfaces()[*at]).collect();
+                follower.moved = true;
+            }
+            Op::Grow(large) => follower.imagined = if large { 2_000 } else { 0 },
+            Op::Flush if chance.below(3) == 0 => {
+                rig.flush();
+                follower.rules.distrust();
+                follower.has_failed = true;
+            }
+            Op::Flush | Op::Wait(_) => {}
+            Op::Sync | Op::Fail(_) | Op::CannotSave => {
+                follower.sync_and_check(rig, &faulty, &mut faults, tally);
+            }
+        }
+    }
+    for (fault, count) in faulty.injected() {
+        *tally.faults.entry(fault).or_default() += count;
+    }
+    follower.sync().expect("the first sync without faults");
+    let differences = Inspection::new(follower.rules.wanted()).differences().unwrap();
+    assert!(differences.is_empty(), "{}", shown(&differences));
+    // What was written without counters, and comments that large clusters lack, come back when everything is written.
+    follower.imagined = 0;
+    follower.rules.distrust();
+    follower.sync().unwrap();
+    let nothing = follower.sync().unwrap();
+    assert!(!nothing.full && nothing.restores == 0, "there was nothing left to do: {nothing:?}");
+    rig.saved().assert_same(&follower.ideal(rig), "in the end");
+}
+
+/// Reported if the test fails while it lives.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to see this history alone: SLUICE_FAULT_SEED={}", self.0);
+        }
+    }
+}
+
+fn run_histories(rig: fn(Variant) -> Rig, variant: Variant, histories: u64, most: usize) {
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seeds = match number("SLUICE_FAULT_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SLUICE_FAULT_HISTORIES").unwrap_or(histories),
+    };
+    let count = seeds.end - seeds.start;
+    in_fresh_netns(move || {
+        let mut tally = Tally::default();
+        for seed in seeds {
+            let _seed = Seed(seed);
+            let rig = rig(variant);
+            live(seed, &rig, variant, most, &mut tally);
+            rig.flush();
+        }
+        eprintln!("{variant:?}: {tally:?}");
+        assert!(count < REAL_HISTORIES || tally.faults.len() > 5, "few kinds of faults were met");
+        assert!(count < REAL_HISTORIES || tally.failed > 10, "hardly anything failed");
+    });
+}
+
+#[test]
+fn histories_with_faults_converge_in_the_fake() {
+    for variant in VARIANTS {
+        run_histories(|variant| Rig::Fake(Arc::new(Fake::new(variant, Family::V4))), variant, HISTORIES, 40);
+    }
+}
+
+#[test]
+fn histories_with_faults_converge_legacy() {
+    run_histories(|variant| Rig::Real(Box::new(Commands::of(variant))), Variant::Legacy, REAL_HISTORIES, 16);
+}
+
+#[test]
+fn histories_with_faults_converge_nft() {
+    run_histories(|variant| Rig::Real(Box::new(Commands::of(variant))), Variant::Nft, REAL_HISTORIES, 16);
+}
