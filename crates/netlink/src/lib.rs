@@ -7,14 +7,13 @@
 //! ```
 //!
 //! Messages are written straight into one reusable [`buffer::Buffer`] and read in place through
-//! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`], [`log`],
+//! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`],
 //! [`accounting`] and [`route`].
 
 pub mod accounting;
 pub mod attributes;
 pub mod buffer;
 pub mod conntrack;
-pub mod log;
 pub mod message;
 pub mod nftables;
 pub mod route;
@@ -69,7 +68,6 @@ pub fn decode_all(bytes: &[u8]) {
         let _ = message.outcome();
         accounting::decode_all(&message);
         conntrack::decode_all(&message);
-        log::decode_all(&message);
         nftables::decode_all(&message);
         route::decode_all(&message);
     }
