@@ -6,16 +6,19 @@ mod stage;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::time::Duration;
 
 use model::address::Family;
+use model::names::Protocol;
 use netlink::conntrack::{Connection, Direction, Flow};
 use stage::Stage;
 use tests::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
-use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web};
+use tests::manifests::{self, A, B, Endpoint, Port, R, Service, State, web};
+use tests::namespace::Namespace;
 use tests::patience::Deadline;
-use tests::talk::hear;
+use tests::talk::{hear, hear_connected};
 
 fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
     client_at(stage, who, to, port, 4321)
@@ -302,6 +305,85 @@ fn lead_cluster_ips_into_the_void(stage: &Stage) {
     let rules =
         "table inet plugin { chain c { type filter hook prerouting priority 0; ct state invalid drop; }; }";
     node.feed(Command::new("nft").args(["-f", "-"]), rules);
+}
+
+/// Connects to the web service from this port and never begins again: only the kernel repeats what was lost.
+fn connect(from: &Namespace, family: Family, own: u16, patience: Duration) -> Result<IpAddr, ErrorKind> {
+    let to = SocketAddr::new(Address::ClusterIp.ip(family), 80);
+    let any: IpAddr = tests::network::of(family, [[0; 4].into(), [0_u16; 8].into()]);
+    let bind = |socket: &OwnedFd| Ok(rustix::net::bind(socket, &SocketAddr::new(any, own))?);
+    let answer = from.enter(|| hear_connected(to, patience, bind));
+    let text = answer.map_err(|error| error.kind())?;
+    let endpoint: SocketAddr = text.split_once(' ').unwrap().0.parse().unwrap();
+    Ok(endpoint.ip())
+}
+
+/// Clients connect while `begin` makes the service. None may have to begin again: neither those that wait for an answer, nor
+/// those that come back with a port they had before.
+fn clients_come_too_early(mut stage: Stage, begin: impl FnOnce(&mut Stage)) {
+    const CLIENTS: u16 = 24;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    lead_cluster_ips_into_the_void(&stage);
+    let (mode, family) = (stage.mode, stage.family);
+    let callers: Vec<_> = [(Who::Pod, 20_000), (Who::Node, 21_000)]
+        .map(|(who, first)| (stage.lab.namespace(who).clone(), who, first))
+        .into();
+    for (from, who, first) in &callers {
+        for own in 100..105 {
+            let answer = connect(from, family, first + own, Duration::from_millis(50));
+            assert_eq!(answer, Err(ErrorKind::TimedOut), "{mode} {family} {who:?}: no rule translates yet");
+        }
+    }
+    let succeed = |(from, who, first): &(Namespace, Who, u16), own: u16| {
+        let answer = connect(from, family, first + own, PATIENCE);
+        assert_eq!(answer, Ok(Place::PodA.ip(family)), "{mode} {family} {who:?} client {own}");
+    };
+    std::thread::scope(|scope| {
+        let succeed = &succeed;
+        for caller in &callers {
+            for client in 0..CLIENTS {
+                scope.spawn(move || {
+                    // Repeated packets come at every moment of a second, also when the rules have only just come.
+                    std::thread::sleep(Duration::from_secs(1) * client.into() / CLIENTS.into());
+                    succeed(caller, client);
+                });
+            }
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        begin(&mut stage);
+        for caller in &callers {
+            scope.spawn(move || {
+                succeed(caller, 99);
+                (100..105).for_each(|own| succeed(caller, own));
+            });
+        }
+    });
+}
+
+#[test]
+fn connections_begun_before_the_proxy_starts_succeed() {
+    for_each_mode_and_family(|mode, family| {
+        let stage = Stage::empty(mode, family, &[]);
+        stage.hold(web(&[A]));
+        clients_come_too_early(stage, Stage::start);
+    });
+}
+
+#[test]
+fn connections_begun_before_the_service_is_created_succeed() {
+    everywhere(|stage| {
+        let text = |service: Service| manifests::write(&[service.into()], stage.family);
+        let (other, web) = (text(Service::other(&[A])), text(web(&[A])));
+        // Its endpoints are there first: a Service that has none yet refuses.
+        let (_, slice) = web.rsplit_once("---").unwrap();
+        stage.hold_text(&format!("{other}---{slice}"));
+        let other = SocketAddr::new(Address::OtherClusterIp.ip(stage.family), 80);
+        tests::matrix::eventually("the proxy serves", || {
+            let answer = tests::talk::ask(stage.lab.namespace(Who::Pod), Protocol::Tcp, other);
+            matches!(answer, tests::talk::Answer::From { .. })
+        });
+        clients_come_too_early(stage, |stage| stage.hold_text(&web));
+    });
 }
 
 /// Only in iptables mode: the other one's table has an owner, and is not to be flushed.
