@@ -23,7 +23,7 @@ use crate::event::{Event, Kind};
 use crate::names::{NamespacedName, Protocol, ServicePortName, Shared};
 use crate::note::Note;
 use crate::pending::Pending;
-use crate::routing::{Routing, Traffic};
+use crate::routing::{Frontend, Routing, Traffic};
 use crate::service::{Service, ServicePort, TrafficPolicy};
 use crate::slices::{Candidate, PortCandidates, Slice, SliceReader, Zones, merge};
 use crate::topology::{Unused, unused};
@@ -102,6 +102,8 @@ pub struct Changes {
     pub trigger_times: Vec<(NamespacedName, Vec<Timestamp>)>,
     /// Whether UDP flows may now point to where they should not.
     pub touches_udp: bool,
+    /// Frontends that a service port has and did not have before, in no particular order.
+    pub new_frontends: Vec<(Protocol, Frontend)>,
 }
 
 /// One service port as it is known right now, whether or not that has been taken: for somebody who asks about it.
@@ -271,6 +273,12 @@ impl Cluster {
     pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
         let mut services = self.services.values().filter_map(|known| known.service.as_ref());
         services.any(|service| service.addresses.cluster_ip == ip)
+    }
+
+    /// Every frontend of every service port, as last taken, in no particular order.
+    pub fn frontends(&self) -> impl Iterator<Item = (Protocol, Frontend)> {
+        let routings = self.services.values().flat_map(|known| &known.routings);
+        routings.flat_map(|(_, routing)| routing.frontends().map(|frontend| (routing.protocol, frontend)))
     }
 
     /// Every service CIDR of the family, ordered, each once.
@@ -568,6 +576,7 @@ fn replace_routings(
     let mut next = Vec::with_capacity(wanted.len());
     let mut tell = |name: ServicePortName, before: Option<&Routing>, after: Option<Arc<Routing>>| {
         changes.touches_udp |= name.protocol == Protocol::Udp;
+        changes.new_frontends.extend(new_frontends(before, after.as_deref()));
         counts.forget(before);
         counts.learn(after.as_deref());
         changes.routings.push((name, after));
@@ -589,6 +598,23 @@ fn replace_routings(
         tell(gone, Some(&before), None);
     }
     next
+}
+
+/// With its endpoints alone changed, a service port keeps its addresses, and there is nothing to compare.
+fn new_frontends<'a>(
+    before: Option<&'a Routing>,
+    after: Option<&'a Routing>,
+) -> impl Iterator<Item = (Protocol, Frontend)> + 'a {
+    let has_moved = |after: &&Routing| {
+        before.is_none_or(|before| {
+            (&before.addresses, before.port, before.node_port)
+                != (&after.addresses, after.port, after.node_port)
+        })
+    };
+    let is_new =
+        move |frontend: &Frontend| before.is_none_or(|before| before.frontends().all(|its| its != *frontend));
+    let moved = after.filter(has_moved).into_iter();
+    moved.flat_map(move |after| after.frontends().filter(is_new).map(|frontend| (after.protocol, frontend)))
 }
 
 impl Counts {

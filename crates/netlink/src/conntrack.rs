@@ -19,9 +19,11 @@ const IPCTNL_MSG_CT_GET: u8 = 1;
 const IPCTNL_MSG_CT_DELETE: u8 = 2;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
+const CTA_STATUS_MASK: u16 = 26;
 const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
 const CTA_TUPLE_IP: u16 = 1;
@@ -33,13 +35,19 @@ const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
+// include/uapi/linux/netfilter/nf_conntrack_common.h
+const IPS_SEEN_REPLY: u32 = 1 << 1;
+const IPS_DST_NAT: u32 = 1 << 5;
 #[cfg(any(test, feature = "testing"))]
 mod made {
     pub const CTA_PROTOINFO: u16 = 4;
     pub const CTA_TIMEOUT: u16 = 7;
     pub const CTA_PROTOINFO_TCP: u16 = 1;
     pub const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+    pub const TCP_CONNTRACK_SYN_SENT: u8 = 1;
     pub const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+    pub const IPS_ASSURED: u32 = 1 << 2;
+    pub const IPS_CONFIRMED: u32 = 1 << 3;
     pub const TCP: u8 = 6;
     /// `NLM_F_CREATE`.
     pub const CREATE: u16 = 0x400;
@@ -65,6 +73,47 @@ const fn kind(message: u8) -> u16 {
 pub struct Flow {
     pub original: Direction,
     pub reply: Direction,
+    /// A packet of the other direction was seen.
+    pub has_reply: bool,
+}
+
+/// Which flows to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    pub protocol: u8,
+    /// The only address that they go to.
+    pub destination: Option<IpAddr>,
+    /// Only those whose destination was not translated and that had no answer.
+    pub only_attempts: bool,
+}
+
+impl Filter {
+    /// Older kernels don't know every filter, and ignore what they don't know.
+    fn passes(&self, flow: &Flow) -> bool {
+        flow.original.protocol == self.protocol
+            && self.destination.is_none_or(|ip| flow.original.destination.ip() == ip)
+            && !(self.only_attempts && (flow.has_reply || flow.is_translated()))
+    }
+
+    fn to_wire(self, message: &mut Buffer) {
+        let mut by = CTA_FILTER_F_CTA_PROTO_NUM;
+        message.nest(CTA_TUPLE_ORIG, |m| {
+            // Of IPv6 addresses it gives those that are different: `ctnetlink_filter_match_tuple` has it the wrong way round.
+            if let Some(IpAddr::V4(ip)) = self.destination {
+                by |= CTA_FILTER_F_CTA_IP_DST;
+                m.nest(CTA_TUPLE_IP, |m| m.bytes(CTA_IP_V4_DST, &ip.octets()));
+            }
+            m.nest(CTA_TUPLE_PROTO, |m| m.u8(CTA_PROTO_NUM, self.protocol));
+        });
+        message.nest(CTA_FILTER, |m| {
+            m.ne32(CTA_FILTER_ORIG_FLAGS, by);
+            m.ne32(CTA_FILTER_REPLY_FLAGS, 0);
+        });
+        if self.only_attempts {
+            message.be32(CTA_STATUS, 0);
+            message.be32(CTA_STATUS_MASK, IPS_SEEN_REPLY | IPS_DST_NAT);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +143,14 @@ impl Flow {
         Some(Self {
             original: Direction::from_wire(attributes.find(CTA_TUPLE_ORIG)?.nested())?,
             reply: Direction::from_wire(attributes.find(CTA_TUPLE_REPLY)?.nested())?,
+            has_reply: attributes.find(CTA_STATUS)?.be32()? & IPS_SEEN_REPLY != 0,
         })
+    }
+
+    /// Whether somebody else answers than was asked.
+    #[must_use]
+    pub fn is_translated(&self) -> bool {
+        self.original.destination != self.reply.source
     }
 }
 
@@ -113,6 +169,7 @@ impl Direction {
         })
     }
 
+    #[cfg(any(test, feature = "testing"))]
     fn to_wire(self, message: &mut Buffer) {
         message.nest(CTA_TUPLE_IP, |m| {
             let mut address = |ip, v4, v6| match ip {
@@ -163,44 +220,77 @@ impl Connection {
         Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
     }
 
-    /// The flows of one protocol, and to one address if one is given, that are `wanted`. The kernel leaves out others where
-    /// it knows how to (5.8 and later); elsewhere we do. It goes through all of them either way.
+    /// The flows that are `wanted` among those that pass the filter. The kernel leaves out others where it knows how to (by
+    /// protocol and address since 5.8, by status since 5.18); elsewhere we do. It walks all of its table either way.
     pub fn flows(
         &mut self,
         family: Family,
-        protocol: u8,
-        destination: Option<IpAddr>,
+        filter: Filter,
         mut wanted: impl FnMut(&Flow) -> bool,
-    ) -> io::Result<Vec<Handle>> {
+    ) -> io::Result<Vec<(Flow, Handle)>> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
-        let those = |message: &mut Buffer| {
-            let mut by = CTA_FILTER_F_CTA_PROTO_NUM;
-            message.nest(CTA_TUPLE_ORIG, |m| {
-                // Of IPv6 addresses it gives those that are different: `ctnetlink_filter_match_tuple` has it the wrong way round.
-                if let Some(IpAddr::V4(ip)) = destination {
-                    by |= CTA_FILTER_F_CTA_IP_DST;
-                    m.nest(CTA_TUPLE_IP, |m| m.bytes(CTA_IP_V4_DST, &ip.octets()));
-                }
-                m.nest(CTA_TUPLE_PROTO, |m| m.u8(CTA_PROTO_NUM, protocol));
-            });
-            message.nest(CTA_FILTER, |m| {
-                m.ne32(CTA_FILTER_ORIG_FLAGS, by);
-                m.ne32(CTA_FILTER_REPLY_FLAGS, 0);
-            });
-        };
         let mut read = |message: &Message<'_>| {
             let flow = Flow::from_wire(message)?;
-            let is_of_those = flow.original.protocol == protocol
-                && destination.is_none_or(|ip| flow.original.destination.ip() == ip);
-            (is_of_those && wanted(&flow)).then(|| Handle::from_wire(message)).flatten()
+            let is_wanted = filter.passes(&flow) && wanted(&flow);
+            is_wanted.then(|| Handle::from_wire(message)).flatten().map(|handle| (flow, handle))
         };
-        match self.socket.dump(request, those, &mut read) {
+        match self.socket.dump(request, |message| filter.to_wire(message), &mut read) {
             Err(error) if is(&error, Errno::OPNOTSUPP) || is(&error, Errno::INVAL) => {
                 self.socket.dump(request, |_| {}, read)
             }
             dumped => dumped,
         }
+    }
+
+    /// Ends flows. Returns how many; those that have ended by themselves count too.
+    pub fn end(&mut self, family: Family, flows: &[(Flow, Handle)]) -> io::Result<usize> {
+        let fixed = [family.to_wire(), 0, 0, 0];
+        let request = Request { kind: kind(IPCTNL_MSG_CT_DELETE), flags: 0, fixed: &fixed };
+        for some in flows.chunks(AT_ONCE) {
+            for ended in
+                self.socket.ask_each(request, some, |(_, handle), message| handle.to_wire(message))?
+            {
+                match ended {
+                    Err(error) if !is(&error, Errno::NOENT) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(flows.len())
+    }
+
+    /// Ends those flows that have still got no answer, each looked up right before: a connection must not be cut that has
+    /// come about since they were listed. Returns how many.
+    pub fn end_unanswered(&mut self, family: Family, flows: &[(Flow, Handle)]) -> io::Result<usize> {
+        let fixed = [family.to_wire(), 0, 0, 0];
+        let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
+        let mut ended = 0;
+        for flow in flows {
+            match self.socket.ask(request, |message| flow.1.to_wire(message), Flow::from_wire) {
+                Ok(found) if found.iter().any(|found| found.has_reply) => {}
+                Ok(_) => ended += self.end(family, std::slice::from_ref(flow))?,
+                Err(error) if is(&error, Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ended)
+    }
+}
+
+/// For benchmarks and tests that need flows nobody sends packets for.
+#[cfg(any(test, feature = "testing"))]
+impl Connection {
+    /// Makes flows that live for an hour.
+    pub fn make(&mut self, family: Family, flows: &[Flow]) -> io::Result<()> {
+        let fixed = [family.to_wire(), 0, 0, 0];
+        let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
+        for some in flows.chunks(AT_ONCE) {
+            for made in self.socket.ask_each(request, some, Flow::write)? {
+                made?;
+            }
+        }
+        Ok(())
     }
 
     /// The flow that has packets of this kind, of either direction; `None` if there is none, or in no zone that we know of.
@@ -215,50 +305,35 @@ impl Connection {
             Err(error) => Err(error),
         }
     }
-
-    /// Ends flows. Returns how many; those that have ended by themselves count too.
-    pub fn end(&mut self, family: Family, flows: &[Handle]) -> io::Result<usize> {
-        let fixed = [family.to_wire(), 0, 0, 0];
-        let request = Request { kind: kind(IPCTNL_MSG_CT_DELETE), flags: 0, fixed: &fixed };
-        for some in flows.chunks(AT_ONCE) {
-            for ended in self.socket.ask_each(request, some, |flow, message| flow.to_wire(message))? {
-                match ended {
-                    Err(error) if !is(&error, Errno::NOENT) => return Err(error),
-                    _ => {}
-                }
-            }
-        }
-        Ok(flows.len())
-    }
-}
-
-/// For benchmarks and tests that need flows nobody sends packets for.
-#[cfg(any(test, feature = "testing"))]
-impl Connection {
-    /// Makes flows that are not translated and live for an hour.
-    pub fn make(&mut self, family: Family, flows: &[Direction]) -> io::Result<()> {
-        let fixed = [family.to_wire(), 0, 0, 0];
-        let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
-        for some in flows.chunks(AT_ONCE) {
-            for made in self.socket.ask_each(request, some, Direction::write_flow)? {
-                made?;
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl Direction {
-    /// Both directions of a flow, the other one being this one turned round, and what a flow has to have.
-    fn write_flow(&self, message: &mut Buffer) {
-        let turned = Self { source: self.destination, destination: self.source, ..*self };
-        message.nest(CTA_TUPLE_ORIG, |m| self.to_wire(m));
-        message.nest(CTA_TUPLE_REPLY, |m| turned.to_wire(m));
+impl Flow {
+    /// One with replies that nothing translates.
+    #[must_use]
+    pub fn untranslated(original: Direction) -> Self {
+        let reply = Direction { source: original.destination, destination: original.source, ..original };
+        Self { original, reply, has_reply: true }
+    }
+
+    /// One with replies whose destination is translated to that.
+    #[must_use]
+    pub fn translated(original: Direction, to: SocketAddr) -> Self {
+        let flow = Self::untranslated(original);
+        Self { reply: Direction { source: to, ..flow.reply }, ..flow }
+    }
+
+    fn write(&self, message: &mut Buffer) {
+        message.nest(CTA_TUPLE_ORIG, |m| self.original.to_wire(m));
+        message.nest(CTA_TUPLE_REPLY, |m| self.reply.to_wire(m));
         message.be32(CTA_TIMEOUT, 3_600);
-        if self.protocol == TCP {
+        if self.has_reply {
+            message.be32(CTA_STATUS, IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED);
+        }
+        if self.original.protocol == TCP {
+            let state = if self.has_reply { TCP_CONNTRACK_ESTABLISHED } else { TCP_CONNTRACK_SYN_SENT };
             message.nest(CTA_PROTOINFO, |m| {
-                m.nest(CTA_PROTOINFO_TCP, |m| m.u8(CTA_PROTOINFO_TCP_STATE, TCP_CONNTRACK_ESTABLISHED));
+                m.nest(CTA_PROTOINFO_TCP, |m| m.u8(CTA_PROTOINFO_TCP_STATE, state));
             });
         }
     }
@@ -276,6 +351,7 @@ mod tests {
     use crate::testing::{in_fresh_netns, run};
 
     const UDP: u8 = 17;
+    const ALL_UDP: Filter = Filter { protocol: UDP, destination: None, only_attempts: false };
 
     /// Makes the kernel follow flows on the loopback, and sends one packet from each port to port 53 there.
     fn send(ip: &str, ports: std::ops::Range<u16>) -> Vec<UdpSocket> {
@@ -297,7 +373,7 @@ mod tests {
     fn sources(connection: &mut Connection, family: Family) -> Vec<SocketAddr> {
         let mut sources = Vec::new();
         connection
-            .flows(family, UDP, None, |flow| {
+            .flows(family, ALL_UDP, |flow| {
                 sources.push(flow.original.source);
                 false
             })
@@ -314,7 +390,7 @@ mod tests {
             assert_eq!(sources(&mut connection, Family::Ipv4).len(), 600);
             assert_eq!(sources(&mut connection, Family::Ipv6).len(), 0);
             let all_but_two = connection
-                .flows(Family::Ipv4, UDP, None, |flow| {
+                .flows(Family::Ipv4, ALL_UDP, |flow| {
                     assert_eq!(flow.original.destination, flow.reply.source, "nobody translates");
                     ![4000, 4599].contains(&flow.original.source.port())
                 })
@@ -334,13 +410,13 @@ mod tests {
             for (family, ip) in [(Family::Ipv4, "127.0.0.1"), (Family::Ipv6, "::1")] {
                 let at = |port| SocketAddr::new(ip.parse().unwrap(), port);
                 let packet = |from, to| Direction { protocol: UDP, source: at(from), destination: at(to) };
-                let (flow, handle) = connection.find(family, packet(4000, 53)).unwrap().unwrap();
-                assert_eq!(flow.original, packet(4000, 53));
-                assert_eq!(flow.reply, packet(53, 4000));
+                let found = connection.find(family, packet(4000, 53)).unwrap().unwrap();
+                assert_eq!(found.0.original, packet(4000, 53));
+                assert_eq!(found.0.reply, packet(53, 4000));
                 let (same, _) = connection.find(family, packet(53, 4000)).unwrap().unwrap();
-                assert_eq!(same, flow);
+                assert_eq!(same, found.0);
                 assert!(connection.find(family, packet(4002, 53)).unwrap().is_none());
-                assert_eq!(connection.end(family, &[handle]).unwrap(), 1);
+                assert_eq!(connection.end(family, &[found]).unwrap(), 1);
                 assert!(connection.find(family, packet(4000, 53)).unwrap().is_none());
                 assert!(connection.find(family, packet(4001, 53)).unwrap().is_some());
             }
@@ -356,7 +432,10 @@ mod tests {
             let mut connection = Connection::open().unwrap();
             assert_eq!(sources(&mut connection, Family::Ipv4), []);
             assert_eq!(sources(&mut connection, Family::Ipv6), ["[::1]:4000".parse().unwrap()]);
-            assert_eq!(connection.flows(Family::Ipv6, 6, None, |_| true).unwrap().len(), 1);
+            assert_eq!(
+                connection.flows(Family::Ipv6, Filter { protocol: TCP, ..ALL_UDP }, |_| true).unwrap().len(),
+                1
+            );
         });
     }
 
@@ -373,13 +452,42 @@ mod tests {
                     seen += 1;
                     false
                 };
-                connection.flows(family, UDP, Some(ip.parse().unwrap()), see).unwrap();
+                let filter = Filter { destination: Some(ip.parse().unwrap()), ..ALL_UDP };
+                connection.flows(family, filter, see).unwrap();
                 seen
             };
             assert_eq!(count(Family::Ipv4, "127.0.0.1"), 3);
             assert_eq!(count(Family::Ipv4, "127.0.0.2"), 1);
             assert_eq!(count(Family::Ipv4, "127.0.0.3"), 0);
             assert_eq!(count(Family::Ipv6, "::1"), 3);
+        });
+    }
+
+    #[test]
+    fn only_attempts_can_be_asked_for() {
+        in_fresh_netns(|| {
+            let at = |number: u8, port| SocketAddr::new([10, 0, 0, number].into(), port);
+            let from = |port| Direction { protocol: TCP, source: at(1, port), destination: at(2, 80) };
+            let attempt = |flow| Flow { has_reply: false, ..flow };
+            let flows = [
+                Flow::untranslated(from(1)),
+                Flow::translated(from(2), at(3, 8080)),
+                attempt(Flow::untranslated(from(3))),
+                attempt(Flow::translated(from(4), at(3, 8080))),
+                attempt(Flow::untranslated(Direction { protocol: UDP, ..from(5) })),
+            ];
+            let mut connection = Connection::open().unwrap();
+            connection.make(Family::Ipv4, &flows).unwrap();
+            let filter = Filter { protocol: TCP, destination: None, only_attempts: true };
+            let found = connection.flows(Family::Ipv4, filter, |_| true).unwrap();
+            assert_eq!(found.iter().map(|(flow, _)| *flow).collect::<Vec<_>>(), [flows[2]]);
+            let all = Filter { only_attempts: false, ..filter };
+            let mut found = connection.flows(Family::Ipv4, all, |_| true).unwrap();
+            found.sort_by_key(|(flow, _)| flow.original.source);
+            assert_eq!(found.iter().map(|(flow, _)| *flow).collect::<Vec<_>>(), flows[..4]);
+            assert_eq!(connection.end_unanswered(Family::Ipv4, &found).unwrap(), 2, "two have an answer");
+            assert_eq!(connection.flows(Family::Ipv4, all, |_| true).unwrap().len(), 2);
+            assert_eq!(connection.end_unanswered(Family::Ipv4, &found).unwrap(), 0);
         });
     }
 }

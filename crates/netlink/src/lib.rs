@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Messages are written straight into one reusable [`buffer::Buffer`] and read in place through
-//! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`], [`log`],
+//! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`],
 //! [`accounting`] and [`route`].
 
 pub mod accounting;
@@ -17,7 +17,6 @@ mod calls;
 pub mod conntrack;
 #[cfg(any(test, feature = "testing"))]
 pub mod faults;
-pub mod log;
 pub mod message;
 pub mod nftables;
 pub mod route;
@@ -72,7 +71,6 @@ pub fn decode_all(bytes: &[u8]) {
         let _ = message.outcome();
         accounting::decode_all(&message);
         conntrack::decode_all(&message);
-        log::decode_all(&message);
         nftables::decode_all(&message);
         route::decode_all(&message);
     }

@@ -1,12 +1,21 @@
-//! Which flows have become wrong: UDP has no connection that would end, so that a client which keeps its port keeps
-//! the endpoint it once got, be it gone or not.
+//! Which conntrack entries a sync makes stale. They would keep a client from where the rules lead: the kernel consults rules
+//! only for the first packet of a flow.
 //!
 //! ```text
-//!   Routing ─▶ who may answer at each address, and which addresses to look at again ─▶ is this flow wrong?
+//!   Routing ─▶ Flows ─▶ Rechecks, once the rules are committed ─▶ Schedule ─▶ a scan judges every flow to those destinations
 //! ```
 //!
-//! A flow is right as long as the endpoint that answers it serves; where policy would send a new flow does not matter.
-//! Nothing is done about TCP and SCTP, whose peers find out by themselves.
+//! A flow is stale, and its entry is deleted,
+//!
+//! * over UDP, if an endpoint answers it that no longer serves its destination, or none does (it was never translated) although
+//!   the destination has endpoints. Where policy would send a new flow does not matter. A destination without endpoints keeps
+//!   its flows, as upstream's does: the endpoint may serve again. Not so a node port, whose clients are to learn that there is none.
+//! * over TCP and SCTP, if it was never translated and never answered, and its destination has become a frontend: a connection
+//!   attempt from before the rules, whose next retransmit is then translated. An attempt that our rules don't translate loses
+//!   nothing by it, since its next packet makes the same entry again. Whatever has been answered stays: the peers of a
+//!   connection find out by themselves when an endpoint is gone.
+
+mod schedule;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,29 +24,23 @@ use std::sync::Arc;
 use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Endpoint, Frontend, Routing};
 
-/// Everything known about UDP service ports of one family.
+pub use schedule::{IN_FLIGHT, Next, Scan, Schedule};
+
+/// Who serves the UDP destinations of one family, and which destinations to recheck after the next sync.
 #[derive(Debug, Default)]
 pub struct Flows {
+    /// Those of UDP.
     services: HashMap<ServicePortName, Arc<Routing>>,
-    /// Who claims a destination; several if they contest it.
+    /// The UDP service ports that have a destination; several if they contest it, never none.
     claims: HashMap<Destination, BTreeSet<ServicePortName>>,
-    /// Destinations that flows may have that are wrong by now.
-    doubtful: Doubts,
-    /// Destinations that flows were seen to have which stayed.
-    used: HashSet<Destination>,
-    /// Who may have answered flows to a destination, and does not serve it any more: itself, where nobody did. Kept until
-    /// such flows have been looked for.
-    left: HashMap<Destination, HashSet<Answerer>>,
+    pending: HashMap<(Protocol, Destination), Cause>,
 }
-
-/// The endpoint, or none for what was not translated.
-type Answerer = Option<SocketAddr>;
 
 /// What a client sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     Address(SocketAddr),
-    /// At any address of this node.
+    /// At any address of this node that serves node ports.
     NodePort(Port),
 }
 
@@ -52,18 +55,34 @@ impl From<Frontend> for Destination {
     }
 }
 
-/// A flow as far as it matters here.
+/// A conntrack entry as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
+    pub protocol: Protocol,
     /// Where the client sends to.
     pub to: SocketAddr,
-    /// Who answers.
+    /// Who answers, or would: the destination itself if it was never translated.
     pub answered_by: SocketAddr,
+    pub has_reply: bool,
+}
+
+/// Why a destination is rechecked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// Only flows that our rules have translated can be stale: none where they have never matched a packet.
+    EndpointsLeft,
+    /// Flows that our rules have not translated can be stale, too.
+    Any,
 }
 
 impl Flows {
-    /// Takes in what a service port does from now on.
-    pub fn replace(&mut self, name: &ServicePortName, routing: Option<&Arc<Routing>>) {
+    /// Takes in what a service port does from the next sync on, and returns the destinations that are served by others than
+    /// before.
+    pub fn replace(
+        &mut self,
+        name: &ServicePortName,
+        routing: Option<&Arc<Routing>>,
+    ) -> HashSet<Destination> {
         let routing = routing.filter(|routing| routing.protocol == Protocol::Udp);
         let before = match routing {
             Some(routing) => self.services.insert(name.clone(), routing.clone()),
@@ -71,7 +90,6 @@ impl Flows {
         };
         let (old, new) = (destinations(before.as_deref()), destinations(routing.map(|routing| &**routing)));
         for gone in old.difference(&new) {
-            self.used.remove(gone);
             if let Some(claims) = self.claims.get_mut(gone) {
                 claims.remove(name);
                 if claims.is_empty() {
@@ -83,238 +101,204 @@ impl Flows {
             self.claims.entry(*come).or_default().insert(name.clone());
         }
         for changed in old.symmetric_difference(&new) {
-            self.doubtful.add(*changed, Doubt::Any);
+            self.add(Protocol::Udp, *changed, Cause::Any);
         }
-        self.remember_who_left(before.as_deref(), routing.map(|routing| &**routing), &old, &new);
         if let (Some(before), Some(now)) = (&before, routing)
-            && let Some(doubt) = doubt_about(before, now)
+            && let Some(cause) = cause(before, now)
         {
-            new.into_iter().for_each(|destination| self.doubtful.add(destination, doubt));
+            new.iter().for_each(|destination| self.add(Protocol::Udp, *destination, cause));
+        }
+        old.union(&new).copied().collect()
+    }
+
+    /// Clients may have sent to a new frontend before the rules translated. Of UDP, [`Self::replace`] finds out by itself.
+    pub fn gain(&mut self, protocol: Protocol, frontend: Frontend) {
+        if protocol != Protocol::Udp {
+            self.add(protocol, frontend.into(), Cause::Any);
         }
     }
 
-    /// Somebody else's rules may have sent flows anywhere until now.
-    pub fn doubt_everything(&mut self) {
-        self.claims.keys().for_each(|destination| self.doubtful.add(*destination, Doubt::Any));
-    }
-
-    /// Hands out what to look at; from now on it is in order.
-    pub fn take_doubts(&mut self) -> Doubts {
-        std::mem::take(&mut self.doubtful)
-    }
-
-    /// All flows that are wrong and that there may be, of those in doubt, given the addresses of this node at which node ports
-    /// answer. It is not known of any where others than ourselves have sent it. `None` if they are more than `most`.
-    pub fn wrong_ones(
-        &self,
-        doubts: &Doubts,
-        node_ips: &HashSet<IpAddr>,
-        most: usize,
-    ) -> Option<HashSet<Flow>> {
-        let mut wrong = HashSet::new();
-        for (destination, answerers) in doubts.0.keys().filter_map(|to| self.left.get_key_value(to)) {
-            let claims = self.claims.get(destination);
-            let serving: HashSet<SocketAddr> =
-                claims.into_iter().flatten().flat_map(|name| self.serving(name)).collect();
-            for answerer in answerers {
-                let mut add = |to| {
-                    let flow = Flow { to, answered_by: answerer.unwrap_or(to) };
-                    let serves = |at| serving.contains(&at);
-                    if is_wrong(*destination, flow, claims.is_some(), serving.is_empty(), serves) {
-                        wrong.insert(flow);
-                    }
-                };
-                match destination {
-                    Destination::Address(to) => add(*to),
-                    Destination::NodePort(port) => node_ips
-                        .iter()
-                        .filter(|ip| !is_link_local(**ip))
-                        // There node ports may not be served, and a server of the node's own may have that port.
-                        .filter(|ip| answerer.is_some() || !ip.is_loopback())
-                        .for_each(|ip| add(SocketAddr::new(*ip, port.get()))),
-                }
-                if wrong.len() > most {
-                    return None;
-                }
-            }
-        }
-        Some(wrong)
-    }
-
-    /// Flows in doubt have been looked for: what is left of them is right, or waits for somebody to serve again. Not so
-    /// where there is doubt again.
-    pub fn forget_who_left(&mut self, doubts: &Doubts) {
-        for destination in doubts.0.keys().filter(|it| !self.doubtful.0.contains_key(it)) {
-            if !self.waits(*destination) {
-                self.left.remove(destination);
-            }
+    /// Rules of others, or none, may have applied to packets until now; `frontends` are all there are.
+    pub fn recheck_everything(&mut self, frontends: impl IntoIterator<Item = (Protocol, Frontend)>) {
+        for (protocol, frontend) in frontends {
+            self.add(protocol, frontend.into(), Cause::Any);
         }
     }
 
-    /// Whether there is a service and nobody to serve it.
-    fn waits(&self, destination: Destination) -> bool {
-        let serves = |name| self.serving(name).next().is_some();
-        self.claims.get(&destination).is_some_and(|claims| !claims.iter().any(serves))
+    /// Who serves a UDP destination.
+    pub fn serving(&self, destination: Destination) -> Serving {
+        let endpoints = |name| self.services.get(name).map(|routing| routing.serving.clone());
+        Serving(self.claims.get(&destination).map(|names| names.iter().filter_map(endpoints).collect()))
     }
 
-    fn remember_who_left(
-        &mut self,
-        before: Option<&Routing>,
-        now: Option<&Routing>,
-        old: &HashSet<Destination>,
-        new: &HashSet<Destination>,
-    ) {
-        let serving = |routing: Option<&Routing>| -> HashSet<SocketAddr> {
-            routing.into_iter().flat_map(|routing| routing.serving.iter().map(address)).collect()
-        };
-        let (served, serve) = (serving(before), serving(now));
-        for destination in old {
-            let left = served.iter().filter(|at| !new.contains(destination) || !serve.contains(at));
-            let mut left = left.map(|at| Some(*at)).peekable();
-            if left.peek().is_some() {
-                self.left.entry(*destination).or_default().extend(left);
-            }
+    /// What to recheck, now that the rules are committed. The second part has to be rechecked only where an earlier scan saw
+    /// flows: for these destinations `is_unused` says that our rules have never matched a packet.
+    pub fn take_rechecks(&mut self, mut is_unused: impl FnMut(Destination) -> bool) -> (Rechecks, Rechecks) {
+        let (mut rechecks, mut unused) = (Rechecks::default(), Rechecks::default());
+        for ((protocol, destination), cause) in std::mem::take(&mut self.pending) {
+            let recheck = match protocol {
+                Protocol::Udp => Recheck::Answerer(self.serving(destination)),
+                Protocol::Tcp | Protocol::Sctp => Recheck::Attempts,
+            };
+            let into = match cause {
+                Cause::EndpointsLeft if is_unused(destination) => &mut unused,
+                Cause::EndpointsLeft | Cause::Any => &mut rechecks,
+            };
+            into.0.insert((protocol, destination), recheck);
         }
-        if serve.is_empty() {
-            return;
-        }
-        for destination in new.iter().filter(|it| served.is_empty() || !old.contains(it)) {
-            self.left.entry(*destination).or_default().insert(None);
-        }
+        (rechecks, unused)
     }
 
-    /// Whether a flow has to end, given the addresses of this node, at which node ports answer.
-    pub fn is_wrong(&mut self, flow: Flow, doubts: &Doubts, node_ips: &HashSet<IpAddr>) -> bool {
-        let Some(to) = doubts.about(flow.to, node_ips) else { return false };
-        let is_wrong = self.is_wrong_at(to, flow);
-        if !is_wrong {
-            self.used.insert(to);
-            if self.waits(to) {
-                let answerer = (flow.answered_by != flow.to).then_some(flow.answered_by);
-                self.left.entry(to).or_default().insert(answerer);
-            }
-        }
-        is_wrong
-    }
-
-    /// Whether a flow to that destination has been seen and left alone.
-    pub fn is_used(&self, destination: Destination) -> bool {
-        self.used.contains(&destination)
-    }
-
-    fn is_wrong_at(&self, to: Destination, flow: Flow) -> bool {
-        let claims = self.claims.get(&to);
-        let mut serving = claims.into_iter().flatten().flat_map(|name| self.serving(name)).peekable();
-        let nobody = serving.peek().is_none();
-        is_wrong(to, flow, claims.is_some(), nobody, |at| serving.any(|serves| serves == at))
-    }
-
-    fn serving(&self, name: &ServicePortName) -> impl Iterator<Item = SocketAddr> {
-        self.services.get(name).into_iter().flat_map(|routing| routing.serving.iter().map(address))
+    fn add(&mut self, protocol: Protocol, destination: Destination, cause: Cause) {
+        let held = self.pending.entry((protocol, destination)).or_insert(cause);
+        *held = cause.max(*held);
     }
 }
 
-/// Destinations to look at.
+/// Who serves a UDP destination: a list of endpoints per service port that claims it; `None` if it is no frontend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Doubts(HashMap<Destination, Doubt>);
+pub struct Serving(Option<Vec<Arc<[Endpoint]>>>);
 
-/// Which flows to a destination may be wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Doubt {
-    /// Those that our rules have sent to an endpoint: none where our rules have never met a packet for it.
-    Sent,
-    /// Those that went past our rules, too.
-    Any,
+impl Serving {
+    pub fn is_frontend(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn makes_stale(&self, to: Destination, flow: &Flow) -> bool {
+        let Some(lists) = &self.0 else {
+            // What was never translated is none of ours: the node's own servers, say.
+            return flow.is_translated();
+        };
+        let mut endpoints = lists.iter().flat_map(|list| list.iter()).peekable();
+        if endpoints.peek().is_none() && matches!(to, Destination::Address(_)) {
+            return false;
+        }
+        !endpoints.any(|endpoint| address(endpoint) == flow.answered_by)
+    }
 }
 
-impl Doubts {
+impl Flow {
+    fn is_translated(&self) -> bool {
+        self.to != self.answered_by
+    }
+}
+
+/// Destinations whose flows a scan has to judge.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rechecks(HashMap<(Protocol, Destination), Recheck>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Recheck {
+    /// Over UDP: does the endpoint that answers still serve?
+    Answerer(Serving),
+    /// Over TCP and SCTP: is it an attempt from before the rules?
+    Attempts,
+}
+
+/// What the kernel may leave out when it lists flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    pub protocol: Protocol,
+    /// The only address that flows are wanted to.
+    pub destination: Option<IpAddr>,
+    /// Only flows that were neither translated nor answered are wanted.
+    pub only_attempts: bool,
+}
+
+/// What a scan makes of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its destination is not rechecked.
+    Unconcerned,
+    Right(Destination),
+    Stale,
+}
+
+impl Rechecks {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What either doubts.
-    pub fn join(&mut self, other: Self) {
-        other.0.into_iter().for_each(|(destination, doubt)| self.add(destination, doubt));
+    /// What either has. The other one is the newer one.
+    pub fn join(&mut self, newer: Self) {
+        self.0.extend(newer.0);
     }
 
-    /// What the other does not doubt.
-    #[must_use]
-    pub fn without(mut self, other: &Self) -> Self {
-        self.0.retain(|destination, _| !other.0.contains_key(destination));
-        self
+    /// Keeps those of UDP destinations that pass.
+    pub fn retain(&mut self, keep: impl Fn(Destination) -> bool) {
+        self.0.retain(|(_, destination), _| keep(*destination));
     }
 
-    /// What of it a flow goes to.
-    fn about(&self, to: SocketAddr, node_ips: &HashSet<IpAddr>) -> Option<Destination> {
-        let address = Destination::Address(to);
-        if self.0.contains_key(&address) {
-            return Some(address);
+    /// Each UDP destination and who serves it.
+    pub fn servings(&self) -> impl Iterator<Item = (Destination, &Serving)> {
+        self.0.iter().filter_map(|((_, destination), recheck)| match recheck {
+            Recheck::Answerer(serving) => Some((*destination, serving)),
+            Recheck::Attempts => None,
+        })
+    }
+
+    /// A destination is, or is about to be, served by these.
+    pub fn update(&mut self, destination: Destination, serving: &Serving) {
+        if let Some(recheck) = self.0.get_mut(&(Protocol::Udp, destination)) {
+            *recheck = Recheck::Answerer(serving.clone());
         }
-        let node_port = Destination::NodePort(Port::from_api(to.port().into())?);
-        // Somebody else's port of the same number, out in the world, is none of our business.
-        (self.0.contains_key(&node_port) && node_ips.contains(&to.ip())).then_some(node_port)
     }
 
-    /// The one address that it is all about, if there is one. Node ports are at any.
-    pub fn only_ip(&self) -> Option<IpAddr> {
-        let mut ips = self.0.keys().map(|destination| match destination {
-            Destination::Address(at) => Some(at.ip()),
-            Destination::NodePort(_) => None,
-        });
-        let first = ips.next()??;
-        ips.all(|ip| ip == Some(first)).then_some(first)
+    /// `node_ips` are the addresses of this node at which node ports answer.
+    pub fn judge(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Verdict {
+        let Some((destination, recheck)) = self.about(flow, node_ips) else { return Verdict::Unconcerned };
+        let is_stale = match recheck {
+            Recheck::Answerer(serving) => serving.makes_stale(destination, flow),
+            Recheck::Attempts => !flow.is_translated() && !flow.has_reply,
+        };
+        if is_stale { Verdict::Stale } else { Verdict::Right(destination) }
     }
 
-    /// Leaves out destinations that nobody has ever been sent anywhere from, and returns those.
-    pub fn dismiss_unused(&mut self, mut is_unused: impl FnMut(Destination) -> bool) -> Self {
-        Self(
-            self.0
-                .extract_if(|destination, doubt| *doubt == Doubt::Sent && is_unused(*destination))
-                .collect(),
-        )
+    fn about(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Option<(Destination, &Recheck)> {
+        let address = Destination::Address(flow.to);
+        if let Some(recheck) = self.0.get(&(flow.protocol, address)) {
+            return Some((address, recheck));
+        }
+        let node_port = Destination::NodePort(Port::from_api(flow.to.port().into())?);
+        let recheck = self.0.get(&(flow.protocol, node_port))?;
+        // A port of the same number out in the world is none of our business.
+        node_ips.contains(&flow.to.ip()).then_some((node_port, recheck))
     }
+}
 
-    fn add(&mut self, destination: Destination, doubt: Doubt) {
-        let held = self.0.entry(destination).or_insert(doubt);
-        *held = doubt.max(*held);
-    }
+/// One for each protocol, in a fixed order.
+fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> + Clone) -> Vec<Filter> {
+    let protocols: BTreeSet<Protocol> = of.clone().map(|(protocol, _)| *protocol).collect();
+    let filter = |protocol| Filter {
+        protocol,
+        destination: only_ip(of.clone().filter(|(its, _)| *its == protocol).map(|(_, to)| *to)),
+        only_attempts: protocol != Protocol::Udp,
+    };
+    protocols.into_iter().map(filter).collect()
+}
+
+/// The address that all are at; node ports are at any.
+fn only_ip(destinations: impl Iterator<Item = Destination>) -> Option<IpAddr> {
+    let mut ips = destinations.map(|destination| match destination {
+        Destination::Address(at) => Some(at.ip()),
+        Destination::NodePort(_) => None,
+    });
+    let first = ips.next()??;
+    ips.all(|ip| ip == Some(first)).then_some(first)
 }
 
 fn destinations(routing: Option<&Routing>) -> HashSet<Destination> {
     routing.into_iter().flat_map(Routing::frontends).map(Destination::from).collect()
 }
 
-/// An endpoint more makes no flow wrong, except that where there was none flows may have gone astray.
-fn doubt_about(before: &Routing, now: &Routing) -> Option<Doubt> {
+/// An endpoint more makes no flow stale, except that where there was none flows may have stayed untranslated.
+fn cause(before: &Routing, now: &Routing) -> Option<Cause> {
     if before.serving.is_empty() {
-        return (!now.serving.is_empty()).then_some(Doubt::Any);
+        return (!now.serving.is_empty()).then_some(Cause::Any);
     }
     let stay: HashSet<_> = now.serving.iter().map(address).collect();
     let all_stay = before.serving.iter().all(|endpoint| stay.contains(&address(endpoint)));
-    (!all_stay).then_some(Doubt::Sent)
-}
-
-/// Whether a flow is wrong, given whether the destination is anybody's, whether nobody serves it, and who does.
-fn is_wrong(
-    to: Destination,
-    flow: Flow,
-    is_claimed: bool,
-    nobody_serves: bool,
-    serves: impl FnOnce(SocketAddr) -> bool,
-) -> bool {
-    if !is_claimed {
-        // What was never translated is none of ours: the node's own servers, say.
-        return flow.to != flow.answered_by;
-    }
-    // A service that nobody serves keeps its flows, as with the reference: whoever answers them may serve again. Not so its
-    // node port, where they would hide from a client that there is nobody.
-    let keeps_for_want = nobody_serves && matches!(to, Destination::Address(_));
-    !keeps_for_want && !serves(flow.answered_by)
-}
-
-/// A node has one for each of its pods, and hardly anybody uses them.
-fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+    (!all_stay).then_some(Cause::EndpointsLeft)
 }
 
 fn address(endpoint: &Endpoint) -> SocketAddr {

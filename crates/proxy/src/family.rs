@@ -2,13 +2,12 @@
 //!
 //! ```text
 //!   Event ─▶ Cluster ─▶ changes ─▶ Backend ─▶ rules
-//!                               └▶ Conntrack ─▶ flows
+//!                               └▶ Conntrack ─▶ scanner, on a thread of its own
 //! ```
 //!
 //! Each family has a thread of its own that owns everything on the line, so nothing on it needs a lock, and one that
 //! fails does not hold up the other.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use kernel::conntrack::{Conntrack, Packet};
+use kernel::conntrack::{Conntrack, Report, Scanner};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
 use kernel::stranger::Drift;
@@ -58,10 +57,6 @@ pub enum Message {
     Alone,
     /// These are all addresses of the node now.
     Moved(Arc<[IpAddr]>),
-    /// Packets of flows that may be stale.
-    Caught(HashSet<Packet>),
-    /// Nobody listens for those any more.
-    Deaf,
     /// Somebody wants to count connections, and to know whose they are.
     Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
@@ -176,7 +171,6 @@ impl Line {
             self.count_events();
             self.pass_if_due();
             if let Some(running) = &mut self.running {
-                running.end_wrong_flows();
                 running.report_due = running.backend.report(Instant::now());
             }
         }
@@ -208,9 +202,9 @@ impl Line {
             Message::Alone => {
                 if let Some(running) = &mut self.running {
                     running.is_alone = true;
-                    running.conntrack.doubt_everything();
+                    running.conntrack.recheck_everything(self.cluster.frontends());
                     if running.is_right {
-                        running.conntrack.follow_rules();
+                        running.recheck_flows();
                     }
                 }
             }
@@ -218,16 +212,6 @@ impl Line {
                 if let Some(running) = &mut self.running {
                     running.move_to(&addresses);
                     running.addresses = addresses;
-                }
-            }
-            Message::Caught(packets) => {
-                if let Some(running) = &mut self.running {
-                    running.end_caught(&packets);
-                }
-            }
-            Message::Deaf => {
-                if let Some(running) = &mut self.running {
-                    running.conntrack.go_without_trap();
                 }
             }
             Message::Owners(answer) => {
@@ -328,8 +312,10 @@ impl Line {
         self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let kick = kick.clone();
-        let conntrack = Conntrack::new(self.family);
+        let (conntrack, scanner) = Conntrack::new(self.family);
         let metrics = self.metrics.clone();
+        // There from the start, so that its absence means something.
+        metrics.conntrack_recheck_age.since(family, None);
         self.running = Some(Running {
             family: self.family,
             unmeasured: Vec::new(),
@@ -358,6 +344,7 @@ impl Line {
         if let Some(running) = &mut self.running {
             running.move_to(&addresses);
             running.listen_for_strangers();
+            running.scan_flows(scanner);
         }
     }
 
@@ -380,8 +367,7 @@ impl Line {
         running.health.queued(family);
         let changes = self.cluster.take_changes();
         let started = Instant::now();
-        let counts = self.cluster.counts();
-        let outcome = running.pass(changes, counts);
+        let outcome = running.pass(changes, &self.cluster);
         running.pace.ended(Instant::now(), outcome.is_ok());
         running.measure(started.elapsed(), outcome.as_ref().ok().copied());
         match outcome {
@@ -395,31 +381,34 @@ impl Line {
 impl Running {
     /// How long nothing has to be done, if nobody asks for anything.
     fn wait(&self, now: Instant) -> Duration {
-        let due = [self.conntrack.due(), self.report_due, self.repairs.due()].into_iter().flatten().min();
+        let due = [self.report_due, self.repairs.due()].into_iter().flatten().min();
         let wait = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
         self.pace.wait(now).min(wait)
     }
 
     /// Rules first; what follows from them only if they are right.
-    fn pass(&mut self, changes: Changes, counts: Counts) -> anyhow::Result<Pass> {
+    fn pass(&mut self, changes: Changes, cluster: &Cluster) -> anyhow::Result<Pass> {
         self.is_right = false;
         let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips.clone());
-        let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp } = changes;
+        let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp, new_frontends } =
+            changes;
         if touches_udp {
-            self.conntrack.hear(&routings);
+            self.conntrack.prepare(&routings);
         }
+        self.conntrack.gain(new_frontends);
         self.service_health.hear(health_checks);
         self.unmeasured.extend(trigger_times.into_iter().flat_map(|(_, times)| times));
+        let counts = cluster.counts();
         let endpoints = counts.endpoints;
         let pass = self.backend.sync(Change { routings, service_cidrs, endpoints, node_port_ips })?;
         let family = self.family;
-        self.tell_repairs(pass);
+        self.tell_repairs(pass, cluster);
         self.tell_latencies();
         self.tell_lack_of_local_endpoints(counts);
         self.health.synced(family);
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
-        self.conntrack.follow_rules();
+        self.recheck_flows();
         self.is_right = true;
         self.has_passed = true;
         if let Some(take_over) = self.take_over.take() {
@@ -458,10 +447,10 @@ impl Running {
     }
 
     /// A foreign writer that does no harm is not worth a word.
-    fn tell_repairs(&mut self, pass: Pass) {
+    fn tell_repairs(&mut self, pass: Pass, cluster: &Cluster) {
         if self.repairs.is_under_way() && pass.full {
             // Until then packets may have gone anywhere, and made flows that still do.
-            self.conntrack.doubt_everything();
+            self.conntrack.recheck_everything(cluster.frontends());
         }
         let Some(repaired) = self.repairs.synced(pass.mended, Instant::now()) else { return };
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
@@ -530,56 +519,34 @@ impl Running {
         }
     }
 
-    /// Outside of passes, whose pace is not to suffer. What fails is tried again, and holds up nothing else.
-    fn end_wrong_flows(&mut self) {
-        let started = Instant::now();
-        let ended =
-            self.conntrack.look(started, |destination| self.is_alone && self.backend.is_unused(destination));
-        let family = self.family;
-        match ended {
-            Ok(None) => {}
-            Ok(Some(deleted)) => {
-                let elapsed = started.elapsed();
-                let label = [ip_family(family)];
-                self.metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
-                self.metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
-                let elapsed = GoDuration::from(elapsed);
-                tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
-            }
-            Err(error) => {
-                tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
-            }
-        }
-        self.listen_for_caught();
+    /// The rules are committed: has flows rechecked where counters don't prove that there are none.
+    fn recheck_flows(&mut self) {
+        self.conntrack.committed(|destination| self.is_alone && self.backend.is_unused(destination));
     }
 
-    fn end_caught(&mut self, packets: &HashSet<Packet>) {
-        let family = self.family;
-        match self.conntrack.end_caught(packets) {
-            Ok(deleted) => {
-                self.metrics.conntrack_reconciler_deleted_entries.add([ip_family(family)], count(deleted));
-                tracing::trace!(v = 4, ipFamily = %family, deletedEntries = deleted, "Deleted conntrack entries of stale flows that sent");
-            }
-            // They are caught again, and looked for as well.
-            Err(error) => {
-                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to clean up a stale conntrack entry");
-            }
-        }
-    }
-
-    fn listen_for_caught(&mut self) {
-        let Some(catches) = self.conntrack.take_catches() else { return };
-        let (family, kick) = (self.family, self.kick.clone());
-        let listen = move || {
-            if let Err(error) = catches.run(|packets| kick.send(Message::Caught(packets)).is_ok()) {
-                tracing::error!(ipFamily = %family, err = %error, "Failed to listen for packets of stale flows");
-                // Who is told ends only with the process.
-                let _ = kick.send(Message::Deaf);
+    fn scan_flows(&self, scanner: Scanner) {
+        let (family, metrics) = (self.family, self.metrics.clone());
+        let mut failed_before = false;
+        let report = move |report| {
+            let label = [ip_family(family)];
+            match report {
+                Report::WaitingSince(since) => metrics.conntrack_recheck_age.since(label, since),
+                Report::Scanned { elapsed, deleted, .. } => {
+                    failed_before = false;
+                    metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
+                    metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
+                    let elapsed = GoDuration::from(elapsed);
+                    tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
+                }
+                Report::Failed(error) if !std::mem::replace(&mut failed_before, true) => {
+                    tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
+                }
+                Report::Failed(error) => {
+                    tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
+                }
             }
         };
-        if !self.spawn("flows", Box::new(listen)) {
-            self.conntrack.go_without_trap();
-        }
+        self.spawn("flows", Box::new(move || scanner.run(report)));
     }
 
     /// From the start, or from when it shows that others can spoil what we write.
@@ -593,13 +560,10 @@ impl Running {
         self.spawn("drift", Box::new(move || watch(&mut |drift| kick.send(Message::Drifted(drift)).is_ok())));
     }
 
-    /// Returns whether it runs.
-    fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) -> bool {
+    fn spawn(&self, name: &str, what: Box<dyn FnOnce() + Send>) {
         let family = self.family;
-        let spawned = threads::spawn(format!("{name}-{family}"), what);
-        if let Err(error) = &spawned {
+        if let Err(error) = threads::spawn(format!("{name}-{family}"), what) {
             tracing::error!(ipFamily = %family, err = format!("{error:#}"), "Failed to go on");
         }
-        spawned.is_ok()
     }
 }

@@ -26,7 +26,7 @@ use crate::config::ProxyMode::{self, Iptables, Ipvs, Nftables};
 use crate::gates::Gates;
 use crate::version::{Build, COMPILER, MAJOR, MINOR};
 use buckets::{NETWORK_PROGRAMMING, REQUEST, REQUEST_SIZE, SYNC};
-use kinds::{Counter, Gauge, Histogram, Metric};
+use kinds::{Age, Counter, Gauge, Histogram, Metric};
 use process::Process;
 use text::Entry;
 use text::Stability::{Alpha, Beta};
@@ -128,6 +128,9 @@ catalogue! {
     conntrack_reconciler_deleted_entries: Counter<1>, EVERYWHERE, Counter::new(Alpha,
         "kubeproxy_conntrack_reconciler_deleted_entries_total", ["ip_family"],
         "Cumulative conntrack flows deleted by conntrack reconciler");
+    conntrack_recheck_age: Age<1>, EVERYWHERE, Age::new(Alpha,
+        "sluice_conntrack_recheck_age_seconds", ["ip_family"],
+        "How long the oldest change has waited for a scan of conntrack entries that it may have made stale");
     drift_repairs: Counter<1>, EVERYWHERE, Counter::new(Alpha,
         "sluice_drift_repairs_total", ["ip_family"],
         "Cumulative repairs of rules that something other than this proxy had changed");

@@ -6,15 +6,19 @@ mod stage;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::process::Command;
 use std::time::Duration;
 
 use model::address::Family;
-use netlink::conntrack::{Connection, Direction};
+use model::names::Protocol;
+use netlink::conntrack::{Connection, Direction, Flow};
 use stage::Stage;
 use tests::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
-use tests::manifests::{A, B, Endpoint, Port, R, Service, State, web};
+use tests::manifests::{self, A, B, Endpoint, Port, R, Service, State, web};
+use tests::namespace::Namespace;
 use tests::patience::Deadline;
-use tests::talk::hear;
+use tests::talk::{hear, hear_connected};
 
 fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
     client_at(stage, who, to, port, 4321)
@@ -97,11 +101,15 @@ fn at_free_node_port(endpoints: &[Endpoint]) -> Service {
 }
 
 fn everywhere(test: impl Fn(Stage) + Sync) {
+    for_each_mode_and_family(|mode, family| test(Stage::new(mode, family)));
+}
+
+fn for_each_mode_and_family(test: impl Fn(&'static str, Family) + Sync) {
     std::thread::scope(|scope| {
         for mode in ["nftables", "iptables"] {
             for family in Family::BOTH {
                 let test = &test;
-                scope.spawn(move || test(Stage::new(mode, family)));
+                scope.spawn(move || test(mode, family));
             }
         }
     });
@@ -205,10 +213,12 @@ fn crowd(stage: &Stage) {
         Family::V4 => ([198, 18, 9, 1].into(), [198, 18, 9, 2].into()),
         Family::V6 => ("2001:db8:9::1".parse().unwrap(), "2001:db8:9::2".parse().unwrap()),
     };
-    let connection = |port| Direction {
-        protocol: 6,
-        source: SocketAddr::new(here, port),
-        destination: SocketAddr::new(there, 443),
+    let connection = |port| {
+        Flow::untranslated(Direction {
+            protocol: 6,
+            source: SocketAddr::new(here, port),
+            destination: SocketAddr::new(there, 443),
+        })
     };
     let connections: Vec<_> = (1_000..51_000).map(connection).collect();
     let family = match stage.family {
@@ -220,28 +230,159 @@ fn crowd(stage: &Stage) {
 }
 
 #[test]
-fn where_looking_at_all_flows_takes_long_stale_ones_are_caught() {
-    everywhere(|mut stage| {
+fn stale_flows_end_also_where_the_conntrack_table_is_large() {
+    everywhere(|stage| {
         crowd(&stage);
         let pod = client(&stage, Who::Pod, Address::ClusterIp, 80);
         let node = client(&stage, Who::Node, Address::ClusterIp, 80);
         let outside = client(&stage, Who::Outside, Address::NodeIp, FREE_NODE_PORT);
-        let family = tests::network::of(stage.family, ["ip", "ip6"]);
-        let table = format!("table {family} kube-proxy-flows");
-        let mut seen = 0;
-        for endpoint in [A, B, A, B, A, B] {
+        for endpoint in [A, B, A, B] {
             stage.hold(at_free_node_port(&[endpoint]));
             for client in [&pod, &node, &outside] {
                 client.settles_on(Some(endpoint.place), TARGET);
             }
-            let tables = stage.lab.network.node.run(&format!("nft list tables {family}"));
-            seen += usize::from(tables.contains(&table));
         }
-        assert!(seen >= 3, "where a look takes so long, it does not come after every change: {seen}");
-        let node = stage.lab.network.node.clone();
-        stage.stop();
-        let list = || node.run(&format!("nft list tables {family}"));
-        tests::matrix::eventually("the table goes with the process", || !list().contains(&table));
+        stage.hold(at_free_node_port(&[]));
+        outside.settles_on(None, TARGET);
+        stage.hold(at_free_node_port(&[A.but(State::Unready), B]));
+        for client in [&pod, &node, &outside] {
+            client.settles_on(Some(Place::PodB), TARGET);
+        }
+    });
+}
+
+/// Its packets to itself leave by the loopback, untranslated, and are refused when they arrive there. That entry is no reason to
+/// stop the next ones.
+#[test]
+fn the_node_is_refused_at_its_own_node_port_without_endpoints() {
+    everywhere(|stage| {
+        crowd(&stage);
+        for _ in 0..3 {
+            stage.hold(at_free_node_port(&[A]));
+            client(&stage, Who::Node, Address::NodeIp, FREE_NODE_PORT).settles_on(Some(Place::PodA), TARGET);
+            stage.hold(at_free_node_port(&[]));
+            client(&stage, Who::Node, Address::NodeIp, FREE_NODE_PORT).settles_on(None, TARGET);
+            for port in 7_000..7_010 {
+                let client = client_at(&stage, Who::Node, Address::NodeIp, FREE_NODE_PORT, port);
+                for _ in 0..2 {
+                    let _ = client.socket.send(b"?");
+                    let answer = hear(&client.socket, Duration::from_secs(2)).map_err(|error| error.kind());
+                    assert_eq!(answer, Err(ErrorKind::ConnectionRefused), "{} {}", stage.mode, stage.family);
+                }
+            }
+        }
+    });
+}
+
+/// A UDP client of the node that sends to a cluster IP before there is such a Service sends into the void.
+#[test]
+fn datagrams_of_the_node_sent_before_there_was_a_service_lead_to_no_leak_afterwards() {
+    everywhere(|stage| {
+        crowd(&stage);
+        lead_cluster_ips_into_the_void(&stage);
+        let clients: Vec<_> =
+            (7_000..7_010).map(|port| client_at(&stage, Who::Node, Address::ClusterIp, 80, port)).collect();
+        assert!(clients.iter().all(|client| client.ask().is_none()));
+        stage.hold(web(&[A]));
+        for client in clients {
+            client.settles_on(Some(Place::PodA), TARGET);
+        }
+    });
+}
+
+/// Packets to cluster IPs that nobody translates leave the node and vanish, and each leaves a conntrack entry behind, as on a
+/// node whose network plugin has rules of its own.
+fn lead_cluster_ips_into_the_void(stage: &Stage) {
+    let node = &stage.lab.network.node;
+    node.ip_all(&[
+        // Without ARP a packet goes to no station that is there.
+        "link add void type veth peer name void-end".into(),
+        "link set void arp off up".into(),
+        "link set void-end up".into(),
+        "route add 10.96.0.0/16 dev void".into(),
+        "route add fd00:10:96::/64 dev void".into(),
+    ]);
+    let rules =
+        "table inet plugin { chain c { type filter hook prerouting priority 0; ct state invalid drop; }; }";
+    node.feed(Command::new("nft").args(["-f", "-"]), rules);
+}
+
+/// Connects to the web service from this port and never begins again: only the kernel repeats what was lost.
+fn connect(from: &Namespace, family: Family, own: u16, patience: Duration) -> Result<IpAddr, ErrorKind> {
+    let to = SocketAddr::new(Address::ClusterIp.ip(family), 80);
+    let any: IpAddr = tests::network::of(family, [[0; 4].into(), [0_u16; 8].into()]);
+    let bind = |socket: &OwnedFd| Ok(rustix::net::bind(socket, &SocketAddr::new(any, own))?);
+    let answer = from.enter(|| hear_connected(to, patience, bind));
+    let text = answer.map_err(|error| error.kind())?;
+    let endpoint: SocketAddr = text.split_once(' ').unwrap().0.parse().unwrap();
+    Ok(endpoint.ip())
+}
+
+/// Clients connect while `begin` makes the service. None may have to begin again: neither those that wait for an answer, nor
+/// those that come back with a port they had before.
+fn clients_come_too_early(mut stage: Stage, begin: impl FnOnce(&mut Stage)) {
+    const CLIENTS: u16 = 24;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    lead_cluster_ips_into_the_void(&stage);
+    let (mode, family) = (stage.mode, stage.family);
+    let callers: Vec<_> = [(Who::Pod, 20_000), (Who::Node, 21_000)]
+        .map(|(who, first)| (stage.lab.namespace(who).clone(), who, first))
+        .into();
+    for (from, who, first) in &callers {
+        for own in 100..105 {
+            let answer = connect(from, family, first + own, Duration::from_millis(50));
+            assert_eq!(answer, Err(ErrorKind::TimedOut), "{mode} {family} {who:?}: no rule translates yet");
+        }
+    }
+    let succeed = |(from, who, first): &(Namespace, Who, u16), own: u16| {
+        let answer = connect(from, family, first + own, PATIENCE);
+        assert_eq!(answer, Ok(Place::PodA.ip(family)), "{mode} {family} {who:?} client {own}");
+    };
+    std::thread::scope(|scope| {
+        let succeed = &succeed;
+        for caller in &callers {
+            for client in 0..CLIENTS {
+                scope.spawn(move || {
+                    // Repeated packets come at every moment of a second, also when the rules have only just come.
+                    std::thread::sleep(Duration::from_secs(1) * client.into() / CLIENTS.into());
+                    succeed(caller, client);
+                });
+            }
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        begin(&mut stage);
+        for caller in &callers {
+            scope.spawn(move || {
+                succeed(caller, 99);
+                (100..105).for_each(|own| succeed(caller, own));
+            });
+        }
+    });
+}
+
+#[test]
+fn connections_begun_before_the_proxy_starts_succeed() {
+    for_each_mode_and_family(|mode, family| {
+        let stage = Stage::empty(mode, family, &[]);
+        stage.hold(web(&[A]));
+        clients_come_too_early(stage, Stage::start);
+    });
+}
+
+#[test]
+fn connections_begun_before_the_service_is_created_succeed() {
+    everywhere(|stage| {
+        let text = |service: Service| manifests::write(&[service.into()], stage.family);
+        let (other, web) = (text(Service::other(&[A])), text(web(&[A])));
+        // Its endpoints are there first: a Service that has none yet refuses.
+        let (_, slice) = web.rsplit_once("---").unwrap();
+        stage.hold_text(&format!("{other}---{slice}"));
+        let other = SocketAddr::new(Address::OtherClusterIp.ip(stage.family), 80);
+        tests::matrix::eventually("the proxy serves", || {
+            let answer = tests::talk::ask(stage.lab.namespace(Who::Pod), Protocol::Tcp, other);
+            matches!(answer, tests::talk::Answer::From { .. })
+        });
+        clients_come_too_early(stage, |stage| stage.hold_text(&web));
     });
 }
 

@@ -1,26 +1,17 @@
-//! Against the real kernel: rules that translate, a client that keeps its port, and every look a dear one.
+//! Against the real kernel, with flows that no packet made.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::process::Command;
-use std::sync::mpsc::{Receiver, channel};
+use std::net::SocketAddr;
+use std::sync::mpsc::channel;
 
-use model::names::{NamespacedName, Port, Protocol};
+use model::names::{NamespacedName, Port};
 use model::routing::{Endpoint, Traffic};
 use model::service::{Addresses, Created};
-use netlink::testing::{hear, in_fresh_netns, run};
+use netlink::conntrack::Direction;
+use netlink::testing::in_fresh_netns;
 
 use super::*;
 
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A node with a service at one address, endpoints with numbers, and a client on the node itself.
-struct Stage {
-    family: Family,
-    conntrack: Conntrack,
-    caught: Option<Receiver<HashSet<Packet>>>,
-    client: UdpSocket,
-}
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn ip(family: Family, number: u8) -> IpAddr {
     match family {
@@ -37,289 +28,180 @@ fn endpoint(family: Family, number: u8) -> SocketAddr {
     SocketAddr::new(ip(family, number), 5353)
 }
 
-impl Stage {
-    fn new(family: Family) -> Self {
-        run("ip link set lo up");
-        let (nft, length) = if family == Family::V4 { ("ip", 32) } else { ("ip6", 128) };
-        for number in [1, 2, 3, 100] {
-            run(&format!("ip addr add {}/{length} dev lo nodad", ip(family, number)));
-        }
-        run(&format!("nft add table {nft} nat"));
-        run(&format!("nft add chain {nft} nat output {{ type nat hook output priority -100; }}"));
-        // Flows are followed only as long as a rule asks for something of them.
-        run(&format!("nft add chain {nft} nat follow {{ type filter hook output priority 0; }}"));
-        run(&format!("nft add rule {nft} nat follow ct state invalid drop"));
-        let client = UdpSocket::bind(SocketAddr::new(ip(family, 1), 4000)).unwrap();
-        client.connect(service(family)).unwrap();
-        let mut conntrack = Conntrack::new(family);
-        conntrack.dear = Duration::ZERO;
-        let mut stage = Self { family, conntrack, caught: None, client };
-        stage.serve(&[]);
-        stage.settle();
-        stage
-    }
-
-    /// Makes these the endpoints of the service; the rules send everyone to the first of them.
-    fn serve(&mut self, numbers: &[u8]) {
-        self.hear(numbers);
-        let nft = if self.family == Family::V4 { "ip" } else { "ip6" };
-        run(&format!("nft flush chain {nft} nat output"));
-        if let Some(first) = numbers.first() {
-            let (to, endpoint) = (service(self.family), endpoint(self.family, *first));
-            let (ip, port) = (to.ip(), to.port());
-            run(&format!(
-                "nft add rule {nft} nat output {nft} daddr {ip} udp dport {port} dnat to {endpoint}"
-            ));
-        }
-        self.conntrack.follow_rules();
-    }
-
-    fn hear(&mut self, numbers: &[u8]) {
-        let port = |number: u16| Port::from_api(number.into()).unwrap();
-        let endpoints: Arc<[Endpoint]> = numbers
-            .iter()
-            .map(|number| Endpoint { ip: ip(self.family, *number), local: false, port: port(5353) })
-            .collect();
-        let name = ServicePortName {
-            service: NamespacedName::new("ns", "dns"),
-            port: "".into(),
-            protocol: Protocol::Udp,
-        };
-        let routing = Routing {
-            protocol: Protocol::Udp,
-            port: port(53),
-            node_port: None,
-            addresses: Arc::new(Addresses {
-                cluster_ip: service(self.family).ip(),
-                external_ips: Box::default(),
-                load_balancer_ips: Box::default(),
-                source_ranges: Box::default(),
-            }),
-            created: Created::UNKNOWN,
-            affinity: None,
-            cluster: endpoints.clone(),
-            local: Arc::default(),
-            internal: Traffic::ToCluster,
-            external: Traffic::ToCluster,
-            preserves_client: false,
-            ranges_admit_node: false,
-            is_externally_accessible: true,
-            health_check_node_port: None,
-            serving: endpoints,
-        };
-        self.conntrack.hear(&[(name, Some(Arc::new(routing)))]);
-    }
-
-    /// Looks without being rested, so that there is nothing but the trap.
-    fn look_hurriedly(&mut self) {
-        let (ended, _) = self.conntrack.last.unwrap();
-        // Whatever the machine was busy with, this look comes right after the last one.
-        assert_eq!(self.conntrack.look(ended, |_| false).unwrap(), None, "did not rest");
-        if let Some(catches) = self.conntrack.take_catches() {
-            let (tell, caught) = channel();
-            std::thread::spawn(move || catches.run(|packets| tell.send(packets).is_ok()));
-            self.caught = Some(caught);
-        }
-    }
-
-    /// Does all there is to do, also what is done later.
-    fn settle(&mut self) {
-        while let Some(due) = self.conntrack.due() {
-            self.conntrack.look(due, |_| false).unwrap();
-        }
-    }
-
-    /// On its way through the loopback a packet is reported twice, the second time translated, when no flow is known by it.
-    fn end_caught(&mut self) {
-        while {
-            let packets = self.caught.as_ref().unwrap().recv_timeout(PATIENCE).unwrap();
-            self.conntrack.end_caught(&packets).unwrap() == 0
-        } {}
-    }
-
-    /// The client may send, but not to that one.
-    fn is_caught(&mut self, server: &UdpSocket) {
-        self.client.send(b"?").unwrap();
-        self.end_caught();
-        server.set_nonblocking(true).unwrap();
-        let heard = server.recv_from(&mut [0; 8]);
-        assert!(heard.is_err(), "{heard:?}");
-        server.set_nonblocking(false).unwrap();
-    }
-
-    /// That one gets what the client sends.
-    fn asked(&self, server: &UdpSocket) {
-        self.client.send(b"?").unwrap();
-        assert_eq!(hear(server).1, self.client.local_addr().unwrap());
-    }
-
-    fn server(&self, number: u8) -> UdpSocket {
-        UdpSocket::bind(endpoint(self.family, number)).unwrap()
-    }
-
-    /// What `nft` lists of the table, nothing if there is none.
-    fn trap(&self) -> String {
-        let family = wire_family(self.family).to_string();
-        let list = Command::new("nft").args(["list", "table", &family, trap::TABLE]).output().unwrap();
-        String::from_utf8(list.stdout).unwrap()
-    }
+/// A service port with these endpoints.
+fn routings(
+    family: Family,
+    protocol: Protocol,
+    numbers: &[u8],
+) -> Vec<(ServicePortName, Option<Arc<Routing>>)> {
+    let port = |number: u16| Port::from_api(number.into()).unwrap();
+    let endpoint = |number: &u8| Endpoint { ip: ip(family, *number), local: false, port: port(5353) };
+    let endpoints: Arc<[Endpoint]> = numbers.iter().map(endpoint).collect();
+    let name = ServicePortName { service: NamespacedName::new("ns", "dns"), port: "".into(), protocol };
+    let routing = Routing {
+        protocol,
+        port: port(53),
+        node_port: None,
+        addresses: Arc::new(Addresses {
+            cluster_ip: service(family).ip(),
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            source_ranges: Box::default(),
+        }),
+        created: Created::UNKNOWN,
+        affinity: None,
+        cluster: endpoints.clone(),
+        local: Arc::default(),
+        internal: Traffic::ToCluster,
+        external: Traffic::ToCluster,
+        preserves_client: false,
+        ranges_admit_node: false,
+        is_externally_accessible: true,
+        health_check_node_port: None,
+        serving: endpoints,
+    };
+    vec![(name, Some(Arc::new(routing)))]
 }
 
-#[test]
-fn a_stale_flow_is_caught_with_its_next_packet_and_ended() {
-    in_fresh_netns(|| {
-        for family in FAMILIES {
-            let mut stage = Stage::new(family);
-            let (second, third) = (stage.server(2), stage.server(3));
-            stage.serve(&[2]);
-            stage.settle();
-            stage.asked(&second);
-            stage.serve(&[3]);
-            stage.look_hurriedly();
-            let element = format!("{} . 53 . {} . 5353", service(family).ip(), endpoint(family, 2).ip());
-            assert!(stage.trap().contains(&element), "{}", stage.trap());
-            stage.is_caught(&second);
-            stage.asked(&third);
-            stage.asked(&third);
-            stage.settle();
-            assert_eq!(stage.trap(), "", "nothing to catch any more");
-            stage.asked(&third);
-        }
-    });
+/// A flow of a client at that port to the service.
+fn to_service(family: Family, protocol: Protocol, port: u16) -> Direction {
+    let source = SocketAddr::new(ip(family, 50), port);
+    Direction { protocol: number(protocol), source, destination: service(family) }
 }
 
-#[test]
-fn a_flow_that_went_astray_before_there_was_anybody_is_caught_too() {
-    in_fresh_netns(|| {
-        for family in FAMILIES {
-            let mut stage = Stage::new(family);
-            // Nobody translates, and nobody refuses: here it arrives at the service's own address.
-            let astray = UdpSocket::bind(service(family)).unwrap();
-            stage.asked(&astray);
-            let second = stage.server(2);
-            stage.serve(&[2]);
-            stage.look_hurriedly();
-            stage.is_caught(&astray);
-            stage.asked(&second);
-            stage.asked(&second);
-        }
-    });
+/// A flow that an endpoint answers.
+fn served(family: Family, port: u16, by: u8) -> wire::Flow {
+    wire::Flow::translated(to_service(family, Protocol::Udp, port), endpoint(family, by))
 }
 
-#[test]
-fn an_endpoint_that_comes_back_has_its_flows_back_before_the_rules_know() {
-    in_fresh_netns(|| {
-        for family in FAMILIES {
-            let mut stage = Stage::new(family);
-            let second = stage.server(2);
-            stage.serve(&[2, 3]);
-            stage.settle();
-            stage.asked(&second);
-            stage.serve(&[3]);
-            stage.look_hurriedly();
-            assert_ne!(stage.trap(), "");
-            stage.hear(&[3, 2]);
-            assert_eq!(stage.trap(), "");
-            stage.asked(&second);
-        }
-    });
+fn make(family: Family, flows: &[wire::Flow]) {
+    Connection::open().unwrap().make(wire_family(family), flows).unwrap();
 }
 
-#[test]
-fn a_service_without_endpoints_keeps_its_flows_until_there_is_another_one() {
-    in_fresh_netns(|| {
-        for family in FAMILIES {
-            let mut stage = Stage::new(family);
-            let (second, third) = (stage.server(2), stage.server(3));
-            stage.serve(&[2]);
-            stage.settle();
-            stage.asked(&second);
-            stage.serve(&[]);
-            stage.settle();
-            stage.asked(&second);
-            stage.serve(&[3]);
-            stage.look_hurriedly();
-            stage.is_caught(&second);
-            stage.asked(&third);
-        }
-    });
+/// The ports of clients whose flows there are, ascending.
+fn clients(family: Family, protocol: Protocol) -> Vec<u16> {
+    let filter = wire::Filter { protocol: number(protocol), destination: None, only_attempts: false };
+    let found = Connection::open().unwrap().flows(wire_family(family), filter, |_| true).unwrap();
+    let mut ports: Vec<_> = found.iter().map(|(flow, _)| flow.original.source.port()).collect();
+    ports.sort_unstable();
+    ports
 }
 
-#[test]
-fn what_comes_back_as_often_as_it_is_ended_is_let_go() {
-    in_fresh_netns(|| {
-        for family in FAMILIES {
-            let mut stage = Stage::new(family);
-            let second = stage.server(2);
-            stage.serve(&[2]);
-            stage.settle();
-            stage.asked(&second);
-            stage.hear(&[3]);
-            // Somebody's rules still lead to the second one.
-            stage.conntrack.follow_rules();
-            stage.look_hurriedly();
-            for _ in 0..4 {
-                assert_ne!(stage.trap(), "");
-                // Here the first packet of a flow is stopped, too, on arrival.
-                stage.client.send(b"?").unwrap();
-                stage.is_caught(&second);
+/// Scans as often as there is reason to, whenever that would be, and returns how many flows were deleted.
+fn scan_all(scanner: &mut Scanner) -> usize {
+    let mut deleted = 0;
+    while let Ok(request) = scanner.inbox.try_recv() {
+        scanner.take_in(request, None);
+    }
+    let mut now = Instant::now();
+    loop {
+        match scanner.schedule.next(now) {
+            Next::Scan(mut scan) => {
+                deleted += scanner.delete_stale(&mut scan).unwrap();
+                scanner.schedule.done(scan, now, Duration::ZERO, true);
             }
-            assert_eq!(stage.trap(), "");
-            stage.asked(&second);
-            stage.conntrack.lay_trap();
-            assert_eq!(stage.trap(), "", "not caught again");
-            stage.settle();
+            Next::Wait(Some(until)) => now = until,
+            Next::Wait(None) => return deleted,
+        }
+    }
+}
+
+#[test]
+fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
+    for family in [Family::V4, Family::V6] {
+        in_fresh_netns(move || {
+            let attempt = |flow| wire::Flow { has_reply: false, ..flow };
+            let tcp = |port| wire::Flow::untranslated(to_service(family, Protocol::Tcp, port));
+            let astray = wire::Flow::untranslated(to_service(family, Protocol::Udp, 3));
+            let elsewhere =
+                Direction { destination: endpoint(family, 9), ..to_service(family, Protocol::Udp, 4) };
+            make(family, &[served(family, 1, 1), served(family, 2, 2), astray]);
+            make(family, &[wire::Flow::untranslated(elsewhere), attempt(tcp(1)), tcp(2)]);
+
+            let (mut conntrack, scanner) = Conntrack::new(family);
+            conntrack.prepare(&routings(family, Protocol::Udp, &[1]));
+            conntrack.gain([(Protocol::Tcp, Frontend::ClusterIp(service(family)))]);
+            conntrack.committed(|_| false);
+            let (tell, told) = channel();
+            let thread = std::thread::spawn(move || scanner.run(|report| _ = tell.send(report)));
+            let mut total = 0;
+            let mut waits = true;
+            // At once, and once more.
+            for _ in 0..2 {
+                loop {
+                    match told.recv_timeout(PATIENCE).unwrap() {
+                        Report::Scanned { deleted, .. } => {
+                            total += deleted;
+                            break;
+                        }
+                        Report::WaitingSince(since) => waits = since.is_some(),
+                        Report::Failed(error) => panic!("{error}"),
+                    }
+                }
+            }
+            assert_eq!(total, 3);
+            assert!(!waits, "everything has been scanned for");
+            assert_eq!(clients(family, Protocol::Udp), [1, 4]);
+            assert_eq!(clients(family, Protocol::Tcp), [2], "a connection stays");
+            drop(conntrack);
+            thread.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        let (mut conntrack, mut scanner) = Conntrack::new(family);
+        conntrack.prepare(&routings(family, Protocol::Udp, &[1, 2, 3]));
+        conntrack.committed(|_| false);
+        make(family, &[served(family, 1, 1), served(family, 2, 2), served(family, 3, 3)]);
+        assert_eq!(scan_all(&mut scanner), 0);
+        conntrack.prepare(&routings(family, Protocol::Udp, &[3]));
+        conntrack.committed(|_| false);
+        while let Ok(request) = scanner.inbox.try_recv() {
+            scanner.take_in(request, None);
+        }
+        let Next::Scan(mut scan) = scanner.schedule.next(Instant::now() + PATIENCE) else { panic!("rested") };
+        // The scan runs, and the next sync is about to have one of them back.
+        conntrack.prepare(&routings(family, Protocol::Udp, &[2, 3]));
+        assert_eq!(scanner.delete_stale(&mut scan).unwrap(), 1);
+        assert_eq!(clients(family, Protocol::Udp), [2, 3]);
+    });
+}
+
+#[test]
+fn counters_are_believed_only_where_no_scan_has_seen_a_flow() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        for (flows, deleted) in [(vec![served(family, 1, 1)], 1), (vec![], 0)] {
+            let (mut conntrack, mut scanner) = Conntrack::new(family);
+            make(family, &flows);
+            conntrack.prepare(&routings(family, Protocol::Udp, &[1, 2]));
+            conntrack.committed(|_| true);
+            assert_eq!(scan_all(&mut scanner), 0, "it may be older than our counters");
+            conntrack.prepare(&routings(family, Protocol::Udp, &[2]));
+            conntrack.committed(|_| true);
+            assert_eq!(scan_all(&mut scanner), deleted);
+            assert_eq!(scanner.used.len(), deleted);
+            let gone = routings(family, Protocol::Udp, &[]).into_iter().map(|(name, _)| (name, None));
+            conntrack.prepare(&gone.collect::<Vec<_>>());
+            conntrack.committed(|_| true);
+            scan_all(&mut scanner);
+            assert!(scanner.used.is_empty(), "nothing is kept of a service that is gone");
         }
     });
 }
 
+/// Whatever the scanner is busy with.
 #[test]
-fn without_a_trap_flows_are_looked_for() {
-    in_fresh_netns(|| {
-        let mut stage = Stage::new(Family::V4);
-        let (second, third) = (stage.server(2), stage.server(3));
-        stage.serve(&[2]);
-        stage.settle();
-        stage.asked(&second);
-        stage.serve(&[3]);
-        stage.look_hurriedly();
-        assert_ne!(stage.trap(), "");
-        let at_leisure = stage.conntrack.due().unwrap();
-        stage.conntrack.go_without_trap();
-        assert_eq!(stage.trap(), "");
-        assert!(stage.conntrack.due().unwrap() < at_leisure);
-        stage.settle();
-        stage.asked(&third);
-    });
-}
-
-#[test]
-fn where_a_look_costs_little_no_trap_is_laid() {
-    in_fresh_netns(|| {
-        let mut stage = Stage::new(Family::V4);
-        stage.conntrack.dear = Duration::from_secs(60);
-        let (second, third) = (stage.server(2), stage.server(3));
-        stage.serve(&[2]);
-        stage.settle();
-        stage.asked(&second);
-        stage.serve(&[3]);
-        stage.look_hurriedly();
-        assert_eq!(stage.trap(), "");
-        stage.settle();
-        stage.asked(&third);
-    });
-}
-
-#[test]
-fn the_trap_goes_with_whoever_laid_it() {
-    in_fresh_netns(|| {
-        let mut stage = Stage::new(Family::V4);
-        stage.serve(&[2]);
-        stage.settle();
-        stage.serve(&[3]);
-        stage.look_hurriedly();
-        assert_ne!(stage.trap(), "");
-        stage.conntrack = Conntrack::new(Family::V4);
-        assert_eq!(stage.trap(), "");
-    });
+fn a_sync_never_waits_for_a_scan() {
+    let (mut conntrack, scanner) = Conntrack::new(Family::V4);
+    for endpoint in [1, 2].into_iter().cycle().take(10_000) {
+        conntrack.prepare(&routings(Family::V4, Protocol::Udp, &[endpoint]));
+        conntrack.gain([(Protocol::Tcp, Frontend::ClusterIp(service(Family::V4)))]);
+        conntrack.committed(|_| false);
+    }
+    assert_eq!(scanner.inbox.try_iter().count(), 20_000);
 }

@@ -377,6 +377,29 @@ mod test_build_service_map_add_remove {
         assert!(!world.take().touches_udp, "only TCP changed");
     }
 
+    #[test]
+    fn a_frontend_is_new_when_a_service_port_did_not_have_it() {
+        let new = |world: &mut World| -> Vec<String> {
+            let changes = world.cluster.take_changes();
+            changes.new_frontends.iter().map(|(protocol, at)| format!("{protocol} {at:?}")).collect()
+        };
+        let mut world = World::v4();
+        world.service("ns/web 10.96.0.10 a:80 c:82/UDP");
+        assert_eq!(new(&mut world), ["TCP ClusterIp(10.96.0.10:80)", "UDP ClusterIp(10.96.0.10:82)"]);
+        world.service("ns/web 10.96.0.10 a:80 b:81 c:82/UDP");
+        assert_eq!(new(&mut world), ["TCP ClusterIp(10.96.0.10:81)"]);
+        world.service("ns/web 10.96.0.10 a:80 b:83");
+        assert_eq!(new(&mut world), ["TCP ClusterIp(10.96.0.10:83)"]);
+        let all: Vec<_> = world.cluster.frontends().collect();
+        assert_eq!(all.len(), 2, "{all:?}");
+        world.slice("ns/web-1 of web a:8080 | 10.0.0.1");
+        assert!(!world.cluster.take_changes().routings.is_empty());
+        world.slice("ns/web-1 of web a:8080 | 10.0.0.2");
+        assert_eq!(new(&mut world), [""; 0], "endpoints are no frontends");
+        world.delete_service("ns/web");
+        assert_eq!(new(&mut world), [""; 0]);
+    }
+
     /// The API forbids it; the reference lets the later one overwrite the earlier.
     #[test]
     fn of_two_ports_with_one_identity_the_last_counts() {

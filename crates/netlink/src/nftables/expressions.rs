@@ -129,11 +129,6 @@ pub enum Expression<'a> {
     Reject(RejectWith),
     /// Counts packets that come this far.
     Counter,
-    /// Reports the first bytes of packets that come this far to who listens to that group, one by one.
-    Report {
-        group: u16,
-        bytes: u32,
-    },
 }
 
 /// `NFT_META_*`
@@ -172,8 +167,6 @@ pub enum ConntrackKey {
     Protocol = 10,
     SourcePort = 11,
     DestinationPort = 12,
-    /// Two bytes, host order
-    Zone = 17,
     SourceIpv4 = 19,
     DestinationIpv4 = 20,
     SourceIpv6 = 21,
@@ -183,8 +176,7 @@ pub enum ConntrackKey {
 impl ConntrackKey {
     /// Bit of `State`.
     pub const STATE_NEW: u32 = 0x8;
-    /// Bits of `Status`.
-    pub const STATUS_CONFIRMED: u32 = 0x8;
+    /// Bit of `Status`.
     pub const STATUS_DNAT: u32 = 0x20;
 }
 
@@ -329,7 +321,6 @@ impl<'a> Expression<'a> {
             Self::Masquerade { .. } => "masq",
             Self::Reject(_) => "reject",
             Self::Counter => "counter",
-            Self::Report { .. } => "log",
         }
     }
 
@@ -452,11 +443,6 @@ impl<'a> Expression<'a> {
                 m.u8(NFTA_REJECT_ICMP_CODE, code);
             }
             Self::Counter => {}
-            Self::Report { group, bytes } => {
-                m.be16(NFTA_LOG_GROUP, group);
-                m.be32(NFTA_LOG_SNAPLEN, bytes);
-                m.be16(NFTA_LOG_QTHRESHOLD, 1);
-            }
         }
     }
 }

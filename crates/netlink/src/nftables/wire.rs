@@ -198,10 +198,6 @@ pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
 pub(super) const NFT_REJECT_ICMP_UNREACH: u32 = 0;
 pub(super) const NFT_REJECT_TCP_RST: u32 = 1;
 
-pub(super) const NFTA_LOG_GROUP: u16 = 1;
-pub(super) const NFTA_LOG_SNAPLEN: u16 = 3;
-pub(super) const NFTA_LOG_QTHRESHOLD: u16 = 4;
-
 pub(super) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(super) const NFTA_COUNTER_PACKETS: u16 = 2;
 

@@ -41,53 +41,80 @@ fn dns(serving: &[u8]) -> Arc<Routing> {
 }
 
 fn flow(to: &str, answered_by: &str) -> Flow {
-    Flow { to: to.parse().unwrap(), answered_by: answered_by.parse().unwrap() }
+    let (to, answered_by) = (to.parse().unwrap(), answered_by.parse().unwrap());
+    Flow { protocol: Protocol::Udp, to, answered_by, has_reply: false }
 }
 
 fn node_ips() -> HashSet<IpAddr> {
     ["192.168.0.2", "127.0.0.1", "fe80::2"].map(|ip| ip.parse().unwrap()).into()
 }
 
+fn take(flows: &mut Flows) -> Rechecks {
+    flows.take_rechecks(|_| false).0
+}
+
+fn is_stale(rechecks: &Rechecks, flow: Flow) -> bool {
+    rechecks.judge(&flow, &node_ips()) == Verdict::Stale
+}
+
 #[test]
-fn the_reference_table_of_flows() {
+fn the_table_of_udp_flows_that_upstream_has() {
     let mut flows = Flows::default();
     flows.replace(&name("dns"), Some(&dns(&[2])));
-    let doubts = flows.take_doubts();
+    let rechecks = take(&mut flows);
     let rows = [
         ("10.96.0.53:53", "10.244.1.2:5353", false, "serves"),
         ("10.96.0.53:53", "10.244.1.3:5353", true, "does not serve"),
         ("10.96.0.53:53", "10.244.1.9:5353", true, "gone"),
         ("10.96.0.53:53", "10.244.1.2:5300", true, "its port changed"),
-        ("10.96.0.53:53", "10.96.0.53:53", true, "went astray before there were rules"),
+        ("10.96.0.53:53", "10.96.0.53:53", true, "never translated"),
         ("203.0.113.5:53", "10.244.1.9:5353", true, "through the load balancer"),
         ("10.96.0.53:5000", "10.244.1.9:5353", false, "no port of the service"),
         ("192.168.0.2:30053", "10.244.1.9:5353", true, "through the node port"),
         ("192.168.0.2:30053", "10.244.1.2:5353", false, "through the node port, and right"),
         ("198.51.100.7:30053", "198.51.100.7:30053", false, "a port of that number out in the world"),
     ];
-    for (to, answered_by, is_wrong, why) in rows {
-        assert_eq!(
-            flows.is_wrong(flow(to, answered_by), &doubts, &node_ips()),
-            is_wrong,
-            "{to} {answered_by}: {why}"
-        );
+    for (to, answered_by, stale, why) in rows {
+        assert_eq!(is_stale(&rechecks, flow(to, answered_by)), stale, "{to} {answered_by}: {why}");
     }
     let mut without = Flows::default();
     without.replace(&name("dns"), Some(&dns(&[])));
-    let doubts = without.take_doubts();
+    let rechecks = take(&mut without);
     for (to, answered_by, _, _) in rows.iter().filter(|row| !row.0.ends_with("30053")) {
-        assert!(
-            !without.is_wrong(flow(to, answered_by), &doubts, &node_ips()),
-            "{to} {answered_by} stays: nobody serves"
-        );
+        assert!(!is_stale(&rechecks, flow(to, answered_by)), "{to} {answered_by} stays: it has no endpoints");
     }
     let through_node_port = flow("192.168.0.2:30053", "10.244.1.9:5353");
-    assert!(without.is_wrong(through_node_port, &doubts, &node_ips()), "but not through the node port");
+    assert!(is_stale(&rechecks, through_node_port), "but not through the node port");
 }
 
 #[test]
-fn only_what_can_make_a_flow_wrong_is_a_reason_to_look() {
-    for (before, now, looks) in [
+fn over_tcp_and_sctp_only_attempts_from_before_the_rules_are_stale() {
+    for protocol in [Protocol::Tcp, Protocol::Sctp] {
+        let mut flows = Flows::default();
+        flows.gain(protocol, Frontend::ClusterIp("10.96.0.80:80".parse().unwrap()));
+        flows.gain(protocol, Frontend::NodePort(port(30080)));
+        let rechecks = take(&mut flows);
+        for (to, answered_by, has_reply, stale, why) in [
+            ("10.96.0.80:80", "10.96.0.80:80", false, true, "never translated, never answered"),
+            ("10.96.0.80:80", "10.96.0.80:80", true, false, "answered by somebody"),
+            ("10.96.0.80:80", "10.244.1.9:80", false, false, "on its way to an endpoint"),
+            ("10.96.0.80:80", "10.244.1.9:80", true, false, "a connection, be the endpoint gone or not"),
+            ("10.96.0.80:81", "10.96.0.80:81", false, false, "another port"),
+            ("192.168.0.2:30080", "192.168.0.2:30080", false, true, "through the node port"),
+            ("192.168.0.2:30080", "192.168.0.2:30080", true, false, "a server of the node's own"),
+            ("198.51.100.7:30080", "198.51.100.7:30080", false, false, "out in the world"),
+        ] {
+            let flow = Flow { protocol, has_reply, ..flow(to, answered_by) };
+            assert_eq!(is_stale(&rechecks, flow), stale, "{to} {answered_by}: {why}");
+            let other = Flow { protocol: Protocol::Udp, ..flow };
+            assert!(!is_stale(&rechecks, other), "another protocol has other frontends");
+        }
+    }
+}
+
+#[test]
+fn only_what_can_make_a_flow_stale_is_a_reason_to_recheck() {
+    for (before, now, rechecked) in [
         (&[2][..], &[2][..], false),
         (&[2], &[2, 3], false),
         (&[2, 3], &[2], true),
@@ -97,20 +124,22 @@ fn only_what_can_make_a_flow_wrong_is_a_reason_to_look() {
     ] {
         let mut flows = Flows::default();
         flows.replace(&name("dns"), Some(&dns(before)));
-        assert!(!flows.take_doubts().is_empty(), "a new address may have been sent to before");
+        assert!(!take(&mut flows).is_empty(), "a new address may have been sent to before");
         flows.replace(&name("dns"), Some(&dns(now)));
-        assert_eq!(!flows.take_doubts().is_empty(), looks, "{before:?} {now:?}");
+        assert_eq!(!take(&mut flows).is_empty(), rechecked, "{before:?} {now:?}");
     }
 }
 
 #[test]
-fn nothing_is_said_about_services_that_did_not_change() {
+fn services_that_did_not_change_are_not_rechecked() {
     let mut flows = Flows::default();
     flows.replace(&name("dns"), Some(&dns(&[2])));
-    flows.take_doubts();
+    take(&mut flows);
     let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
-    let doubts = flows.take_doubts();
-    assert!(!flows.is_wrong(astray, &doubts, &node_ips()));
+    assert_eq!(take(&mut flows).judge(&astray, &node_ips()), Verdict::Unconcerned);
+    let frontends: Vec<_> = dns(&[2]).frontends().map(|frontend| (Protocol::Udp, frontend)).collect();
+    flows.recheck_everything(frontends);
+    assert_eq!(take(&mut flows).judge(&astray, &node_ips()), Verdict::Stale);
 }
 
 #[test]
@@ -120,135 +149,73 @@ fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address(
     let mut flows = Flows::default();
     flows.replace(&name("dns"), Some(&dns(&[2])));
     flows.replace(&name("heir"), Some(&dns(&[2, 3])));
-    flows.take_doubts();
+    take(&mut flows);
     flows.replace(&name("dns"), None);
-    let doubts = flows.clone_doubts();
-    assert!(!flows.is_wrong(served, &doubts, &node_ips()), "the heir serves it");
+    assert!(!is_stale(&take(&mut flows), served), "the heir serves it");
     flows.replace(&name("heir"), None);
-    let doubts = flows.clone_doubts();
-    assert!(flows.is_wrong(served, &doubts, &node_ips()));
-    assert!(!flows.is_wrong(own, &doubts, &node_ips()), "a server of the node's own");
+    let rechecks = take(&mut flows);
+    assert!(is_stale(&rechecks, served));
+    assert!(!is_stale(&rechecks, own), "a server of the node's own");
 }
 
 #[test]
-fn where_nothing_was_ever_sent_nothing_can_be_wrong() {
+fn what_serves_by_the_time_of_the_verdict_counts() {
     let to = Destination::Address("10.96.0.53:53".parse().unwrap());
-    let remains = |flows: &mut Flows| {
-        let mut doubts = flows.take_doubts();
-        doubts.dismiss_unused(|_| true);
-        !doubts.is_empty()
+    let back = flow("10.96.0.53:53", "10.244.1.2:5353");
+    let mut flows = Flows::default();
+    flows.replace(&name("dns"), Some(&dns(&[2, 3])));
+    take(&mut flows);
+    flows.replace(&name("dns"), Some(&dns(&[3])));
+    let mut rechecks = take(&mut flows);
+    assert!(is_stale(&rechecks, back));
+    let changed = flows.replace(&name("dns"), Some(&dns(&[2, 3])));
+    assert!(changed.contains(&to), "told although nothing has to be rechecked for it");
+    assert!(take(&mut flows).is_empty());
+    rechecks.update(to, &flows.serving(to));
+    assert!(!is_stale(&rechecks, back));
+    let other = Destination::Address("10.96.0.54:53".parse().unwrap());
+    let before = rechecks.clone();
+    rechecks.update(other, &flows.serving(other));
+    assert_eq!(rechecks, before, "what is not rechecked is not begun to be");
+}
+
+#[test]
+fn where_rules_never_matched_a_packet_only_what_they_did_not_translate_can_be_stale() {
+    let rechecks = |flows: &mut Flows| {
+        let (all, if_used) = flows.take_rechecks(|_| true);
+        (!all.is_empty(), !if_used.is_empty())
     };
     let mut flows = Flows::default();
     flows.replace(&name("dns"), Some(&dns(&[2])));
-    assert_eq!(flows.clone_doubts().only_ip(), None, "there are several, and a node port");
-    assert!(remains(&mut flows), "flows may be older than our rules");
+    assert_eq!(rechecks(&mut flows), (true, false), "flows may be older than our rules");
     flows.replace(&name("dns"), Some(&dns(&[3])));
-    assert!(!remains(&mut flows));
-    flows.doubt_everything();
-    assert!(remains(&mut flows), "others may have sent flows anywhere");
+    assert_eq!(rechecks(&mut flows), (false, true));
+    flows.recheck_everything(dns(&[3]).frontends().map(|frontend| (Protocol::Udp, frontend)));
+    assert_eq!(rechecks(&mut flows), (true, false), "rules of others may have translated");
     flows.replace(&name("dns"), Some(&dns(&[])));
-    assert!(!remains(&mut flows));
+    assert_eq!(rechecks(&mut flows), (false, true));
     flows.replace(&name("dns"), Some(&dns(&[2])));
-    assert!(remains(&mut flows), "while there was nobody, packets went where they liked");
-
-    flows.replace(&name("dns"), Some(&dns(&[2, 3])));
-    flows.replace(&name("dns"), Some(&dns(&[2])));
-    let doubts = flows.take_doubts();
-    assert!(!flows.is_used(to));
-    assert!(
-        flows.is_wrong(flow("10.96.0.53:53", "10.244.1.3:5353"), &doubts, &node_ips()) && !flows.is_used(to)
-    );
-    assert!(
-        !flows.is_wrong(flow("10.96.0.53:53", "10.244.1.2:5353"), &doubts, &node_ips()) && flows.is_used(to)
-    );
-    flows.replace(&name("dns"), None);
-    assert!(!flows.is_used(to), "whoever has the address next begins anew");
-}
-
-/// Takes the doubts, and shows what is known to be wrong of those.
-fn wrong_ones(flows: &mut Flows) -> (Doubts, Vec<String>) {
-    let doubts = flows.take_doubts();
-    let shown = |flow: &Flow| format!("{} {}", flow.to, flow.answered_by);
-    let mut wrong: Vec<_> = flows.wrong_ones(&doubts, &node_ips(), 100).unwrap().iter().map(shown).collect();
-    wrong.sort();
-    (doubts, wrong)
+    assert_eq!(rechecks(&mut flows), (true, false), "without endpoints no rule translated");
 }
 
 #[test]
-fn flows_that_a_change_makes_wrong_are_known_without_looking() {
-    let mut flows = Flows::default();
-    flows.replace(&name("dns"), Some(&dns(&[2, 3])));
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    let astray = [
-        "10.96.0.53:53 10.96.0.53:53",
-        "192.168.0.2:30053 192.168.0.2:30053",
-        "203.0.113.5:53 203.0.113.5:53",
-    ];
-    assert_eq!(wrong, astray, "not a server of the node's own on the loopback");
-    flows.forget_who_left(&doubts);
-
-    flows.replace(&name("dns"), Some(&dns(&[3, 4])));
-    let to_second = [
-        "10.96.0.53:53 10.244.1.2:5353",
-        "127.0.0.1:30053 10.244.1.2:5353",
-        "192.168.0.2:30053 10.244.1.2:5353",
-        "203.0.113.5:53 10.244.1.2:5353",
-    ];
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    assert_eq!(wrong, to_second);
-    for flow in flows.wrong_ones(&doubts, &node_ips(), 100).unwrap() {
-        assert!(flows.is_wrong(flow, &doubts, &node_ips()), "{flow:?}: so says who looks");
-    }
-    flows.replace(&name("dns"), Some(&dns(&[2, 3, 4])));
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 100).unwrap(), HashSet::new(), "it is back");
-    flows.replace(&name("dns"), Some(&dns(&[3, 4])));
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    assert_eq!(wrong, to_second);
-    flows.forget_who_left(&doubts);
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 100).unwrap(), HashSet::new(), "nothing is left of it");
-}
-
-#[test]
-fn who_left_a_service_that_nobody_serves_is_remembered() {
-    let mut flows = Flows::default();
-    flows.replace(&name("dns"), Some(&dns(&[2])));
-    let (doubts, _) = wrong_ones(&mut flows);
-    flows.forget_who_left(&doubts);
-    flows.replace(&name("dns"), Some(&dns(&[])));
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    let through_node_port = ["127.0.0.1:30053 10.244.1.2:5353", "192.168.0.2:30053 10.244.1.2:5353"];
-    assert_eq!(wrong, through_node_port, "others may be served again");
-    flows.forget_who_left(&doubts);
-    flows.replace(&name("dns"), Some(&dns(&[3])));
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    assert!(wrong.contains(&"10.96.0.53:53 10.244.1.2:5353".to_owned()), "{wrong:?}");
-    assert!(wrong.contains(&"10.96.0.53:53 10.96.0.53:53".to_owned()), "{wrong:?}");
-    flows.forget_who_left(&doubts);
-
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 0), Some(HashSet::new()));
-    flows.replace(&name("dns"), None);
-    let (doubts, wrong) = wrong_ones(&mut flows);
-    assert_eq!(flows.wrong_ones(&doubts, &node_ips(), 3), None, "too many");
-    assert_eq!(wrong.len(), 4, "{wrong:?}");
-    flows.forget_who_left(&doubts);
-    assert!(flows.left.is_empty(), "{:?}", flows.left);
-}
-
-#[test]
-fn who_is_seen_to_answer_for_a_service_that_nobody_serves_is_remembered_too() {
-    let mut flows = Flows::default();
-    flows.replace(&name("dns"), Some(&dns(&[])));
-    let doubts = flows.take_doubts();
-    let kept = flow("10.96.0.53:53", "10.244.1.2:5353");
-    assert!(!flows.is_wrong(kept, &doubts, &node_ips()), "as a look after a restart finds it");
-    flows.forget_who_left(&doubts);
-    flows.replace(&name("dns"), Some(&dns(&[3])));
-    let (_, wrong) = wrong_ones(&mut flows);
-    assert!(wrong.contains(&"10.96.0.53:53 10.244.1.2:5353".to_owned()), "{wrong:?}");
-}
-
-impl Flows {
-    fn clone_doubts(&self) -> Doubts {
-        self.doubtful.clone()
+fn the_kernel_leaves_out_what_it_can() {
+    let address = |to: &str| Destination::Address(to.parse().unwrap());
+    let node_port = Destination::NodePort(port(30053));
+    let one: IpAddr = [10, 96, 0, 1].into();
+    let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+    let filter = |protocol, destination| Filter { protocol, destination, only_attempts: protocol == tcp };
+    for (keys, wanted) in [
+        (vec![], vec![]),
+        (vec![(udp, address("10.96.0.1:53"))], vec![filter(udp, Some(one))]),
+        (vec![(udp, address("10.96.0.1:53")), (udp, address("10.96.0.1:54"))], vec![filter(udp, Some(one))]),
+        (vec![(udp, address("10.96.0.1:53")), (udp, address("10.96.0.2:53"))], vec![filter(udp, None)]),
+        (vec![(udp, address("10.96.0.1:53")), (udp, node_port)], vec![filter(udp, None)]),
+        (
+            vec![(udp, node_port), (tcp, address("10.96.0.1:53"))],
+            vec![filter(tcp, Some(one)), filter(udp, None)],
+        ),
+    ] {
+        assert_eq!(filters(keys.iter()), wanted, "{keys:?}");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::array;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use jiff::Timestamp;
 
@@ -23,6 +24,10 @@ pub struct Counter<const N: usize>(Series<N, f64>);
 /// Goes up and down.
 #[derive(Debug)]
 pub struct Gauge<const N: usize>(Series<N, f64>);
+
+/// How long ago something was when the page is read, in seconds; 0 where there is nothing.
+#[derive(Debug)]
+pub struct Age<const N: usize>(Series<N, Option<Instant>>);
 
 /// Counts values by size.
 #[derive(Debug)]
@@ -89,6 +94,23 @@ impl<const N: usize> Gauge<N> {
     }
 }
 
+impl<const N: usize> Age<N> {
+    /// Labels are in the order of their names, as the page shows them.
+    pub fn new(
+        stability: Stability,
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        let about = About { name, help, kind: Kind::Gauge, stability: Some(stability) };
+        Self(Series::new(about, labels, None))
+    }
+
+    pub fn since(&self, labels: [&str; N], time: Option<Instant>) {
+        self.0.change(labels, |held| *held = time);
+    }
+}
+
 impl<const N: usize> Histogram<N> {
     /// Labels are in the order of their names, bounds ascend; one for everything beyond is added.
     pub fn new(
@@ -131,6 +153,16 @@ impl<const N: usize> Metric for Gauge<N> {
 
     fn entry(&self) -> Entry {
         self.0.entry()
+    }
+}
+
+impl<const N: usize> Metric for Age<N> {
+    fn about(&self) -> About {
+        self.0.about
+    }
+
+    fn entry(&self) -> Entry {
+        self.0.entry_of(|time| time.map_or(0.0, |time| time.elapsed().as_secs_f64()))
     }
 }
 
@@ -196,6 +228,14 @@ impl<const N: usize, V: Clone> Series<N, V> {
         self.values().clear();
     }
 
+    fn entry_of(&self, number: impl Fn(&V) -> f64) -> Entry {
+        let mut entry = Entry::new(self.about);
+        for (labels, value) in self.values().iter() {
+            entry.sample(self.labels.iter().copied().zip(labels.iter().map(|value| &**value)), number(value));
+        }
+        entry
+    }
+
     // No change is ever left half done.
     fn values(&self) -> MutexGuard<'_, Values<N, V>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
@@ -204,11 +244,7 @@ impl<const N: usize, V: Clone> Series<N, V> {
 
 impl<const N: usize> Series<N, f64> {
     fn entry(&self) -> Entry {
-        let mut entry = Entry::new(self.about);
-        for (labels, value) in self.values().iter() {
-            entry.sample(self.labels.iter().copied().zip(labels.iter().map(|value| &**value)), *value);
-        }
-        entry
+        self.entry_of(|value| *value)
     }
 }
 
@@ -237,6 +273,17 @@ mod tests {
         assert_eq!(page(vec![gauge.entry()]), want);
         gauge.clear();
         assert_eq!(page(vec![gauge.entry()]), "");
+    }
+
+    #[test]
+    fn an_age_grows_until_it_is_read() {
+        let age = Age::new(Stability::Alpha, "a", ["x"], "Waits.");
+        age.since(["y"], None);
+        assert_eq!(page(vec![age.entry()]), "# HELP a [ALPHA] Waits.\n# TYPE a gauge\na{x=\"y\"} 0\n");
+        age.since(["y"], Instant::now().checked_sub(std::time::Duration::from_secs(5)));
+        let read = || -> f64 { page(vec![age.entry()]).trim().rsplit_once(' ').unwrap().1.parse().unwrap() };
+        let first = read();
+        assert!(first >= 5.0 && read() > first, "{first}");
     }
 
     #[test]

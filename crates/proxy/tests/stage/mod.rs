@@ -56,7 +56,8 @@ impl Stage {
         stage
     }
 
-    fn empty(mode: &'static str, family: Family, flags: &[&'static str]) -> Self {
+    /// A node where no proxy runs yet.
+    pub fn empty(mode: &'static str, family: Family, flags: &[&'static str]) -> Self {
         let program = env!("CARGO_BIN_EXE_kube-proxy").into();
         let dir = TempDir::new().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
@@ -109,8 +110,13 @@ impl Stage {
 
     /// Makes this service all there is.
     pub fn hold(&self, service: Service) {
+        self.hold_text(&write(&[service.into()], self.family));
+    }
+
+    /// Makes these manifests all there is.
+    pub fn hold_text(&self, manifests: &str) {
         let next = self.dir.path().join("next");
-        fs::write(&next, write(&[service.into()], self.family)).unwrap();
+        fs::write(&next, manifests).unwrap();
         fs::rename(next, self.manifests().join("all.yaml")).unwrap();
     }
 }

@@ -308,10 +308,6 @@ fn the_remaining_expressions() {
             "2800018007000100637400001c000280080002000000001508000100000000010500030000000000",
         ),
         (
-            &[Expression::Report { group: 0x5c00, bytes: 256 }],
-            "28000180080001006c6f67001c000280060001005c00000008000300000001000600040000010000",
-        ),
-        (
             &[
                 Expression::Numgen { generator: NumberGenerator::Incremental, modulus: 3, offset: 1, to: R1 },
                 Expression::Compare { from: R1, comparison: Comparison::Equal, value: word(2) },
