@@ -33,6 +33,7 @@ use plan::mark::Mark;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Settings;
 
+use shared::affinity;
 use shared::figures::{goal, processor, run, say};
 use shared::objects::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
 use shared::record::Record;
@@ -63,6 +64,11 @@ fn main() {
         }
         ["life", services, endpoints, missed] => live(size(services, endpoints), missed),
         ["compare", small, large, endpoints] => compare(size(small, endpoints), size(large, endpoints)),
+        ["affinity"] => affinity::report(),
+        ["affinity", timeouts] => {
+            let timeouts = number(timeouts);
+            in_fresh_netns(move || affinity::measure(timeouts, settings()));
+        }
         _ => panic!("unknown words {words:?}"),
     }
 }
@@ -174,6 +180,8 @@ fn report() {
             goal(sent("restart"), 0.0),
         );
     }
+
+    affinity::report();
 }
 
 // What is measured.

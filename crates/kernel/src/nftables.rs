@@ -20,13 +20,13 @@ use ipnet::IpNet;
 use model::address::Family;
 use model::names::{Port, Protocol, ServicePortName};
 pub use netlink::nftables::CommitError;
-use netlink::nftables::{self as nft, Batch, Connection, Ownership, Value};
+use netlink::nftables::{self as nft, Batch, Connection, Datum, Ownership, Value, Verdict};
 use plan::flows::Destination;
 use plan::nftables::claims::Contention;
 use plan::nftables::elements::{Frontend, Seats};
 use plan::nftables::plan::{Changed, Plan, Steps};
-use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Element, Set};
+use plan::nftables::program::{Chain, Program, Settings, learners};
+use plan::nftables::sets::{Bank, Data, Element, Set};
 use rustix::io::Errno;
 
 use crate::holder::Holder;
@@ -36,7 +36,7 @@ pub use compare::{Inspection, Present, Wanted, present};
 use compile::{add_rule, declare, hook};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
-use read::{Content, Found, Ours, Reader, is_passing, retry_until};
+use read::{Content, Found, Ours, Reader, Unexpected, is_passing, of_set, retry_until};
 
 /// The name that operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
@@ -53,7 +53,7 @@ pub struct Table {
     settings: Settings,
     abilities: Abilities,
     plan: Plan,
-    /// Seconds of affinity that the program in the kernel has rules for.
+    /// Timeouts of session affinity, in seconds, that the program in the kernel has chains for.
     timeouts: BTreeSet<u32>,
     service_cidrs: Vec<IpNet>,
     node_port_ips: Vec<IpAddr>,
@@ -88,8 +88,6 @@ impl Access {
 struct Abilities {
     /// Tables that only we may change and that outlive us; 6.9 and later.
     own: bool,
-    /// Deleting what may not be there; 6.3 and later.
-    destroy: bool,
 }
 
 /// What differs since the last pass.
@@ -166,7 +164,7 @@ impl Table {
         let mut steps = self.plan.replace(change.routings);
         self.contentions.append(&mut steps.contentions);
         let mut batch = self.batch();
-        self.extend_program(&steps, &mut batch);
+        self.extend_program(&steps.new_timeouts(), &mut batch);
         if new_cidrs {
             write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
         }
@@ -174,10 +172,10 @@ impl Table {
             self.write_node_port_ips(&mut batch);
         }
         write_steps(&steps, self.settings.family, &mut batch);
+        self.shrink_program(&steps.old_timeouts(), &mut batch);
         // Only now may the table be touched: from here on what we know of it depends on how it goes.
         self.settled = false;
         self.remember_recounted(&steps);
-        self.forget_clients_with(&steps, &mut batch)?;
         if !batch.is_empty()
             && let Err(error) = self.connection.commit(&batch)
         {
@@ -187,7 +185,6 @@ impl Table {
             return self.resync(Vec::new());
         }
         self.settled = true;
-        self.forget_clients_after(&steps);
         Ok(Outcome {
             added: steps.add.len(),
             deleted: steps.delete.len(),
@@ -267,7 +264,6 @@ impl Table {
         let (steps, wrote) = retry_until(deadline, passes, || self.write_difference(deadline))?;
         self.settled = true;
         self.counts_are_whole.get_or_insert(true);
-        self.forget_clients_after(&steps);
         let (added, deleted) = (steps.add.len(), steps.delete.len());
         Ok(Outcome { added, deleted, full: true, wrote })
     }
@@ -289,26 +285,28 @@ impl Table {
     /// Returns what it did to the elements, and whether it did anything at all.
     fn write_difference(&mut self, deadline: Instant) -> Result<(Steps, bool), CommitError> {
         let generation = self.connection.generation()?.id;
-        let wanted = self.plan.elements();
         let mut batch = self.batch();
         // What only we can change is still what we found when we come to write.
         let mut is_owned = false;
-        let content = match self.find()? {
+        let (content, wanted) = match self.find()? {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
             Found::Ours(ours) => {
                 is_owned = self.take_over(&ours, generation)?;
+                remove(&ours.unexpected, &mut batch);
                 // What others can change has to be read in one go, or all of it again.
                 let deadline = if is_owned { deadline } else { Instant::now() };
-                self.reader().content(&ours.sets, &wanted, deadline)?
+                self.read(&ours, deadline)?
             }
-            Found::Nothing => self.write_program(&mut batch),
+            Found::Nothing => (self.write_program(&mut batch), self.plan.elements()),
             Found::Foreign => {
                 batch.delete_table();
-                self.write_program(&mut batch)
+                (self.write_program(&mut batch), self.plan.elements())
             }
         };
         let steps = self.plan.steps_from(content.held, wanted);
-        self.extend_program(&steps, &mut batch);
+        let timeouts = self.plan.timeouts();
+        let old: BTreeSet<u32> = self.timeouts.difference(&timeouts).copied().collect();
+        self.extend_program(&timeouts, &mut batch);
         if content.service_cidrs != boundaries(&self.service_cidrs) {
             write_ranges(Set::ServiceCidrs, &self.service_cidrs, &mut batch);
         }
@@ -321,6 +319,7 @@ impl Table {
             self.counts_are_whole = self.counts_are_whole.and(Some(false));
         }
         self.remember_recounted(&steps);
+        self.shrink_program(&old, &mut batch);
         match (batch.is_empty(), is_owned) {
             (true, true) => {}
             (true, false) if self.connection.generation()?.id == generation => {}
@@ -329,6 +328,24 @@ impl Table {
             (false, false) => self.connection.commit_at(generation, &batch)?,
         }
         Ok((steps, !batch.is_empty()))
+    }
+
+    /// What our sets hold, and what they should hold. Which ids service ports have decides about the latter.
+    fn read(&mut self, ours: &Ours, deadline: Instant) -> io::Result<(Content, Vec<Element>)> {
+        let (ids, rest): (Vec<_>, Vec<_>) =
+            ours.sets.iter().copied().partition(|(set, _)| matches!(set, Set::Sticky(_)));
+        let wanted = self.plan.elements();
+        let ids = self.reader().content(&ids, &wanted, deadline)?.held;
+        let mut known = ids.elements.clone();
+        for set in &ids.unclear {
+            known.extend(self.reader().among(*set, of_set(&wanted, *set))?);
+        }
+        self.plan.adopt_ids(&known, self.settings.family);
+        let wanted = self.plan.elements();
+        let mut content = self.reader().content(&rest, &wanted, deadline)?;
+        content.held.elements.extend(ids.elements);
+        content.held.unclear.extend(ids.unclear);
+        Ok((content, wanted))
     }
 
     fn belongs_to(&self, port: u32) -> CommitError {
@@ -365,7 +382,7 @@ impl Table {
             declare(*set, self.settings.family, |set| _ = batch.add_set(set));
         }
         for chain in &program.chains {
-            batch.add_chain(&nft::Chain { name: chain.name, hook: hook(chain), comment: None });
+            add_chain(chain, batch);
         }
         for chain in &program.chains {
             self.write_rules(chain, batch);
@@ -378,76 +395,39 @@ impl Table {
         nft::Table { ownership, comment: Some(TABLE_COMMENT) }
     }
 
-    /// A timeout that no service had before is the one thing that changes the program while we run.
-    fn extend_program(&mut self, steps: &Steps, batch: &mut Batch) {
-        let wanted = steps.timeouts();
-        let new: Vec<u32> = wanted.difference(&self.timeouts).copied().collect();
-        if new.is_empty() {
-            return;
+    /// A timeout that no service had before is the one thing that adds to the program while we run. Its chains must be there
+    /// before the elements that lead to them.
+    fn extend_program(&mut self, timeouts: &BTreeSet<u32>, batch: &mut Batch) {
+        let new: Vec<u32> = timeouts.difference(&self.timeouts).copied().collect();
+        for chain in new.iter().flat_map(|seconds| learners(*seconds)) {
+            add_chain(&chain, batch);
+            self.write_rules(&chain, batch);
         }
-        for seconds in new {
-            for bank in Bank::BOTH {
-                declare(Set::Sticky(bank, seconds), self.settings.family, |set| _ = batch.add_set(set));
+        self.timeouts.extend(new);
+    }
+
+    /// And one that no service has any more takes its chains with it, after the elements that lead to them. What the kernel
+    /// remembers of the service's clients stays until it expires: nobody has its id.
+    fn shrink_program(&mut self, timeouts: &BTreeSet<u32>, batch: &mut Batch) {
+        for seconds in timeouts {
+            if self.timeouts.remove(seconds) {
+                Bank::BOTH.iter().for_each(|bank| batch.delete_chain(&bank.learner(*seconds)));
             }
-            self.timeouts.insert(seconds);
-        }
-        let program = Program::new(&self.settings, &self.timeouts);
-        for chain in program.chains.iter().filter(|chain| chain.name == "learn") {
-            batch.flush_chain(chain.name);
-            self.write_rules(chain, batch);
         }
     }
 
     fn write_rules(&self, chain: &Chain, batch: &mut Batch) {
         for rule in &chain.rules {
-            add_rule(batch, chain.name, rule, self.settings.family);
+            add_rule(batch, &chain.name, rule, self.settings.family);
         }
     }
 
     fn write_node_port_ips(&self, batch: &mut Batch) {
         if !self.settings.node_ports_everywhere {
             let name = Set::NodePortIps.name();
-            batch.flush_set(&name);
-            batch.add_elements(&*name, self.node_port_ips.iter().map(|ip| nft::Element::new(*ip)));
+            batch.flush_set(name);
+            batch.add_elements(name, self.node_port_ips.iter().map(|ip| nft::Element::new(*ip)));
         }
-    }
-
-    /// A client must not stick to an endpoint that is gone. Those that do are forgotten together with it.
-    fn forget_clients_with(&mut self, steps: &Steps, batch: &mut Batch) -> io::Result<()> {
-        if self.abilities.destroy {
-            for bank in banks_that_lost_stickiness(steps) {
-                let stale = self.stale_clients(bank)?;
-                batch
-                    .destroy_elements(&*Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
-            }
-        }
-        Ok(())
-    }
-
-    /// What a packet taught the kernel just before the endpoint went; and everything, where the kernel cannot delete
-    /// what may have expired in the meantime. It is no reason to fail a pass: the next such one tries again.
-    fn forget_clients_after(&mut self, steps: &Steps) {
-        for bank in banks_that_lost_stickiness(steps) {
-            let forgotten = self.stale_clients(bank).map_err(CommitError::from).and_then(|stale| {
-                let mut batch = self.batch();
-                let (name, stale) = (Set::Affinity(bank).name(), stale.into_iter().map(nft::Element::new));
-                if self.abilities.destroy {
-                    batch.destroy_elements(&*name, stale);
-                } else {
-                    batch.delete_elements(&*name, stale);
-                }
-                if batch.is_empty() { Ok(()) } else { self.connection.commit(&batch) }
-            });
-            if let Err(error) = forgotten {
-                tracing::warn!(ipFamily = %self.settings.family, err = %error, "Failed to forget clients of removed endpoints");
-            }
-        }
-    }
-
-    fn stale_clients(&mut self, bank: Bank) -> io::Result<Vec<Value>> {
-        let learned = self.reader().learned(bank)?;
-        let stale = learned.into_iter().filter(|client| !self.plan.sticks(&client.frontend, client.endpoint));
-        Ok(stale.map(|client| client.key).collect())
     }
 
     fn reader(&mut self) -> Reader<'_> {
@@ -520,7 +500,7 @@ impl Abilities {
         let owned = nft::Table { ownership: Ownership::OwnedPersistent, ..plain };
         // Each question costs the kernel a grace period, so the newest ability is asked for first: it implies the rest.
         if can(&|batch| batch.add_table(&owned))? {
-            return Ok(Self { own: true, destroy: true });
+            return Ok(Self { own: true });
         }
         if !can(&|batch| batch.add_table(&plain))? {
             return Err(CommitError::Socket(io::Error::new(
@@ -528,31 +508,44 @@ impl Abilities {
                 "this kernel has no nf_tables",
             )));
         }
-        Ok(Self { own: false, destroy: can(&|batch| batch.destroy_table())? })
+        Ok(Self { own: false })
     }
 }
 
-fn banks_that_lost_stickiness(steps: &Steps) -> BTreeSet<Bank> {
-    let sets = steps.delete.iter().map(|element| element.set).chain(steps.empty.iter().copied());
-    sets.filter_map(|set| if let Set::Sticky(bank, _) = set { Some(bank) } else { None }).collect()
+fn add_chain(chain: &Chain, batch: &mut Batch) {
+    batch.add_chain(&nft::Chain { name: &chain.name, hook: hook(chain), comment: None });
+}
+
+/// Rules first, since they may refer to any of the rest; then elements, which may lead to chains.
+fn remove(unexpected: &Unexpected, batch: &mut Batch) {
+    unexpected.chains.iter().for_each(|chain| batch.flush_chain(chain));
+    unexpected.sets.iter().for_each(|set| batch.delete_set(set));
+    unexpected.chains.iter().for_each(|chain| batch.delete_chain(chain));
 }
 
 /// Deletions before additions, each packed by set.
 pub fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
     for set in &steps.empty {
-        batch.flush_set(&set.name());
+        batch.flush_set(set.name());
     }
     for elements in steps.delete.chunk_by(|a, b| a.set == b.set) {
         let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
-        batch.delete_elements(&*name, elements.iter().map(|element| to_wire(element, family)));
+        batch.delete_elements(name, elements.iter().map(|element| to_wire(element, "", family)));
     }
     for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
-        let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
-        batch.add_elements(&*name, elements.iter().map(|element| to_wire(element, family)));
+        let Some(set) = elements.first().map(|element| element.set) else { continue };
+        let chain = |element: &Element| match (set, element.data) {
+            (Set::Timeouts(bank), Some(Data::Learn(seconds))) => bank.learner(seconds),
+            _ => String::new(),
+        };
+        let chains: Vec<String> = elements.iter().map(chain).collect();
+        let elements = elements.iter().zip(&chains);
+        batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
     }
 }
 
-fn to_wire(element: &Element, family: Family) -> nft::Element<'static> {
+/// `chain` is where an element of a verdict map leads to.
+fn to_wire<'a>(element: &Element, chain: &'a str, family: Family) -> nft::Element<'a> {
     let key = element.key.as_bytes();
     if element.set == Set::AllowedSources {
         // The frontend, the first address and the last one; as a range, the frontend stands in both of its ends.
@@ -562,12 +555,15 @@ fn to_wire(element: &Element, family: Family) -> nft::Element<'static> {
         return nft::Element { key_end: Some(range(last)), ..nft::Element::new(range(first)) };
     }
     let key = Value::concatenation(&[key]);
+    let endpoint = |ip: &[u8], port: Port| {
+        nft::Element::pair(key, Value::concatenation(&[ip, &port.get().to_be_bytes()]))
+    };
     match element.data {
-        Some((IpAddr::V4(ip), port)) => {
-            nft::Element::pair(key, Value::concatenation(&[&ip.octets(), &port.get().to_be_bytes()]))
-        }
-        Some((IpAddr::V6(ip), port)) => {
-            nft::Element::pair(key, Value::concatenation(&[&ip.octets(), &port.get().to_be_bytes()]))
+        Some(Data::Endpoint(IpAddr::V4(ip), port)) => endpoint(&ip.octets(), port),
+        Some(Data::Endpoint(IpAddr::V6(ip), port)) => endpoint(&ip.octets(), port),
+        Some(Data::Sticky(sticky)) => nft::Element::pair(key, sticky.to_wire()),
+        Some(Data::Learn(_)) => {
+            nft::Element { data: Some(Datum::Verdict(Verdict::Goto(chain))), ..nft::Element::new(key) }
         }
         None => nft::Element::new(key),
     }
@@ -582,11 +578,11 @@ fn address_length(family: Family) -> usize {
 
 fn write_ranges(set: Set, ranges: &[IpNet], batch: &mut Batch) {
     let name = set.name();
-    batch.flush_set(&name);
+    batch.flush_set(name);
     let elements = boundaries(ranges)
         .into_iter()
         .map(|(address, is_end)| nft::Element { interval_end: is_end, ..nft::Element::new(address) });
-    batch.add_elements(&*name, elements);
+    batch.add_elements(name, elements);
 }
 
 /// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,

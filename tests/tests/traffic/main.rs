@@ -7,6 +7,7 @@ mod explain;
 mod listing;
 mod matrix;
 mod size;
+mod sticky;
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -7,14 +7,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 use model::names::Port;
-use netlink::nftables::{Connection, FoundRule, FoundSet};
+use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::nftables::elements::Frontend;
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Element, Nature, Set, Type, address, show_range};
+use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Type, address, show_range};
 
 use super::compile::{declare, fingerprint};
-use super::read::{Reader, is_entered_as, timeouts};
+use super::read::{Reader, is_entered_as, of_set};
 use super::{TABLE, boundaries};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 use crate::wire_family;
@@ -71,10 +71,9 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
     }
     let sets = reader.sets()?;
     let has = |name: &str| sets.iter().any(|set| set.name == name);
-    let is_ours =
-        has(&Set::Frontends(Bank::Addresses).name()) && has(&Set::Endpoints(Bank::Addresses).name());
+    let is_ours = has(Set::Frontends(Bank::Addresses).name()) && has(Set::Endpoints(Bank::Addresses).name());
     // The reference has a set of that name, too, and elements of the same kind in it.
-    let node_port_ips = has(&Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
+    let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
     let family = wire_family(family);
     let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
@@ -88,24 +87,16 @@ pub struct Inspection {
     wanted: Wanted,
     /// In order.
     elements: Vec<Element>,
-    /// Seconds of affinity that the kernel has sets for, or should.
-    timeouts: BTreeSet<u32>,
 }
 
 impl Inspection {
     pub fn open(wanted: Wanted) -> io::Result<Self> {
         let elements = wanted.plan.elements();
-        let mut connection = Connection::open()?;
-        let sets = Reader { family: wanted.settings.family, connection: &mut connection }.sets()?;
-        let timeouts = timeouts(&sets).union(&needed_timeouts(&elements)).copied().collect();
-        Ok(Self { connection, wanted, elements, timeouts })
+        Ok(Self { connection: Connection::open()?, wanted, elements })
     }
 
     pub fn parts(&self) -> Vec<Part> {
-        let compared = Program::new(&self.wanted.settings, &self.timeouts)
-            .sets
-            .into_iter()
-            .filter(|set| set.nature() != Nature::Learning);
+        let compared = self.program().sets.into_iter().filter(|set| set.nature() != Nature::Learning);
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
@@ -148,16 +139,23 @@ impl Inspection {
         Ok(all)
     }
 
-    /// Endpoints sit where they do in the kernel, as they will when the table is adopted.
+    /// Endpoints sit where they do in the kernel and ids are those of the kernel, as when the table is adopted.
     fn take_seats(&mut self) -> io::Result<()> {
         let found = self.reader().sets()?;
         let mut held = Held::default();
+        let mut ids = Vec::new();
         for set in self.program().sets {
-            let (Set::Endpoints(_) | Set::EndpointsInside(_)) = set else { continue };
+            let elements = match set {
+                Set::Endpoints(_) | Set::EndpointsInside(_) => &mut held.elements,
+                Set::Sticky(_) => &mut ids,
+                _ => continue,
+            };
             if let Some(found) = self.declared(set, &found) {
-                held.elements.extend(self.held(set, found.count)?.0);
+                elements.extend(self.held(set, found.count)?.0);
             }
         }
+        let family = self.family();
+        self.wanted.plan.adopt_ids(&ids, family);
         self.wanted.plan.steps_from(held, std::mem::take(&mut self.elements));
         self.elements = self.wanted.plan.elements();
         Ok(())
@@ -173,9 +171,7 @@ impl Inspection {
             return Ok(vec![difference_of(Kind::Missing, Class::Table, object)]);
         }
         let sets = self.reader().sets()?;
-        // What the kernel has rules for that nobody asks for any more does no harm.
-        let timeouts = timeouts(&sets).union(&needed_timeouts(&self.elements)).copied().collect();
-        let program = Program::new(&self.wanted.settings, &timeouts);
+        let program = self.program();
         let mut all = self.compare_sets(&program, &sets);
         let family = wire_family(self.family());
         let chains = self.connection.chains(family, TABLE)?;
@@ -183,28 +179,28 @@ impl Inspection {
         for rule in self.connection.rules(family, TABLE)? {
             rules.entry(rule.chain.clone()).or_default().push(rule);
         }
+        let by_name: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
         for wanted in &program.chains {
             let object = || format!("chain {}", wanted.name);
-            match chains.iter().find(|found| found.name == wanted.name) {
+            match by_name.get(&*wanted.name) {
                 None => all.push(difference_of(Kind::Missing, Class::Chain, object())),
                 Some(found) => {
                     if !is_entered_as(found, wanted) {
                         all.push(difference_of(Kind::Changed, Class::Chain, object()));
                     }
-                    let found = rules.get(wanted.name).map(Vec::as_slice).unwrap_or_default();
+                    let found = rules.get(&*wanted.name).map(Vec::as_slice).unwrap_or_default();
                     all.extend(compare_rules(wanted, found, self.family()));
                 }
             }
         }
-        // More chains than ours do no harm either, for nothing of ours leads to them. But in a table that is not ours
-        // they tell whose it is, and go with it.
-        if !all.is_empty() {
-            let wanted: BTreeSet<&str> = program.chains.iter().map(|chain| chain.name).collect();
-            let more = chains.iter().filter(|found| !wanted.contains(&*found.name));
-            all.extend(
-                more.map(|found| difference_of(Kind::Surplus, Class::Chain, format!("chain {}", found.name))),
-            );
-        }
+        // More chains than ours do no harm, for nothing of ours leads to them; only those of timeouts that are out of use
+        // have to go. But in a table that is not ours they tell whose it is, and go with it.
+        let is_foreign = !all.is_empty();
+        let is_learner = |name: &str| Bank::BOTH.iter().any(|bank| bank.learner_seconds(name).is_some());
+        let wanted: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
+        let more = chains.iter().map(|found| &*found.name);
+        let more = more.filter(|name| !wanted.contains(name) && (is_foreign || is_learner(name)));
+        all.extend(more.map(|name| difference_of(Kind::Surplus, Class::Chain, format!("chain {name}"))));
         Ok(all)
     }
 
@@ -258,14 +254,22 @@ impl Inspection {
         let (surplus, missing) = difference(&held, self.wanted_in(set));
         let mut all: Vec<Difference> = Vec::new();
         let plan = &self.wanted.plan;
-        let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin) && surplus.len() + missing.len() > 0;
-        let shared = if is_shared { plan.shared_owners() } else { HashMap::default() };
+        let differs = surplus.len() + missing.len() > 0;
+        let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin | Set::Timeouts(_));
+        let shared = if is_shared && differs { plan.shared_owners() } else { HashMap::default() };
+        let is_sticky = set == Set::StickyEndpoints;
+        let ids = if is_sticky && differs { plan.id_owners() } else { HashMap::default() };
+        let owner = |element: &Element| {
+            let by_id = element.service_port().and_then(|id| ids.get(&id)).copied();
+            let by_frontend = || plan.owner_of(element, family);
+            shared.get(element).copied().or(by_id).or_else(by_frontend).cloned()
+        };
         for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
             all.extend(elements.iter().map(|element| Difference {
                 kind,
                 class: Class::Element,
                 object: format!("element {} {{ {} }}", set.name(), element.show(family)),
-                service: shared.get(element).copied().or_else(|| plan.owner_of(element, family)).cloned(),
+                service: owner(element),
                 fact: fact(element, family),
             }));
         }
@@ -289,9 +293,7 @@ impl Inspection {
     }
 
     fn wanted_in(&self, set: Set) -> &[Element] {
-        let start = self.elements.partition_point(|element| element.set < set);
-        let end = self.elements.partition_point(|element| element.set <= set);
-        self.elements.get(start..end).unwrap_or_default()
+        of_set(&self.elements, set)
     }
 
     /// The set, if the kernel has it as we would make it.
@@ -300,7 +302,7 @@ impl Inspection {
     }
 
     fn program(&self) -> Program {
-        Program::new(&self.wanted.settings, &needed_timeouts(&self.elements))
+        Program::new(&self.wanted.settings, &self.wanted.plan.timeouts())
     }
 
     fn family(&self) -> Family {
@@ -310,12 +312,6 @@ impl Inspection {
     fn reader(&mut self) -> Reader<'_> {
         Reader { family: self.wanted.settings.family, connection: &mut self.connection }
     }
-}
-
-/// Seconds of affinity that elements need sets for. A service that asks for affinity and has no endpoints needs none.
-fn needed_timeouts(elements: &[Element]) -> BTreeSet<u32> {
-    let sets = elements.iter().map(|element| element.set);
-    sets.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
 }
 
 fn agrees(set: Set, family: Family, found: &FoundSet) -> bool {
@@ -394,15 +390,12 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
     match element.set {
         Set::Frontends(bank) => frontend(bank).map(Fact::Frontend),
         Set::Endpoints(bank) | Set::EndpointsInside(bank) => {
-            let (ip, port) = element.data?;
+            let (ip, port) = element.endpoint()?;
             Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
         }
-        Set::Sticky(bank, seconds) => {
-            let (at, rest) = Frontend::from_key(element.key.as_bytes(), bank, family)?;
-            let (ip, rest) = rest.split_at_checked(Type::Address.length(family))?;
-            let &[high, low, ..] = rest else { return None };
-            let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
-            Some(Fact::Affinity { at: Some(at), to: Some((address(ip)?, port)), seconds })
+        Set::Sticky(bank) => {
+            let Data::Sticky(sticky) = element.data? else { return None };
+            Some(Fact::Affinity { at: Some(frontend(bank)?), to: None, seconds: sticky.seconds })
         }
         Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
         Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
@@ -413,7 +406,9 @@ fn fact(element: &Element, family: Family) -> Option<Fact> {
         Set::Firewalled => frontend(Bank::Addresses).map(Fact::Restricted),
         Set::ExternalLocal(bank) => frontend(bank).map(|at| Fact::KeepsClients(Some(at))),
         Set::ClusterIps => address(element.key.as_bytes()).map(Fact::ClusterIp),
-        Set::ServiceCidrs | Set::NodePortIps | Set::Affinity(_) => None,
+        Set::ServiceCidrs | Set::NodePortIps | Set::StickyEndpoints | Set::Affinity | Set::Timeouts(_) => {
+            None
+        }
         Set::Hairpin => {
             let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
             let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;

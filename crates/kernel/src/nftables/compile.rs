@@ -1,6 +1,5 @@
 //! Words become the expressions that the kernel runs.
 
-use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,26 +12,26 @@ use netlink::nftables::{
 };
 use plan::mark::Mark;
 use plan::nftables::program::{Chain, HookKind, HookPoint};
-use plan::nftables::sets::{Nature, Set, Type};
-use plan::nftables::words::{Field, Interface, Rule, Word};
+use plan::nftables::sets::{Bank, List, Nature, Set, Type};
+use plan::nftables::words::{Affinity, Field, Interface, Rule, Word};
 
 use crate::wire_family;
 
 /// Tells a rule of ours from any other, and from what an older version of us would have written. The kernel keeps it.
 pub fn fingerprint(rule: &Rule, family: Family) -> u64 {
     // Bump when the same words come to be compiled differently.
-    const COMPILER: u32 = 1;
+    const COMPILER: u32 = 2;
     let mut hasher = DefaultHasher::new();
-    (COMPILER, rule.show(family)).hash(&mut hasher);
+    // Not all that a word does is shown.
+    (COMPILER, rule.show(family), format!("{:?}", rule.words)).hash(&mut hasher);
     hasher.finish()
 }
 
 /// Adds a rule to the end of its chain.
 pub fn add_rule(batch: &mut nft::Batch, chain: &str, rule: &Rule, family: Family) {
-    let names: Vec<Cow<'static, str>> = rule.words.iter().map(set_name).collect();
     let mut expressions = Vec::new();
-    for (word, name) in rule.words.iter().zip(&names) {
-        compile(word, name, family, &mut expressions);
+    for word in &rule.words {
+        compile(word, family, &mut expressions);
     }
     let fingerprint = Some(fingerprint(rule, family));
     batch.add_rule(&nft::Rule { chain, expressions: &expressions, comment: rule.comment, fingerprint });
@@ -63,16 +62,19 @@ pub fn declare<T>(set: Set, family: Family, with: impl FnOnce(&nft::Set<'_>) -> 
     let fields = |types: &[Type]| types.iter().map(|kind| field(*kind, family)).collect::<Vec<_>>();
     let (key, data) = (fields(&set.key()), fields(set.data()));
     let nature = set.nature();
-    let name = set.name();
     with(&nft::Set {
-        data: (!data.is_empty()).then_some(nft::MapData::Fields(&data)),
+        data: match set.data() {
+            [] => None,
+            [Type::Verdict] => Some(nft::MapData::Verdict),
+            _ => Some(nft::MapData::Fields(&data)),
+        },
         interval: nature == Nature::Ranges,
         dynamic: nature == Nature::Learning,
         timeouts: nature == Nature::Learning,
         size: (nature == Nature::Learning).then_some(MOST_CLIENTS),
         counter: nature == Nature::Counting,
         comment: Some(set.comment()),
-        ..nft::Set::new(&name, &key)
+        ..nft::Set::new(set.name(), &key)
     })
 }
 
@@ -84,42 +86,23 @@ fn field(kind: Type, family: Family) -> nft::Field {
         (Type::Port, _) => nft::Field::Port,
         // The type of slots has no name; any modulus stands for it in listings.
         (Type::Slot, _) => nft::Field::Index { modulus: 65_536 },
+        // A verdict is no field, and is not asked for here.
+        (Type::Number | Type::Verdict, _) => nft::Field::Mark,
     }
 }
 
-fn set_name(word: &Word) -> Cow<'static, str> {
-    match word {
-        Word::In(_, set) | Word::NotIn(_, set) | Word::Dnat(_, set) | Word::Learn(_, set, _, _) => set.name(),
-        Word::StateNew
-        | Word::StatusDnat
-        | Word::Within(..)
-        | Word::NotWithin(..)
-        | Word::IsLocal(_)
-        | Word::FromInterface(_)
-        | Word::NotFromInterface(_)
-        | Word::Marked(_)
-        | Word::SetMark(_)
-        | Word::ClearMark(_)
-        | Word::Masquerade
-        | Word::Jump(_)
-        | Word::Goto(_)
-        | Word::Reject
-        | Word::Drop => Cow::Borrowed(""),
-    }
-}
-
-fn compile<'a>(word: &'a Word, set: &'a str, family: Family, out: &mut Vec<Expression<'a>>) {
+fn compile<'a>(word: &'a Word, family: Family, out: &mut Vec<Expression<'a>>) {
     const FIRST: Register = Register::FIRST;
     match word {
         Word::StateNew => any_bit(ConntrackKey::State, ConntrackKey::STATE_NEW, out),
         Word::StatusDnat => any_bit(ConntrackKey::Status, ConntrackKey::STATUS_DNAT, out),
-        Word::In(fields, _) => {
+        Word::In(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
-            out.push(Expression::Lookup { set: set.into(), key });
+            out.push(Expression::Lookup { set: set.name().into(), key });
         }
-        Word::NotIn(fields, _) => {
+        Word::NotIn(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
-            out.push(Expression::LookupMissing { set: set.into(), key });
+            out.push(Expression::LookupMissing { set: set.name().into(), key });
         }
         Word::Within(field, net) => within(*field, *net, Comparison::Equal, family, out),
         Word::NotWithin(field, net) => within(*field, *net, Comparison::NotEqual, family, out),
@@ -146,34 +129,152 @@ fn compile<'a>(word: &'a Word, set: &'a str, family: Family, out: &mut Vec<Expre
         }
         Word::SetMark(mark) => rewrite_mark(!mark.get(), *mark, out),
         Word::ClearMark(mark) => rewrite_mark(u32::MAX, *mark, out),
-        Word::Dnat(fields, _) => {
+        Word::Dnat(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
-            out.push(Expression::LookupData { map: set.into(), key, to: FIRST });
-            let mut registers = Registers::default();
-            let address = registers.take(address_length(family));
-            let port = Some(registers.take(2));
-            let family = wire_family(family);
-            out.push(Expression::Nat {
-                kind: NatKind::Destination,
-                family,
-                address,
-                port,
-                flags: NatFlags::None,
-            });
+            out.push(Expression::LookupData { map: set.name().into(), key, to: FIRST });
+            dnat_from_first(family, out);
         }
-        Word::Learn(key, _, seconds, data) => {
-            let mut registers = Registers::default();
-            let key = load(key, family, &mut registers, out);
-            let data = Some(load(data, family, &mut registers, out));
-            let timeout = Some(Duration::from_secs((*seconds).into()));
-            let operation = DynamicOperation::Update;
-            out.push(Expression::Dynamic { operation, set: set.into(), key, data, timeout, with: &[] });
-        }
+        Word::Affinity(bank, what) => Stickiness::new(*bank, *what, family).compile(*what, out),
         Word::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
         Word::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
         Word::Goto(chain) => out.push(Expression::Verdict(Verdict::Goto(chain))),
+        Word::Return => out.push(Expression::Verdict(Verdict::Return)),
         Word::Reject => out.push(Expression::Reject(RejectWith::PortUnreachable(wire_family(family)))),
         Word::Drop => out.push(Expression::Verdict(Verdict::Drop)),
+    }
+}
+
+/// To the address and port that a map has just given.
+fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
+    let mut registers = Registers::default();
+    let address = registers.take(address_length(family));
+    let port = Some(registers.take(2));
+    let family = wire_family(family);
+    out.push(Expression::Nat { kind: NatKind::Destination, family, address, port, flags: NatFlags::None });
+}
+
+/// Where the rules of session affinity have what they work with, one after the other:
+///
+/// ```text
+///   protocol  address  port  list  client  (unused)  frontend
+///             └── key of sticky-endpoints ──┘
+///                           └─ key of affinity
+///   └── data of affinity ──┘
+///                     └─ data of sticky: service port, list, seconds
+/// ```
+///
+/// `nft` keeps book of what was last put *at* a register, and aborts when a key goes over one at which a map put something.
+/// So every map puts its data where no key begins or goes over: one word before what is used of it. Of the words after that
+/// `nft` shows what was loaded there before, for which purpose it is.
+struct Stickiness {
+    bank: Bank,
+    family: Family,
+    /// Whether the destination has been translated.
+    is_translated: bool,
+    list: Option<List>,
+    protocol: Register,
+    address: Register,
+    port: Register,
+    id: Register,
+    client: Register,
+    /// Room for a frontend, and later for an endpoint of which nothing is needed but that it is there.
+    frontend: Registers,
+}
+
+impl Stickiness {
+    fn new(bank: Bank, what: Affinity, family: Family) -> Self {
+        let mut registers = Registers::default();
+        let mut take = |length| registers.take(length);
+        let length = address_length(family);
+        let (protocol, address, port, id, client) = (take(1), take(length), take(2), take(4), take(length));
+        // An IPv6 frontend takes six words of sixteen, and overlaps with the client, who is loaded later.
+        let mut frontend = Registers::default();
+        frontend.take(4 * 10);
+        let is_translated = !matches!(what, Affinity::Dnat(_));
+        Self { bank, family, is_translated, list: what.list(), protocol, address, port, id, client, frontend }
+    }
+
+    fn compile(&self, what: Affinity, out: &mut Vec<Expression<'_>>) {
+        match what {
+            Affinity::Has => self.look_up_frontend(self.id, out),
+            Affinity::Learner => {
+                // The seconds come to lie where the client is otherwise.
+                self.look_up_frontend(self.client, out);
+                let map = Set::Timeouts(self.bank).name().into();
+                out.push(Expression::LookupVerdict { map, key: self.client });
+            }
+            Affinity::Dnat(_) => {
+                self.load(out);
+                self.look_up_client(out);
+                self.look_up_endpoint(Register::FIRST, out);
+                dnat_from_first(self.family, out);
+            }
+            Affinity::IsAlive(_) => {
+                self.load(out);
+                self.look_up_client(out);
+                self.look_up_endpoint(Register::FIRST, out);
+            }
+            Affinity::Forget(_) => {
+                self.load(out);
+                self.change(DynamicOperation::Delete, None, out);
+            }
+            Affinity::Learn(_, seconds) => {
+                self.load(out);
+                let mut registers = self.frontend;
+                registers.take(4);
+                self.look_up_endpoint(registers.take(0), out);
+                self.change(DynamicOperation::Update, Some(Duration::from_secs(seconds.into())), out);
+            }
+        }
+    }
+
+    /// The list, the client, and the endpoint that the packet has for a destination.
+    fn load(&self, out: &mut Vec<Expression<'_>>) {
+        self.look_up_frontend(self.id, out);
+        let bits = |mask, xor| {
+            let value = |bits: u32| Value::from(bits.to_ne_bytes());
+            Expression::Bitwise { from: self.id, to: self.id, mask: value(mask), xor: value(xor) }
+        };
+        match self.list {
+            None => {}
+            Some(List::Cluster) => out.push(bits(!List::BIT, 0)),
+            Some(List::Local) => out.push(bits(!List::BIT, List::BIT)),
+        }
+        let family = wire_family(self.family);
+        out.push(Expression::source_address(family, self.client));
+        out.push(Expression::Meta { key: MetaKey::L4Protocol, to: self.protocol });
+        out.push(Expression::destination_address(family, self.address));
+        out.push(Expression::destination_port(self.port));
+    }
+
+    /// `shown` is the register of which the listing has `meta mark`.
+    fn look_up_frontend(&self, shown: Register, out: &mut Vec<Expression<'_>>) {
+        out.push(Expression::Meta { key: MetaKey::Mark, to: shown });
+        let fields: &[Field] = match (self.bank, self.is_translated) {
+            (Bank::Addresses, false) => &[Field::Destination, Field::Protocol, Field::DestinationPort],
+            (Bank::Addresses, true) => {
+                &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
+            }
+            (Bank::NodePorts, false) => &[Field::Protocol, Field::DestinationPort],
+            (Bank::NodePorts, true) => &[Field::Protocol, Field::OriginalDestinationPort],
+        };
+        let key = load(fields, self.family, &mut self.frontend.clone(), out);
+        out.push(Expression::LookupData { map: Set::Sticky(self.bank).name().into(), key, to: self.port });
+    }
+
+    fn look_up_client(&self, out: &mut Vec<Expression<'_>>) {
+        let map = Set::Affinity.name().into();
+        out.push(Expression::LookupData { map, key: self.id, to: self.protocol });
+    }
+
+    fn look_up_endpoint(&self, to: Register, out: &mut Vec<Expression<'_>>) {
+        let map = Set::StickyEndpoints.name().into();
+        out.push(Expression::LookupData { map, key: self.address, to });
+    }
+
+    fn change(&self, operation: DynamicOperation, timeout: Option<Duration>, out: &mut Vec<Expression<'_>>) {
+        let (set, key, data) = (Set::Affinity.name().into(), self.id, Some(self.protocol));
+        out.push(Expression::Dynamic { operation, set, key, data, timeout, with: &[] });
     }
 }
 

@@ -37,12 +37,12 @@ impl Lookup {
 
     fn at(&mut self, set: Set, keys: Vec<Key>) -> io::Result<Vec<plan::nftables::sets::Element>> {
         let (name, family) = (set.name(), self.family);
-        if !self.sets.contains(&*name) {
+        if !self.sets.contains(name) {
             return Ok(Vec::new());
         }
         let keys = keys.iter().map(|key| Value::concatenation(&[key.as_bytes()]));
-        let found = self.connection.elements_at(wire_family(family), TABLE, &name, keys, |element| {
-            element_of(set, &element, family).ok_or_else(|| odd(&name))
+        let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, |element| {
+            element_of(set, &element, family).ok_or_else(|| odd(name))
         })?;
         found.into_iter().flatten().collect()
     }
@@ -56,13 +56,13 @@ impl Sets for Lookup {
     }
 
     fn endpoints(&mut self, map: Set, keys: Vec<Key>) -> io::Result<Vec<(IpAddr, Port)>> {
-        Ok(self.at(map, keys)?.into_iter().filter_map(|element| element.data).collect())
+        Ok(self.at(map, keys)?.into_iter().filter_map(|element| element.endpoint()).collect())
     }
 
     fn admits(&mut self, frontend: Key, source: IpAddr) -> io::Result<bool> {
         let (set, family) = (Set::AllowedSources, self.family);
         let name = set.name();
-        let found = self.connection.elements(wire_family(family), TABLE, &name, |element| {
+        let found = self.connection.elements(wire_family(family), TABLE, name, |element| {
             let element = element_of(set, &element, family)?;
             let range = element.key.as_bytes().strip_prefix(frontend.as_bytes())?;
             let (first, last) = range.split_at_checked(range.len() / 2)?;
@@ -73,7 +73,7 @@ impl Sets for Lookup {
 
     fn has_service_cidr_of(&mut self, ip: IpAddr) -> io::Result<bool> {
         let name = Set::ServiceCidrs.name();
-        let found = self.connection.elements(wire_family(self.family), TABLE, &name, |element| {
+        let found = self.connection.elements(wire_family(self.family), TABLE, name, |element| {
             Some((address(element.key)?, !element.interval_end))
         })?;
         // Every range begins at one element and ends before the next; where one ends, another may begin.
@@ -83,11 +83,11 @@ impl Sets for Lookup {
 
     fn node_port_ips(&mut self) -> io::Result<Option<BTreeSet<IpAddr>>> {
         let name = Set::NodePortIps.name();
-        if !self.sets.contains(&*name) {
+        if !self.sets.contains(name) {
             return Ok(None);
         }
         let read = |element: netlink::nftables::FoundElement<'_>| address(element.key);
-        let found = self.connection.elements(wire_family(self.family), TABLE, &name, read)?;
+        let found = self.connection.elements(wire_family(self.family), TABLE, name, read)?;
         Ok(Some(found.into_iter().flatten().collect()))
     }
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use model::address::Family;
 use model::names::Port;
-use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value};
+use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
 use plan::nftables::elements::Frontend;
 use plan::nftables::plan::Held;
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Element, Key, Nature, Set, address};
+use plan::nftables::sets::{Bank, Data, Element, Key, Nature, Set, Sticky, Type, address};
 use rustix::io::Errno;
 
 use super::TABLE;
@@ -37,10 +37,19 @@ pub enum Found {
 pub struct Ours {
     /// With the number of elements, where the kernel tells it.
     pub sets: Vec<(Set, Option<u32>)>,
-    /// Seconds of affinity that the program has rules for.
+    /// Timeouts of session affinity that the program has chains for.
     pub timeouts: BTreeSet<u32>,
+    /// Sets and chains that the program does not have.
+    pub unexpected: Unexpected,
     pub owner: Option<u32>,
     pub persistent: bool,
+}
+
+/// What an earlier version may have left in the table, or another user put there.
+#[derive(Debug, Default)]
+pub struct Unexpected {
+    pub sets: Vec<String>,
+    pub chains: Vec<String>,
 }
 
 /// What is in the sets of our table.
@@ -49,14 +58,6 @@ pub struct Content {
     pub held: Held,
     pub service_cidrs: BTreeSet<(IpAddr, bool)>,
     pub node_port_ips: BTreeSet<IpAddr>,
-}
-
-/// A client that sticks to an endpoint.
-#[derive(Debug)]
-pub struct Learned {
-    pub key: Value,
-    pub frontend: Frontend,
-    pub endpoint: (IpAddr, Port),
 }
 
 /// What an element has counted.
@@ -82,15 +83,18 @@ impl Reader<'_> {
         if let Some(owner) = table.owner.filter(|owner| *owner != self.connection.port()) {
             return Ok(Found::OwnedBy(owner));
         }
-        let sets = self.connection.sets(wire_family(self.family), TABLE)?;
-        let timeouts = timeouts(&sets);
+        let found = self.connection.sets(wire_family(self.family), TABLE)?;
+        let chains = self.connection.chains(wire_family(self.family), TABLE)?;
+        let timeouts = timeouts(&chains);
         let program = Program::new(settings, &timeouts);
-        if !self.declares(&program, &sets) || !self.runs(&program)? {
+        if !self.declares(&program, &found) || !self.runs(&program, &chains)? {
             return Ok(Found::Foreign);
         }
-        let count = |set: &Set| sets.iter().find(|found| found.name == set.name())?.count;
+        let count = |set: &Set| found.iter().find(|found| found.name == set.name())?.count;
         let sets = program.sets.iter().map(|set| (*set, count(set))).collect();
-        Ok(Found::Ours(Ours { sets, timeouts, owner: table.owner, persistent: table.persistent }))
+        let unexpected = unexpected(&program, &found, &chains);
+        let (owner, persistent) = (table.owner, table.persistent);
+        Ok(Found::Ours(Ours { sets, timeouts, unexpected, owner, persistent }))
     }
 
     /// What the sets hold, given what they should hold, in order. A set that can't be read for the moment is read again
@@ -104,9 +108,7 @@ impl Reader<'_> {
         let mut content = Content::default();
         for (set, count) in sets.iter().copied() {
             let count = count.map(|count| count as usize);
-            let start = wanted.partition_point(|element| element.set < set);
-            let end = wanted.partition_point(|element| element.set <= set);
-            let wanted = wanted.get(start..end).unwrap_or_default();
+            let wanted = of_set(wanted, set);
             retry_until(deadline, is_passing, || self.read_set(set, count, wanted, &mut content))?;
         }
         Ok(content)
@@ -162,8 +164,8 @@ impl Reader<'_> {
         let family = self.family;
         let name = set.name();
         let keys = wanted.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
-        let read = |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| odd(&name));
-        let found = self.connection.elements_at(wire_family(family), TABLE, &name, keys, read)?;
+        let read = |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| odd(name));
+        let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, read)?;
         found.into_iter().flatten().collect()
     }
 
@@ -206,19 +208,8 @@ impl Reader<'_> {
         let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);
         let name = Set::Frontends(bank).name();
         let family = wire_family(self.family);
-        let found = self.connection.elements_at(family, TABLE, &name, [key], read)?;
+        let found = self.connection.elements_at(family, TABLE, name, [key], read)?;
         Ok(found.into_iter().flatten().flatten().next())
-    }
-
-    /// Every client that sticks to an endpoint.
-    pub fn learned(&mut self, bank: Bank) -> io::Result<Vec<Learned>> {
-        let family = self.family;
-        self.read(Set::Affinity(bank), |element| {
-            let (_, after_client) = element.key.split_at_checked(super::address_length(family))?;
-            let (frontend, _) = Frontend::from_key(after_client, bank, family)?;
-            let endpoint = endpoint(element, family)?;
-            Some(Learned { key: Value::from_slice(element.key)?, frontend, endpoint })
-        })
     }
 
     fn declares(&self, program: &Program, found: &[FoundSet]) -> bool {
@@ -231,18 +222,17 @@ impl Reader<'_> {
 
     /// Whether each chain is there with exactly the rules it should have. More chains than ours do no harm, for nothing
     /// of ours leads to them.
-    fn runs(&mut self, program: &Program) -> io::Result<bool> {
-        let chains = self.connection.chains(wire_family(self.family), TABLE)?;
+    fn runs(&mut self, program: &Program, chains: &[FoundChain]) -> io::Result<bool> {
+        let chains: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
         let mut rules: BTreeMap<String, Vec<Option<u64>>> = BTreeMap::new();
         for rule in self.connection.rules(wire_family(self.family), TABLE)? {
             rules.entry(rule.chain).or_default().push(rule.fingerprint);
         }
         Ok(program.chains.iter().all(|chain| {
-            let found = chains.iter().find(|found| found.name == chain.name);
             let wanted: Vec<_> =
                 chain.rules.iter().map(|rule| Some(fingerprint(rule, self.family))).collect();
-            found.is_some_and(|found| is_entered_as(found, chain))
-                && rules.get(chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
+            chains.get(&*chain.name).is_some_and(|found| is_entered_as(found, chain))
+                && rules.get(&*chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
         }))
     }
 
@@ -254,8 +244,8 @@ impl Reader<'_> {
     ) -> io::Result<C> {
         let name = set.name();
         let found =
-            self.connection.elements(wire_family(self.family), TABLE, &name, |element| read(&element))?;
-        found.into_iter().map(|found| found.ok_or_else(|| odd(&name))).collect()
+            self.connection.elements(wire_family(self.family), TABLE, name, |element| read(&element))?;
+        found.into_iter().map(|found| found.ok_or_else(|| odd(name))).collect()
     }
 }
 
@@ -283,6 +273,13 @@ pub fn retry_until<T, E>(
     }
 }
 
+/// Those of one set, of elements that are in order.
+pub fn of_set(elements: &[Element], set: Set) -> &[Element] {
+    let start = elements.partition_point(|element| element.set < set);
+    let end = elements.partition_point(|element| element.set <= set);
+    elements.get(start..end).unwrap_or_default()
+}
+
 /// Whether packets enter the chain where they should.
 pub fn is_entered_as(found: &FoundChain, wanted: &Chain) -> bool {
     match (found.hook, hook(wanted)) {
@@ -296,10 +293,18 @@ pub fn odd(set: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
 }
 
-/// Seconds of affinity that there are sets for.
-pub fn timeouts(sets: &[FoundSet]) -> BTreeSet<u32> {
-    let known = sets.iter().filter_map(|set| Set::by_name(&set.name));
-    known.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
+/// Timeouts of session affinity that there are chains for.
+pub fn timeouts(chains: &[FoundChain]) -> BTreeSet<u32> {
+    let seconds = |bank: Bank| chains.iter().filter_map(move |chain| bank.learner_seconds(&chain.name));
+    Bank::BOTH.into_iter().flat_map(seconds).collect()
+}
+
+fn unexpected(program: &Program, sets: &[FoundSet], chains: &[FoundChain]) -> Unexpected {
+    let known: BTreeSet<&str> = program.sets.iter().map(|set| set.name()).collect();
+    let sets = sets.iter().map(|set| &set.name).filter(|name| !known.contains(&***name));
+    let known: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
+    let chains = chains.iter().map(|chain| &chain.name).filter(|name| !known.contains(&***name));
+    Unexpected { sets: sets.cloned().collect(), chains: chains.cloned().collect() }
 }
 
 pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
@@ -311,8 +316,22 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
         }
         None => Key::from_wire(element.key)?,
     };
-    let data = endpoint(element, family);
-    (data.is_some() != set.data().is_empty()).then_some(Element { set, key, data })
+    let data = match (set.data(), element.data) {
+        ([], None) => None,
+        ([Type::Address, Type::Port], Some(_)) => {
+            let (ip, port) = endpoint(element, family)?;
+            Some(Data::Endpoint(ip, port))
+        }
+        ([Type::Number, ..], Some(FoundDatum::Value(bytes))) => Some(Data::Sticky(Sticky::from_wire(bytes)?)),
+        ([Type::Verdict], Some(FoundDatum::Verdict(Verdict::Goto(chain)))) => {
+            let seconds = Bank::BOTH
+                .into_iter()
+                .find_map(|bank| bank.learner_seconds(chain).filter(|_| set == Set::Timeouts(bank)));
+            Some(Data::Learn(seconds?))
+        }
+        _ => return None,
+    };
+    Some(Element { set, key, data })
 }
 
 fn endpoint(element: &FoundElement<'_>, family: Family) -> Option<(IpAddr, Port)> {

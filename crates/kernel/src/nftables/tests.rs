@@ -1,5 +1,6 @@
 //! Against the real kernel, each test alone in a network namespace.
 
+mod affinity;
 mod comparing;
 mod counting;
 mod faults;
@@ -108,8 +109,7 @@ impl Table {
         let settings = self.settings.clone();
         let found = self.reader().find(&settings).unwrap();
         let Found::Ours(ours) = found else { panic!("{found:?}") };
-        let wanted = self.plan.elements();
-        let content = self.reader().content(&ours.sets, &wanted, Instant::now()).unwrap();
+        let content = self.read(&ours, Instant::now()).unwrap().0;
         (ours, content)
     }
 }
@@ -194,7 +194,7 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
 
                 let mut second = Table::open(settings(family)).unwrap();
                 let outcome = second.sync(Change { routings: all(&missed), ..node_data(family) }).unwrap();
-                let few = outcome.added + outcome.deleted <= 100;
+                let few = outcome.added + outcome.deleted <= 110;
                 assert!(few || services == 50, "{what}, {services} services: {outcome:?}");
                 let content = second.read_back().1;
                 let steps = second.plan.steps_from(content.held, second.plan.elements());
@@ -260,8 +260,8 @@ fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
         let outcome =
             table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 4])))])).unwrap();
         assert!(!outcome.full);
-        // One slot for each of the frontends that reach it, and what clients may stick to there.
-        assert_eq!((outcome.added, outcome.deleted), (8, 8));
+        // One slot for each of the frontends that reach it, and what clients may stick to at all of them.
+        assert_eq!((outcome.added, outcome.deleted), (5, 5));
         assert_eq!(rules(&mut table), before);
     });
 }
@@ -287,7 +287,7 @@ fn nft_lists_the_whole_program() {
 /// A table that anyone may change, as on kernels that know no owners.
 fn shared_table(family: Family) -> Table {
     let mut access = Access::open(family).unwrap();
-    access.abilities = Abilities { own: false, destroy: false };
+    access.abilities = Abilities { own: false };
     Table::new(access, settings(family))
 }
 

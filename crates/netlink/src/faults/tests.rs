@@ -223,14 +223,16 @@ fn a_list_of_addresses_is_whole_or_an_error() {
 #[test]
 fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
     const UDP: u8 = 17;
+    const ALL: conntrack::Filter =
+        conntrack::Filter { protocol: UDP, destination: None, only_attempts: false };
     in_fresh_netns(|| {
         let flow = |port| {
             let at = |ip: [u8; 4], port| SocketAddr::new(IpAddr::from(ip), port);
-            conntrack::Direction {
+            conntrack::Flow::untranslated(conntrack::Direction {
                 protocol: UDP,
                 source: at([192, 0, 2, 1], port),
                 destination: at([192, 0, 2, 2], 53),
-            }
+            })
         };
         let mut connection = conntrack::Connection::open().unwrap();
         let ports: BTreeSet<u16> = (1_000..1_600).collect();
@@ -243,7 +245,7 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
                 found.insert(flow.original.source.port());
                 false
             };
-            connection.flows(Ipv4, UDP, None, see)?;
+            connection.flows(Ipv4, ALL, see)?;
             Ok(found)
         }
         make(&mut connection).unwrap();
@@ -254,8 +256,9 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
                 assert_eq!(*listed, ports);
             }
             let some = connection
-                .flows(Ipv4, UDP, None, |flow| flow.original.source.port() % 200 == 0)
+                .flows(Ipv4, ALL, |flow| flow.original.source.port() % 200 == 0)
                 .expect("the first attempt without faults");
+            let some: Vec<_> = some.into_iter().map(|(_, handle)| handle).collect();
             assert_eq!(some.len(), 3);
             let ended = faults.during(|| connection.end(Ipv4, &some));
             let left = list(&mut connection).unwrap();

@@ -9,13 +9,15 @@ use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
-use crate::nftables::sets::{Bank, Element, Key, Set, protocol};
+use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, protocol};
 use crate::nftables::slots::{assign, table};
 
 /// Everything the kernel holds for one service port.
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub routing: Arc<Routing>,
+    /// What clients stick to it by, if it has session affinity: that of its cluster list, so it is even.
+    id: Option<u32>,
     /// The endpoints of [`Routing::cluster`] and [`Routing::local`] in the slots they have been given.
     cluster: Arc<[Endpoint]>,
     local: Arc<[Endpoint]>,
@@ -42,6 +44,8 @@ pub struct Seats<'a> {
 pub enum Shared {
     ClusterIp(IpAddr),
     Hairpin(IpAddr, Protocol, Port),
+    /// Seconds of session affinity.
+    Timeout(Bank, u32),
 }
 
 /// Every frontend of a service port, each once.
@@ -66,16 +70,27 @@ pub fn frontends(routing: &Routing) -> Vec<Frontend> {
 pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
     let hairpins = endpoints.map(|endpoint| Shared::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
-    [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins)
+    let timeouts = routing.affinity.into_iter();
+    let timeouts = timeouts.flat_map(|seconds| Bank::BOTH.map(|bank| Shared::Timeout(bank, seconds)));
+    [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
 }
 
 impl Unit {
-    /// Renders a routing; endpoints that had a slot keep it.
-    pub fn new(routing: Arc<Routing>, before: Seats<'_>) -> Self {
+    /// Renders a routing; endpoints that had a slot keep it. `id` is what `Unit::id` says.
+    pub fn new(routing: Arc<Routing>, before: Seats<'_>, id: Option<u32>) -> Self {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
-        Self { routing, cluster, local }
+        Self { routing, id, cluster, local }
+    }
+
+    pub fn id(&self) -> Option<u32> {
+        self.id
+    }
+
+    /// The same under another id.
+    pub fn with_id(&self, id: u32) -> Self {
+        Self { id: Some(id), ..self.clone() }
     }
 
     pub fn seats(&self) -> Seats<'_> {
@@ -126,13 +141,26 @@ impl Unit {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
-    /// Whether clients of a frontend may stick to that endpoint.
-    pub fn sticks(&self, frontend: &Frontend, endpoint: (IpAddr, Port)) -> bool {
-        self.routing.affinity.is_some()
-            && self.maps_of(frontend).into_iter().flatten().any(|(_, traffic)| {
-                let used = self.routing.endpoints(traffic).iter();
-                used.map(|used| (used.ip, used.port)).any(|used| used == endpoint)
-            })
+    /// What the service port puts in once for all the frontends that are given to it: the endpoints that clients may stick
+    /// to. In order.
+    pub fn sticky_endpoints(&self, is_given: impl Fn(&Frontend) -> bool, out: &mut Vec<Element>) {
+        let Some(id) = self.id else { return };
+        let used: Vec<Traffic> = frontends(&self.routing)
+            .iter()
+            .filter(|frontend| is_given(frontend))
+            .flat_map(|frontend| self.maps_of(frontend))
+            .flatten()
+            .map(|(_, traffic)| traffic)
+            .collect();
+        let start = out.len();
+        for (list, traffic) in [(List::Cluster, Traffic::ToCluster), (List::Local, Traffic::ToLocal)] {
+            let endpoints = self.seats_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
+            out.extend(endpoints.iter().map(|endpoint| {
+                let key = Key::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
+                Element::pair(Set::StickyEndpoints, key, endpoint)
+            }));
+        }
+        sort_from(start, out);
     }
 
     /// What the service port puts in for one of its frontends, if the frontend is given to it. Those of one set come in
@@ -156,11 +184,15 @@ impl Unit {
             // Slots are numbers in the order of the host's bytes.
             sort_from(start, out);
         }
-        if let Some(seconds) = routing.affinity {
-            let endpoints = used.iter().flatten().flat_map(|(_, seats)| *seats);
-            sticky(Set::Sticky(bank, seconds), key, endpoints, out);
-        }
         if used.iter().any(Option::is_some) {
+            if let Some((id, seconds)) = self.id.zip(routing.affinity) {
+                let list = match traffic {
+                    Traffic::ToCluster | Traffic::RejectNoEndpoints => List::Cluster,
+                    Traffic::ToLocal | Traffic::DropNoLocalEndpoints => List::Local,
+                };
+                let data = Some(Data::Sticky(Sticky { list: list.of(id), seconds }));
+                out.push(Element { set: Set::Sticky(bank), key, data });
+            }
             out.push(Element::new(Set::Frontends(bank), key));
             let keeps_clients = routing.preserves_client && !self.is_cluster_ip(frontend);
             out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(bank), key)));
@@ -174,16 +206,6 @@ impl Unit {
             firewall(routing, key, out);
         }
     }
-}
-
-/// A removed endpoint must not be learned again, so learning looks it up here.
-fn sticky<'a>(set: Set, key: Key, used: impl Iterator<Item = &'a Endpoint>, out: &mut Vec<Element>) {
-    let start = out.len();
-    out.extend(used.map(|endpoint| Element::new(set, key.address(endpoint.ip).port(endpoint.port))));
-    sort_from(start, out);
-    let mut elements = out.split_off(start);
-    elements.dedup();
-    out.append(&mut elements);
 }
 
 fn sort_from(start: usize, elements: &mut [Element]) {
@@ -218,6 +240,11 @@ impl Shared {
                 let pair = Key::EMPTY.address(ip).address(ip);
                 Element::new(Set::Hairpin, pair.protocol(protocol).port(port))
             }
+            Self::Timeout(bank, seconds) => Element {
+                set: Set::Timeouts(bank),
+                key: Key::EMPTY.number(seconds),
+                data: Some(Data::Learn(seconds)),
+            },
         }
     }
 }
@@ -226,7 +253,7 @@ impl Frontend {
     /// The frontend, slot and endpoint of an element of an endpoint map.
     pub fn of_endpoint(element: &Element) -> Option<(Self, u32, Endpoint)> {
         let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = element.set else { return None };
-        let (ip, port) = element.data?;
+        let (ip, port) = element.endpoint()?;
         let (frontend, slot) = Self::from_key(element.key.as_bytes(), bank, Family::of(ip))?;
         let slot = u32::from_ne_bytes(slot.try_into().ok()?);
         Some((frontend, slot, Endpoint { ip, local: false, port }))

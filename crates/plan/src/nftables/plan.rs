@@ -1,17 +1,16 @@
 //! What all service ports together want in the sets, and the steps from one state of that to the next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use model::address::Family;
-use model::names::{Port, ServicePortName};
+use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
-use crate::nftables::sets::{Bank, Element, Set};
+use crate::nftables::sets::{Bank, Data, Element, Set};
 use crate::shards::Shards;
 
 /// What becomes of a service port; nothing if it is gone.
@@ -25,6 +24,9 @@ pub struct Plan {
     claims: Shards<Frontend, Vec<ServicePortName>>,
     /// How often it is asked for what several may ask for.
     shared: Shards<Shared, usize>,
+    /// The last id that a service port with session affinity was given. Ids come back after 2^31 of them, when nothing is
+    /// remembered any more of the clients of the last service port that had it.
+    last_id: u32,
 }
 
 /// What the kernel holds.
@@ -53,11 +55,24 @@ impl Steps {
         self.empty.is_empty() && self.delete.is_empty() && self.add.is_empty()
     }
 
-    /// Seconds of affinity that the steps need sets for.
-    pub fn timeouts(&self) -> BTreeSet<u32> {
-        let sets = self.add.iter().map(|element| element.set);
-        sets.filter_map(|set| if let Set::Sticky(_, seconds) = set { Some(seconds) } else { None }).collect()
+    /// Timeouts of session affinity that come into use.
+    pub fn new_timeouts(&self) -> BTreeSet<u32> {
+        timeouts(&self.add)
     }
+
+    /// Timeouts of session affinity that go out of use.
+    pub fn old_timeouts(&self) -> BTreeSet<u32> {
+        timeouts(&self.delete)
+    }
+}
+
+fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
+    elements
+        .iter()
+        .filter_map(
+            |element| if let Some(Data::Learn(seconds)) = element.data { Some(seconds) } else { None },
+        )
+        .collect()
 }
 
 impl Plan {
@@ -73,9 +88,13 @@ impl Plan {
                 shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
         }
-        let mut before = self.elements_of(&affected);
+        // Those that may get or lose a frontend.
+        let claims = affected.iter().filter_map(|frontend| self.claims.get(frontend)).flatten();
+        let names: BTreeSet<ServicePortName> =
+            changes.iter().map(|(name, _)| name).chain(claims).cloned().collect();
+        let mut before = self.elements_of(&affected, &names);
         let contentions = self.accept(changes);
-        let mut after = self.elements_of(&affected);
+        let mut after = self.elements_of(&affected, &names);
         for (shared, was_there) in shared_before {
             match (was_there, self.shared.contains_key(&shared)) {
                 (true, false) => before.push(shared.element()),
@@ -115,6 +134,7 @@ impl Plan {
                 unit.elements_of(&frontend, &mut all);
             }
         }
+        self.units.iter().for_each(|(name, unit)| self.sticky_endpoints(name, unit, &mut all));
         // There are few sets, and within each they are nearly in order: by name of protocol instead of by number. The
         // second sort finds little to do.
         all.sort_by_key(|element| element.set);
@@ -137,10 +157,41 @@ impl Plan {
         Steps { empty, delete, add, contentions: Vec::new() }
     }
 
-    /// Whether clients of a frontend may stick to that endpoint.
-    pub fn sticks(&self, frontend: &Frontend, endpoint: (IpAddr, Port)) -> bool {
-        let unit = self.owner(frontend).and_then(|owner| self.units.get(owner));
-        unit.is_some_and(|unit| unit.sticks(frontend, endpoint))
+    /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
+    /// by id. New ids are above those. To be called before [`Plan::elements`].
+    pub fn adopt_ids(&mut self, found: &[Element], family: Family) {
+        let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
+        let (mut taken, mut highest) = (BTreeSet::new(), 0);
+        for element in found {
+            let Some(Data::Sticky(sticky)) = element.data else { continue };
+            let id = sticky.service_port();
+            highest = id.max(highest);
+            let owner = self.owner_of(element, family).cloned();
+            // A frontend may have gone from one service port to another meanwhile: no two get the same.
+            if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
+                && taken.insert(id)
+            {
+                ids.insert(owner, id);
+            }
+        }
+        self.last_id = self.last_id.max(highest);
+        let sticky = self.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?)));
+        for (name, id) in sticky.collect::<BTreeMap<_, _>>() {
+            let new = match ids.get(&name) {
+                Some(found) => *found,
+                None if id > highest => id,
+                None => self.new_id(),
+            };
+            if let Some(unit) = self.units.get(&name).filter(|_| new != id) {
+                let unit = unit.with_id(new);
+                self.units.insert(name, unit);
+            }
+        }
+    }
+
+    fn new_id(&mut self) -> u32 {
+        self.last_id = self.last_id.wrapping_add(2);
+        self.last_id
     }
 
     /// Nobody asks for anything.
@@ -165,13 +216,17 @@ impl Plan {
             | Set::ExternalLocal(bank)
             | Set::Endpoints(bank)
             | Set::EndpointsInside(bank)
-            | Set::Sticky(bank, _)
+            | Set::Sticky(bank)
             | Set::NoEndpoints(bank)
             | Set::NoLocalEndpoints(bank) => bank,
             Set::Firewalled | Set::AllowedSources => Bank::Addresses,
-            Set::ServiceCidrs | Set::NodePortIps | Set::ClusterIps | Set::Hairpin | Set::Affinity(_) => {
-                return None;
-            }
+            Set::ServiceCidrs
+            | Set::NodePortIps
+            | Set::ClusterIps
+            | Set::Hairpin
+            | Set::StickyEndpoints
+            | Set::Affinity
+            | Set::Timeouts(_) => return None,
         };
         self.owner(&Frontend::from_key(element.key.as_bytes(), bank, family)?.0)
     }
@@ -190,7 +245,12 @@ impl Plan {
         owners
     }
 
-    /// Seconds of affinity that anybody asks for.
+    /// Who has session affinity under which id.
+    pub fn id_owners(&self) -> HashMap<u32, &ServicePortName, RandomState> {
+        self.units.iter().filter_map(|(name, unit)| Some((unit.id()?, name))).collect()
+    }
+
+    /// Timeouts of session affinity in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
         self.units.iter().filter_map(|(_, unit)| unit.routing.affinity).collect()
     }
@@ -205,14 +265,17 @@ impl Plan {
             let [cluster, local] = unit.seats_in(|set, frontend| {
                 (self.owner(frontend) == Some(owner)).then(|| seats(found, set, frontend))?
             });
-            let unit = Unit::new(unit.routing.clone(), Seats { cluster: &cluster, local: &local });
+            let unit = Unit::new(unit.routing.clone(), Seats { cluster: &cluster, local: &local }, unit.id());
             self.units.insert(owner.clone(), unit);
         }
         !owners.is_empty()
     }
 
-    fn elements_of(&self, frontends: &BTreeSet<Frontend>) -> Vec<Element> {
+    fn elements_of(&self, frontends: &BTreeSet<Frontend>, names: &BTreeSet<ServicePortName>) -> Vec<Element> {
         let mut elements = Vec::new();
+        for (name, unit) in names.iter().filter_map(|name| Some((name, self.units.get(name)?))) {
+            self.sticky_endpoints(name, unit, &mut elements);
+        }
         for frontend in frontends {
             let owner = self.owner(frontend);
             if let Some(unit) = owner.and_then(|owner| self.units.get(owner)) {
@@ -220,6 +283,10 @@ impl Plan {
             }
         }
         elements
+    }
+
+    fn sticky_endpoints(&self, name: &ServicePortName, unit: &Unit, out: &mut Vec<Element>) {
+        unit.sticky_endpoints(|frontend| self.owner(frontend) == Some(name), out);
     }
 
     fn accept_one(
@@ -230,7 +297,11 @@ impl Plan {
     ) {
         let old = self.units.remove(&name);
         let seats = old.as_ref().map(Unit::seats).unwrap_or_default();
-        let unit = routing.map(|routing| Unit::new(routing, seats));
+        let id = old.as_ref().and_then(Unit::id);
+        let unit = routing.map(|routing| {
+            let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
+            Unit::new(routing, seats, id)
+        });
         if let Some(Unit { routing, .. }) = &old {
             frontends(routing).iter().for_each(|frontend| self.give_up(frontend, &name, contended));
             shared(routing).for_each(|it| self.release(it));

@@ -5,12 +5,14 @@
 //!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside ─▶ draw
 //!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside ─▶ draw
 //!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
-//!   input, postrouting     0  learn                 where clients that stick have gone
+//!   input, postrouting     0  learn ─▶ remember | nodeport-remember ─▶ learn-N   where clients that stick have gone
 //!   postrouting          100  masquerading
 //! ```
 //!
-//! All that differs between nodes is in [`Settings`]; all that differs between services is in the sets.
+//! All that differs between nodes is in [`Settings`]; all that differs between services is in the sets. Only the kernel
+//! wants a timeout to be a constant of a rule: so each timeout of session affinity that is in use has two chains `learn-N`.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -19,9 +21,9 @@ use model::address::Family;
 use model::local::FromPod;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{Bank, Set};
+use crate::nftables::sets::{Bank, List, Set};
 use crate::nftables::slots::draws;
-use crate::nftables::words::{Field, Interface, Rule, Word};
+use crate::nftables::words::{Affinity, Field, Interface, Rule, Word};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub struct Settings {
 /// A chain and its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub hook: Option<Hook>,
     pub rules: Vec<Rule>,
 }
@@ -80,15 +82,11 @@ impl Program {
     pub fn new(settings: &Settings, timeouts: &BTreeSet<u32>) -> Self {
         let mut sets: Vec<Set> = Set::fixed().collect();
         sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
-        sets.extend(
-            Bank::BOTH
-                .into_iter()
-                .flat_map(|bank| timeouts.iter().map(move |seconds| Set::Sticky(bank, *seconds))),
-        );
         let mut chains: Vec<Chain> = Vec::new();
         chains.extend(choosing(settings));
         chains.extend(checking(settings));
-        chains.push(learning(timeouts));
+        chains.extend(timeouts.iter().flat_map(|seconds| learners(*seconds)));
+        chains.extend(learning(settings));
         chains.push(masquerading(settings.mark));
         chains.extend(entries());
         Self { family: settings.family, sets, chains }
@@ -113,10 +111,10 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
         draw("draw-inside", Bank::Addresses, Set::EndpointsInside),
         draw("nodeport-draw", Bank::NodePorts, Set::Endpoints),
         draw("nodeport-draw-inside", Bank::NodePorts, Set::EndpointsInside),
-        pick("pick", Bank::Addresses, "draw"),
-        pick("pick-inside", Bank::Addresses, "draw-inside"),
-        pick("nodeport-pick", Bank::NodePorts, "nodeport-draw"),
-        pick("nodeport-pick-inside", Bank::NodePorts, "nodeport-draw-inside"),
+        pick("pick", Bank::Addresses, None, "draw"),
+        pick("pick-inside", Bank::Addresses, Some(List::Cluster), "draw-inside"),
+        pick("nodeport-pick", Bank::NodePorts, None, "nodeport-draw"),
+        pick("nodeport-pick-inside", Bank::NodePorts, Some(List::Cluster), "nodeport-draw-inside"),
         chain("cluster-ip", cluster_ip(settings)),
         chain("external-local", external_local(settings, "pick", "pick-inside")),
         chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
@@ -178,8 +176,9 @@ fn external_local(settings: &Settings, outside: &'static str, inside: &'static s
 
 /// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
 /// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
-fn pick(name: &'static str, bank: Bank, draw: &'static str) -> Chain {
-    let before = rule([Word::Dnat([&[Field::Source], key(bank)].concat(), Set::Affinity(bank))]);
+fn pick(name: &'static str, bank: Bank, list: Option<List>, draw: &'static str) -> Chain {
+    let before = affinity(bank, Affinity::Dnat(list))
+        .because("where @affinity has the client, if @sticky has the frontend");
     let again = rule([Word::Jump(draw)]).because("should endpoints have moved meanwhile");
     chain(name, vec![before, rule([Word::Jump(draw)]), again])
 }
@@ -250,22 +249,74 @@ fn checking(settings: &Settings) -> Vec<Chain> {
 }
 
 /// After the choice and before masquerading, both the client and the endpoint are there to be seen.
-fn learning(timeouts: &BTreeSet<u32>) -> Chain {
-    let endpoint = [Field::Destination, Field::DestinationPort];
-    let learn = |bank, seconds: &u32| {
-        let frontend: &[Field] = match bank {
-            Bank::Addresses => &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort],
-            Bank::NodePorts => &[Field::Protocol, Field::OriginalDestinationPort],
-        };
-        let key = [&[Field::Source], frontend].concat();
-        rule([
-            Word::In([frontend, &endpoint].concat(), Set::Sticky(bank, *seconds)),
-            Word::Learn(key, Set::Affinity(bank), *seconds, endpoint.into()),
-        ])
+fn learning(settings: &Settings) -> Vec<Chain> {
+    let is_sticky = |bank| Word::Affinity(bank, Affinity::Has);
+    let of_bank = |bank: Bank| {
+        let [cluster, local, remember] = names(bank);
+        [
+            forget(cluster, bank, List::Cluster),
+            forget(local, bank, List::Local),
+            chain(
+                remember,
+                vec![
+                    rule([Word::Jump(cluster)]),
+                    rule([Word::Jump(local)]),
+                    affinity(bank, Affinity::Learner).because("by the seconds that @sticky has"),
+                ],
+            ),
+        ]
     };
-    let rules =
-        Bank::BOTH.into_iter().flat_map(|bank| timeouts.iter().map(move |seconds| learn(bank, seconds)));
-    chain("learn", rules.collect())
+    let [_, _, by_address] = names(Bank::Addresses);
+    let [_, _, by_node_port] = names(Bank::NodePorts);
+    // A frontend without affinity may have the number of another Service's node port. Where it is not known which addresses
+    // serve node ports, an external one of this kind is taken for a node port, which does no harm: a client is remembered
+    // only with an endpoint of the Service that has the node port.
+    let at_node = if settings.node_ports_everywhere {
+        Word::NotIn(vec![Field::OriginalDestination], Set::ClusterIps)
+    } else {
+        Word::In(vec![Field::OriginalDestination], Set::NodePortIps)
+    };
+    let learn = chain(
+        "learn",
+        vec![
+            rule([is_sticky(Bank::Addresses), Word::Goto(by_address)]).because("if @sticky has the frontend"),
+            rule([at_node, is_sticky(Bank::NodePorts), Word::Goto(by_node_port)])
+                .because("if @nodeport-sticky has the node port"),
+        ],
+    );
+    Bank::BOTH.into_iter().flat_map(of_bank).chain([learn]).collect()
+}
+
+/// The chains that forget about either list, and the one that remembers.
+fn names(bank: Bank) -> [&'static str; 3] {
+    match bank {
+        Bank::Addresses => ["forget", "forget-local", "remember"],
+        Bank::NodePorts => ["nodeport-forget", "nodeport-forget-local", "nodeport-remember"],
+    }
+}
+
+/// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
+/// it went.
+fn forget(name: &'static str, bank: Bank, list: List) -> Chain {
+    let is_alive = rule([Word::Affinity(bank, Affinity::IsAlive(list)), Word::Return])
+        .because("if @sticky-endpoints has what @affinity has for the client");
+    chain(name, vec![is_alive, affinity(bank, Affinity::Forget(list))])
+}
+
+/// The chains that learn with a timeout: an endpoint may be on both lists of its service port, and the client then sticks
+/// to it whichever of them a frontend uses.
+pub fn learners(seconds: u32) -> [Chain; 2] {
+    Bank::BOTH.map(|bank| Chain {
+        name: bank.learner(seconds).into(),
+        hook: None,
+        rules: List::BOTH
+            .map(|list| affinity(bank, Affinity::Learn(list, seconds)).because("if @sticky-endpoints has it"))
+            .into(),
+    })
+}
+
+fn affinity(bank: Bank, what: Affinity) -> Rule {
+    rule([Word::Affinity(bank, what)])
 }
 
 fn masquerading(mark: Mark) -> Chain {
@@ -283,8 +334,8 @@ fn masquerading(mark: Mark) -> Chain {
 fn entries() -> Vec<Chain> {
     use HookKind::{Filter, Nat};
     use HookPoint::{Forward, Input, Output, Postrouting, Prerouting};
-    let entry = |name, kind, point, priority, rules| Chain {
-        name,
+    let entry = |name: &'static str, kind, point, priority, rules| Chain {
+        name: name.into(),
         hook: Some(Hook { kind, point, priority }),
         rules,
     };
@@ -353,7 +404,7 @@ fn not(from_pod: &FromPod) -> Word {
 }
 
 fn chain(name: &'static str, rules: Vec<Rule>) -> Chain {
-    Chain { name, hook: None, rules }
+    Chain { name: name.into(), hook: None, rules }
 }
 
 fn rule(words: impl IntoIterator<Item = Word>) -> Rule {

@@ -1,6 +1,5 @@
 //! The sets and maps that the program looks into, and what their elements are made of.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -24,10 +23,14 @@ pub enum Set {
     Endpoints(Bank),
     /// The same for traffic from inside, where policy Local does not bind it.
     EndpointsInside(Bank),
-    /// Client and frontend lead to the endpoint the client got before. Filled by packets.
-    Affinity(Bank),
-    /// Frontend and endpoint that clients stick to, by how many seconds they do.
-    Sticky(Bank, u32),
+    /// Frontends with session affinity lead to their endpoint list and its timeout.
+    Sticky(Bank),
+    /// Every endpoint of a list with session affinity. What is not here is neither remembered nor used again.
+    StickyEndpoints,
+    /// Endpoint list and client lead to the endpoint the client got before. Filled by packets.
+    Affinity,
+    /// Each timeout in use leads to the chain that learns with it.
+    Timeouts(Bank),
     NoEndpoints(Bank),
     NoLocalEndpoints(Bank),
     /// Load-balancer frontends that not everyone may use.
@@ -55,6 +58,10 @@ pub enum Type {
     Port,
     /// A number drawn by chance.
     Slot,
+    /// An id or a number of seconds; `nft` has no better name for a plain number than `mark`.
+    Number,
+    /// A chain to go to.
+    Verdict,
 }
 
 /// How packets and elements relate to a set.
@@ -70,28 +77,35 @@ pub enum Nature {
 }
 
 impl Set {
-    /// Those that exist whatever the services ask for. [`Set::Sticky`] ones come as they are needed, and
-    /// [`Set::NodePortIps`] only where node ports are restricted to some addresses.
+    /// Those that always exist. [`Set::NodePortIps`] does only where node ports are restricted to some addresses.
     pub fn fixed() -> impl Iterator<Item = Self> {
         let of_banks = [
             Self::Frontends,
             Self::ExternalLocal,
             Self::Endpoints,
             Self::EndpointsInside,
-            Self::Affinity,
+            Self::Sticky,
+            Self::Timeouts,
             Self::NoEndpoints,
             Self::NoLocalEndpoints,
         ];
-        let alone =
-            [Self::ClusterIps, Self::ServiceCidrs, Self::Firewalled, Self::AllowedSources, Self::Hairpin];
+        let alone = [
+            Self::ClusterIps,
+            Self::ServiceCidrs,
+            Self::StickyEndpoints,
+            Self::Affinity,
+            Self::Firewalled,
+            Self::AllowedSources,
+            Self::Hairpin,
+        ];
         alone
             .into_iter()
             .chain(of_banks.into_iter().flat_map(|set| [set(Bank::Addresses), set(Bank::NodePorts)]))
     }
 
-    pub fn name(self) -> Cow<'static, str> {
+    pub fn name(self) -> &'static str {
         use Bank::{Addresses, NodePorts};
-        Cow::Borrowed(match self {
+        match self {
             Self::ClusterIps => "cluster-ips",
             Self::ServiceCidrs => "service-cidrs",
             Self::NodePortIps => "nodeport-ips",
@@ -103,10 +117,12 @@ impl Set {
             Self::Endpoints(NodePorts) => "nodeport-endpoints",
             Self::EndpointsInside(Addresses) => "endpoints-inside",
             Self::EndpointsInside(NodePorts) => "nodeport-endpoints-inside",
-            Self::Affinity(Addresses) => "affinity",
-            Self::Affinity(NodePorts) => "nodeport-affinity",
-            Self::Sticky(Addresses, seconds) => return format!("sticky-{seconds}").into(),
-            Self::Sticky(NodePorts, seconds) => return format!("nodeport-sticky-{seconds}").into(),
+            Self::Sticky(Addresses) => "sticky",
+            Self::Sticky(NodePorts) => "nodeport-sticky",
+            Self::StickyEndpoints => "sticky-endpoints",
+            Self::Affinity => "affinity",
+            Self::Timeouts(Addresses) => "affinity-timeouts",
+            Self::Timeouts(NodePorts) => "nodeport-affinity-timeouts",
             Self::NoEndpoints(Addresses) => "no-endpoints",
             Self::NoEndpoints(NodePorts) => "nodeport-no-endpoints",
             Self::NoLocalEndpoints(Addresses) => "no-local-endpoints",
@@ -114,32 +130,22 @@ impl Set {
             Self::Firewalled => "firewalled",
             Self::AllowedSources => "allowed-sources",
             Self::Hairpin => "hairpin",
-        })
-    }
-
-    /// Found by its name, as the kernel gives it.
-    pub fn by_name(name: &str) -> Option<Self> {
-        let sticky = |prefix: &str, bank| {
-            name.strip_prefix(prefix)?.parse().ok().map(|seconds| Self::Sticky(bank, seconds))
-        };
-        Self::fixed()
-            .chain([Self::NodePortIps])
-            .find(|set| set.name() == name)
-            .or_else(|| sticky("sticky-", Bank::Addresses))
-            .or_else(|| sticky("nodeport-sticky-", Bank::NodePorts))
+        }
     }
 
     pub fn key(self) -> Vec<Type> {
-        use Type::{Address, Port, Protocol, Slot};
+        use Type::{Address, Number, Port, Protocol, Slot};
         match self {
             Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps => vec![Address],
             Self::Frontends(bank)
             | Self::ExternalLocal(bank)
+            | Self::Sticky(bank)
             | Self::NoEndpoints(bank)
             | Self::NoLocalEndpoints(bank) => bank.key().into(),
             Self::Endpoints(bank) | Self::EndpointsInside(bank) => [bank.key(), &[Slot]].concat(),
-            Self::Affinity(bank) => [&[Address], bank.key()].concat(),
-            Self::Sticky(bank, _) => [bank.key(), &[Address, Port]].concat(),
+            Self::StickyEndpoints => vec![Address, Port, Number],
+            Self::Affinity => vec![Number, Address],
+            Self::Timeouts(_) => vec![Number],
             Self::Firewalled => Bank::Addresses.key().into(),
             Self::AllowedSources => [Bank::Addresses.key(), &[Address]].concat(),
             Self::Hairpin => vec![Address, Address, Protocol, Port],
@@ -149,13 +155,17 @@ impl Set {
     /// Empty for a set, what it leads to for a map.
     pub fn data(self) -> &'static [Type] {
         match self {
-            Self::Endpoints(_) | Self::EndpointsInside(_) | Self::Affinity(_) => &[Type::Address, Type::Port],
+            Self::Endpoints(_) | Self::EndpointsInside(_) | Self::StickyEndpoints => {
+                &[Type::Address, Type::Port]
+            }
+            Self::Sticky(_) => &[Type::Number, Type::Number, Type::Number],
+            Self::Affinity => &[Type::Protocol, Type::Address, Type::Port],
+            Self::Timeouts(_) => &[Type::Verdict],
             Self::ClusterIps
             | Self::ServiceCidrs
             | Self::NodePortIps
             | Self::Frontends(_)
             | Self::ExternalLocal(_)
-            | Self::Sticky(..)
             | Self::NoEndpoints(_)
             | Self::NoLocalEndpoints(_)
             | Self::Firewalled
@@ -168,11 +178,13 @@ impl Set {
         match self {
             Self::Frontends(_) | Self::Endpoints(_) | Self::EndpointsInside(_) => Nature::Counting,
             Self::ServiceCidrs | Self::AllowedSources => Nature::Ranges,
-            Self::Affinity(_) => Nature::Learning,
+            Self::Affinity => Nature::Learning,
             Self::ClusterIps
             | Self::NodePortIps
             | Self::ExternalLocal(_)
-            | Self::Sticky(..)
+            | Self::Sticky(_)
+            | Self::StickyEndpoints
+            | Self::Timeouts(_)
             | Self::NoEndpoints(_)
             | Self::NoLocalEndpoints(_)
             | Self::Firewalled
@@ -193,8 +205,10 @@ impl Set {
             Self::EndpointsInside(_) => {
                 "the same for traffic from inside to external addresses with policy Local"
             }
-            Self::Affinity(_) => "where a client went before",
-            Self::Sticky(..) => "endpoints that clients stick to",
+            Self::Sticky(_) => "session affinity: service port, endpoint list, seconds",
+            Self::StickyEndpoints => "endpoints that clients may stick to, by endpoint list",
+            Self::Affinity => "where a client went before, by endpoint list",
+            Self::Timeouts(_) => "who remembers clients for so many seconds",
             Self::NoEndpoints(_) => "refused: no endpoints",
             Self::NoLocalEndpoints(_) => "dropped: no endpoints on this node",
             Self::Firewalled => "load-balancer IPs with source ranges",
@@ -206,6 +220,24 @@ impl Set {
 
 impl Bank {
     pub const BOTH: [Self; 2] = [Self::Addresses, Self::NodePorts];
+
+    /// The chain that learns with this timeout.
+    pub fn learner(self, seconds: u32) -> String {
+        format!("{}{seconds}", self.learner_prefix())
+    }
+
+    /// The timeout of a chain that has such a name.
+    pub fn learner_seconds(self, chain: &str) -> Option<u32> {
+        let seconds = chain.strip_prefix(self.learner_prefix())?.parse().ok()?;
+        (self.learner(seconds) == chain).then_some(seconds)
+    }
+
+    fn learner_prefix(self) -> &'static str {
+        match self {
+            Self::Addresses => "learn-",
+            Self::NodePorts => "nodeport-learn-",
+        }
+    }
 
     fn key(self) -> &'static [Type] {
         match self {
@@ -220,7 +252,70 @@ impl Bank {
 pub struct Element {
     pub set: Set,
     pub key: Key,
-    pub data: Option<(IpAddr, Port)>,
+    pub data: Option<Data>,
+}
+
+/// What an element of a map leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Data {
+    Endpoint(IpAddr, Port),
+    Sticky(Sticky),
+    /// The chain that learns with this timeout in seconds.
+    Learn(u32),
+}
+
+/// What a frontend with session affinity leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sticky {
+    /// The endpoint list that the frontend uses: see [`List`].
+    pub list: u32,
+    pub seconds: u32,
+}
+
+/// The two endpoint lists of a service port that clients may stick to. Their ids differ in the lowest bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    Cluster,
+    Local,
+}
+
+impl List {
+    pub const BOTH: [Self; 2] = [Self::Cluster, Self::Local];
+    /// The bit that tells the lists of a service port apart.
+    pub const BIT: u32 = 1;
+
+    /// The id of this list of a service port.
+    pub fn of(self, service_port: u32) -> u32 {
+        match self {
+            Self::Cluster => service_port & !Self::BIT,
+            Self::Local => service_port | Self::BIT,
+        }
+    }
+}
+
+impl Sticky {
+    /// The id of the service port that the list belongs to, which is that of its cluster list.
+    pub fn service_port(self) -> u32 {
+        List::Cluster.of(self.list)
+    }
+
+    /// As the kernel holds it. The first word is there for `nft`, which cannot list a rule that uses the first word of
+    /// what a map gave it as part of another key.
+    pub fn to_wire(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        let words = [self.service_port(), self.list, self.seconds];
+        for (to, from) in bytes.iter_mut().zip(words.into_iter().flat_map(u32::to_ne_bytes)) {
+            *to = from;
+        }
+        bytes
+    }
+
+    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
+        let (_, rest) = bytes.split_first_chunk::<4>()?;
+        let (list, rest) = rest.split_first_chunk::<4>()?;
+        let seconds = <[u8; 4]>::try_from(rest).ok()?;
+        Some(Self { list: u32::from_ne_bytes(*list), seconds: u32::from_ne_bytes(seconds) })
+    }
 }
 
 impl Element {
@@ -229,7 +324,21 @@ impl Element {
     }
 
     pub fn pair(set: Set, key: Key, endpoint: &Endpoint) -> Self {
-        Self { set, key, data: Some((endpoint.ip, endpoint.port)) }
+        Self { set, key, data: Some(Data::Endpoint(endpoint.ip, endpoint.port)) }
+    }
+
+    /// The endpoint that it leads to.
+    pub fn endpoint(&self) -> Option<(IpAddr, Port)> {
+        match self.data? {
+            Data::Endpoint(ip, port) => Some((ip, port)),
+            Data::Sticky(_) | Data::Learn(_) => None,
+        }
+    }
+
+    /// The id of the service port that an element of [`Set::StickyEndpoints`] is about.
+    pub fn service_port(&self) -> Option<u32> {
+        let (_, list) = self.key.as_bytes().split_last_chunk::<4>()?;
+        (self.set == Set::StickyEndpoints).then(|| List::Cluster.of(u32::from_ne_bytes(*list)))
     }
 
     /// The element as `nft` prints it among those of its set.
@@ -240,7 +349,20 @@ impl Element {
                 let frontend = self.key.show(Bank::Addresses.key(), family);
                 format!("{frontend} . {}", show_range(range))
             }
-            (None, Some((ip, port))) => format!("{key} : {ip} . {port}"),
+            (None, Some(Data::Endpoint(ip, port))) => format!("{key} : {ip} . {port}"),
+            (None, Some(Data::Sticky(sticky))) => {
+                let Sticky { list, seconds } = sticky;
+                let service_port = sticky.service_port();
+                format!("{key} : {service_port:#010x} . {list:#010x} . {seconds:#010x}")
+            }
+            (None, Some(Data::Learn(seconds))) => {
+                let bank = if self.set == Set::Timeouts(Bank::NodePorts) {
+                    Bank::NodePorts
+                } else {
+                    Bank::Addresses
+                };
+                format!("{key} : goto {}", bank.learner(seconds))
+            }
             (None, None) => key,
         }
     }
@@ -299,7 +421,12 @@ impl Key {
 
     /// In host order, as the kernel draws it.
     pub fn slot(self, slot: u32) -> Self {
-        self.with(&slot.to_ne_bytes())
+        self.number(slot)
+    }
+
+    /// In host order.
+    pub fn number(self, number: u32) -> Self {
+        self.with(&number.to_ne_bytes())
     }
 
     fn with(mut self, field: &[u8]) -> Self {
@@ -337,7 +464,8 @@ impl Type {
     pub fn length(self, family: Family) -> usize {
         match (self, family) {
             (Self::Address, Family::V6) => 16,
-            (Self::Address, Family::V4) | (Self::Protocol | Self::Port | Self::Slot, _) => 4,
+            (Self::Address, Family::V4)
+            | (Self::Protocol | Self::Port | Self::Slot | Self::Number | Self::Verdict, _) => 4,
         }
     }
 
@@ -352,7 +480,10 @@ impl Type {
             (Self::Protocol, &[132, ..]) => "sctp".into(),
             (Self::Port, &[high, low, ..]) => u16::from_be_bytes([high, low]).to_string(),
             (Self::Slot, &[a, b, c, d]) => u32::from_ne_bytes([a, b, c, d]).to_string(),
-            (Self::Protocol | Self::Port | Self::Slot, _) => format!("{field:02x?}"),
+            (Self::Number, &[a, b, c, d]) => format!("{:#010x}", u32::from_ne_bytes([a, b, c, d])),
+            (Self::Protocol | Self::Port | Self::Slot | Self::Number | Self::Verdict, _) => {
+                format!("{field:02x?}")
+            }
         }
     }
 }

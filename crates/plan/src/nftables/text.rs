@@ -74,6 +74,8 @@ fn type_name(kind: Type, family: Family) -> String {
         (Type::Address, Family::V6) => "ipv6_addr".into(),
         (Type::Protocol, _) => "inet_proto".into(),
         (Type::Port, _) => "inet_service".into(),
+        (Type::Number, _) => "mark".into(),
+        (Type::Verdict, _) => "verdict".into(),
         (Type::Slot, _) => example(kind, family),
     }
 }
@@ -85,6 +87,7 @@ fn example(kind: Type, family: Family) -> String {
         Type::Port => "th dport".into(),
         // Any modulus will do.
         Type::Slot => "numgen random mod 65536".into(),
+        Type::Number | Type::Verdict => type_name(kind, family),
     }
 }
 

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use model::address::Family;
 
 use crate::mark::Mark;
-use crate::nftables::sets::Set;
+use crate::nftables::sets::{Bank, List, Set};
 use crate::nftables::slots::Draw;
 
 /// A rule: matches from left to right, then what to do. A word that does not match ends it.
@@ -37,13 +37,37 @@ pub enum Word {
     ClearMark(Mark),
     /// Sends the connection to what the map has for the key; no match if it has nothing.
     Dnat(Vec<Field>, Set),
-    /// Remembers, or renews what is remembered: key, map, seconds, data.
-    Learn(Vec<Field>, Set, u32, Vec<Field>),
+    /// Session affinity. What is done for a frontend that has it; no match for one that has not.
+    Affinity(Bank, Affinity),
     Masquerade,
     Jump(&'static str),
     Goto(&'static str),
+    Return,
     Reject,
     Drop,
+}
+
+/// What session affinity does. Each begins with the same lookup, in [`Set::Sticky`], since rules cannot hand anything on
+/// to the next one. Where it is about a list and none is given, it is the one that the frontend uses.
+///
+/// What a map gives cannot be written in the language of `nft` where it is part of another key, and listing it makes `nft`
+/// abort. So the program hides it: the listing has `meta mark` in the place of every id and number of seconds, and nothing
+/// at all for lookups of which nothing else is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Affinity {
+    /// Nothing more: the frontend has it. After the translation it is looked for as the client saw it.
+    Has,
+    /// Sends the connection where the client went before, if that is still an endpoint of the list.
+    Dnat(Option<List>),
+    /// The client went somewhere before that is still an endpoint of the list. After the translation.
+    IsAlive(List),
+    /// Forgets where the client went before. After the translation.
+    Forget(List),
+    /// Goes to the chain that learns with the frontend's timeout. After the translation.
+    Learner,
+    /// Remembers for so many seconds where the client went, or renews that, if it is an endpoint of the list. After the
+    /// translation.
+    Learn(List, u32),
 }
 
 /// What of a packet, or of its connection, is looked at.
@@ -71,6 +95,7 @@ impl Rule {
     /// The rule as `nft list` prints it.
     pub fn show(&self, family: Family) -> String {
         let words: Vec<_> = self.words.iter().map(|word| word.show(family)).collect();
+        let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
         match self.comment {
             Some(comment) => format!("{} comment \"{comment}\"", words.join(" ")),
             None => words.join(" "),
@@ -100,15 +125,46 @@ impl Word {
             Self::SetMark(mark) => format!("meta mark set meta mark | {mark}"),
             Self::ClearMark(mark) => format!("meta mark set meta mark ^ {mark}"),
             Self::Dnat(key, map) => format!("dnat {ip} to {} map @{}", concat(key), map.name()),
-            Self::Learn(key, map, seconds, data) => {
-                let (key, data) = (concat(key), concat(data));
-                format!("update @{} {{ {key} timeout {} : {data} }}", map.name(), show_time(*seconds))
-            }
+            Self::Affinity(bank, what) => what.show(*bank, family),
             Self::Masquerade => "masquerade fully-random".into(),
             Self::Jump(chain) => format!("jump {chain}"),
             Self::Goto(chain) => format!("goto {chain}"),
+            Self::Return => "return".into(),
             Self::Reject => "reject".into(),
             Self::Drop => "drop".into(),
+        }
+    }
+}
+
+impl Affinity {
+    /// The list, unless it is the one that the frontend uses.
+    pub fn list(self) -> Option<List> {
+        match self {
+            Self::Has | Self::Learner => None,
+            Self::Dnat(list) => list,
+            Self::IsAlive(list) | Self::Forget(list) | Self::Learn(list, _) => Some(list),
+        }
+    }
+
+    fn show(self, bank: Bank, family: Family) -> String {
+        let ip = protocol_name(family);
+        let id = match self.list() {
+            None => "meta mark".to_owned(),
+            Some(List::Cluster) => format!("meta mark & {:#010x}", !List::BIT),
+            Some(List::Local) => format!("meta mark | {:#010x}", List::BIT),
+        };
+        let affinity = Set::Affinity.name();
+        let (key, data) = (format!("{id} . {ip} saddr"), format!("meta l4proto . {ip} daddr . th dport"));
+        match self {
+            Self::Has | Self::IsAlive(_) => String::new(),
+            Self::Dnat(_) => {
+                format!("dnat {ip} to {ip} daddr . th dport . {id} map @{}", Set::StickyEndpoints.name())
+            }
+            Self::Forget(_) => format!("delete @{affinity} {{ {key} : {data} }}"),
+            Self::Learner => format!("{id} vmap @{}", Set::Timeouts(bank).name()),
+            Self::Learn(_, seconds) => {
+                format!("update @{affinity} {{ {key} timeout {} : {data} }}", show_time(seconds))
+            }
         }
     }
 }

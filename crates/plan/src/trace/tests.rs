@@ -353,7 +353,7 @@ impl Sets for Table {
 
     fn endpoints(&mut self, map: Set, keys: Vec<Key>) -> Result<Vec<(IpAddr, Port)>, Self::Error> {
         let found = self.elements.iter().filter(|element| element.set == map && keys.contains(&element.key));
-        Ok(found.filter_map(|element| element.data).collect())
+        Ok(found.filter_map(Element::endpoint).collect())
     }
 
     fn admits(&mut self, frontend: Key, source: IpAddr) -> Result<bool, Self::Error> {
@@ -424,7 +424,7 @@ fn what_is_missing_from_sets_shows() {
         assert_eq!((live.agrees, live.fate), (false, fate), "{set:?}");
     }
     let mut table = Table::of(&world);
-    let gone = |element: &Element| element.data.is_some_and(|(ip, _)| ip.to_string() == "10.244.1.5");
+    let gone = |element: &Element| element.endpoint().is_some_and(|(ip, _)| ip.to_string() == "10.244.1.5");
     table.elements.retain(|element| !gone(element));
     let live = Live::new(&explanation, through_sets(&explanation, &mut table).unwrap());
     assert!(!live.agrees);

@@ -73,7 +73,7 @@ pub fn changes(
         (Before::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut said),
         (Before::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut said),
         // From the reference's nftables mode to ours.
-        _ => affinity(rulings, "per address that they use instead of per service port", &mut said),
+        _ => affinity(rulings, &mut said),
     }
     Ok(said)
 }
@@ -170,7 +170,7 @@ fn to_nftables(found: &iptables::Present, rulings: &Rulings, said: &mut Vec<Stri
             "forwarded packets that belong to no connection (ct state invalid) are no longer dropped".into(),
         );
     }
-    affinity(rulings, "per address that they use instead of per service port", said);
+    affinity(rulings, said);
 }
 
 fn to_iptables(rulings: &Rulings, said: &mut Vec<String>) {
@@ -196,7 +196,7 @@ fn to_iptables(rulings: &Rulings, said: &mut Vec<String>) {
         said.push(format!("{port} is accepted ahead of other rules in INPUT"));
     }
     said.push("forwarded packets that belong to no connection (ct state INVALID) are dropped".into());
-    affinity(rulings, "per service port instead of per address that they use", said);
+    affinity(rulings, said);
 }
 
 /// One of them, whose it is, and how many more there are.
@@ -228,11 +228,9 @@ fn health_checks(rulings: &Rulings) -> BTreeSet<String> {
     ports.collect()
 }
 
-fn affinity(rulings: &Rulings, how: &str, said: &mut Vec<String>) {
+fn affinity(rulings: &Rulings, said: &mut Vec<String>) {
     for (name, routing) in rulings.routings.iter().filter(|(_, routing)| routing.affinity.is_some()) {
         let seconds = routing.affinity.unwrap_or_default();
-        said.push(format!(
-            "clients of {name} (session affinity {seconds}s) are balanced once more, and then stick {how}"
-        ));
+        said.push(format!("clients of {name} (session affinity {seconds}s) are balanced once more"));
     }
 }

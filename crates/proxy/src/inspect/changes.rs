@@ -338,7 +338,7 @@ impl Facts {
             let was_there = |endpoint| lost.endpoints.get(endpoint).is_some_and(is_new_there);
             let comes_there = |endpoint| gained.endpoints.get(endpoint).is_some_and(is_new_there);
             at.is_some_and(|at| gained.frontends.contains(&at) && !lost.frontends.contains(&at))
-                || to.as_ref().is_none_or(|endpoint| comes_there(endpoint) && !was_there(endpoint))
+                || to.as_ref().map_or(at.is_none(), |to| comes_there(to) && !was_there(to))
         };
         !stickies.iter().all(comes)
             || !lost.affinity.is_empty()

@@ -25,8 +25,8 @@ use crate::node::Node;
 
 const NOTES: &str = "\
 The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`.
-The text has no packet counters of iptables, which not every kernel has. Of the rules that learn
-session affinity nft prints what it cannot read: without these the text loads.
+The text has no packet counters of iptables, which not every kernel has. Rules of session affinity
+are printed as nft prints them, which it cannot read: without these the text loads.
 
 Examples:
   kube-proxy render --proxy-mode nftables --manifests examples/demo

@@ -263,9 +263,9 @@ fn open(family: Family, writers: Writers, faults: &mut Faults) -> Table {
         }
     };
     let abilities = access.abilities;
-    assert!(abilities.own && abilities.destroy, "it was not this kernel that could not: {abilities:?}");
+    assert!(abilities.own, "it was not this kernel that could not: {abilities:?}");
     if writers == Writers::Anyone {
-        access.abilities = Abilities { own: false, destroy: false };
+        access.abilities = Abilities { own: false };
     }
     Table::new(access, settings(family))
 }

@@ -11,7 +11,7 @@ use crate::nftables::claims::ContentionChange;
 
 /// A table made of a map. It refuses what the kernel refuses.
 #[derive(Debug, Default, PartialEq)]
-struct FakeTable(BTreeMap<(Set, crate::nftables::sets::Key), Option<(IpAddr, Port)>>);
+struct FakeTable(BTreeMap<(Set, crate::nftables::sets::Key), Option<Data>>);
 
 impl FakeTable {
     fn commit(&mut self, steps: &Steps) {
@@ -112,6 +112,17 @@ fn routings(plan: &Plan) -> Vec<Changed> {
     plan.units.iter().map(|(name, unit)| (name.clone(), Some(unit.routing.clone()))).collect()
 }
 
+fn ids(plan: &Plan) -> BTreeMap<ServicePortName, u32> {
+    plan.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?))).collect()
+}
+
+/// The frontend and service port of an element that says a frontend has affinity.
+fn sticky_key(element: &Element) -> Option<(Frontend, u32)> {
+    let (Set::Sticky(bank), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
+    let (frontend, _) = Frontend::from_key(element.key.as_bytes(), bank, Family::V4)?;
+    Some((frontend, sticky.service_port()))
+}
+
 fn changes() -> impl Strategy<Value = Vec<Changed>> {
     let change = (0u8..5, proptest::option::weighted(0.7, routing()));
     proptest::collection::btree_map(0u8..5, change, 1..4)
@@ -144,6 +155,7 @@ proptest! {
         let mut successor = Plan::default();
         successor.accept(routings(&plan));
         let found = Held { elements: table.elements(), unclear: Vec::new() };
+        successor.adopt_ids(&found.elements, Family::V4);
         let wanted = successor.elements();
         prop_assert_eq!(successor.steps_from(found, wanted), Steps::default());
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
@@ -162,7 +174,8 @@ proptest! {
 
         let mut successor = Plan::default();
         successor.accept(routings(&plan));
-        let elements = table.elements().into_iter().filter(|element| !unclear.contains(&element.set)).collect();
+        let elements = table.elements().into_iter().filter(|element| !unclear.contains(&element.set)).collect::<Vec<_>>();
+        successor.adopt_ids(&elements, Family::V4);
         let wanted = successor.elements();
         table.commit(&successor.steps_from(Held { elements, unclear }, wanted));
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
@@ -173,7 +186,92 @@ proptest! {
         let (mut forwards, mut backwards) = (Plan::default(), Plan::default());
         let contested = forwards.accept(change.clone());
         prop_assert_eq!(contested, backwards.accept(change.into_iter().rev().collect()));
+        // Ids are given in the order of changes.
+        backwards.adopt_ids(&forwards.elements(), Family::V4);
         prop_assert_eq!(forwards.elements(), backwards.elements());
+    }
+
+    #[test]
+    fn an_id_belongs_to_one_service_port_for_as_long_as_it_has_affinity(
+        passes in proptest::collection::vec(changes(), 1..8),
+        last_id: u32,
+    ) {
+        let mut plan = Plan { last_id: last_id & !1, ..Plan::default() };
+        let mut given = BTreeSet::new();
+        for pass in passes {
+            let before = ids(&plan);
+            plan.replace(pass);
+            let after = ids(&plan);
+            for (name, unit) in plan.units.iter() {
+                prop_assert_eq!(unit.id().is_some(), unit.routing.affinity.is_some());
+                prop_assert_eq!(unit.id().unwrap_or_default() % 2, 0);
+                let is_new = before.get(name) != after.get(name);
+                prop_assert!(!is_new || after.get(name).is_none_or(|id| given.insert(*id)), "never twice");
+                prop_assert!(!is_new || !before.contains_key(name) || !after.contains_key(name), "never changed");
+            }
+        }
+    }
+
+    #[test]
+    fn a_successor_has_the_ids_of_what_is_in_the_kernel_and_gives_none_of_them_again(
+        before in changes(),
+        missed in changes(),
+        later in changes(),
+    ) {
+        let mut plan = Plan::default();
+        plan.accept(before);
+        let found = plan.elements();
+        plan.accept(missed);
+        let mut successor = Plan::default();
+        successor.accept(routings(&plan));
+        successor.adopt_ids(&found, Family::V4);
+        let held: BTreeMap<_, _> = found.iter().filter_map(|element| sticky_key(element)).collect();
+        let now: BTreeMap<_, _> =
+            successor.elements().iter().filter_map(|element| sticky_key(element)).collect();
+        let by_id: BTreeMap<u32, BTreeSet<&ServicePortName>> = now.iter().fold(BTreeMap::new(), |mut all, (at, id)| {
+            all.entry(*id).or_default().extend(successor.owner(at));
+            all
+        });
+        prop_assert!(by_id.values().all(|owners| owners.len() == 1), "{:?}", by_id);
+        for (name, id) in ids(&successor) {
+            let kernel: BTreeSet<u32> =
+                held.iter().filter(|(at, _)| successor.owner(at) == Some(&name)).map(|(_, id)| *id).collect();
+            let highest = held.values().max().copied().unwrap_or_default();
+            // Where frontends changed hands it may get either's, or a new one.
+            prop_assert!(kernel.contains(&id) || id > highest);
+            let alone = kernel.iter().next().filter(|_| kernel.len() == 1);
+            let is_its = |id: &&u32| held.iter().all(|(at, other)| other != *id || successor.owner(at).is_none_or(|it| *it == name));
+            if let Some(kept) = alone.filter(is_its) {
+                prop_assert_eq!(id, *kept);
+            }
+        }
+        let before = ids(&successor);
+        successor.replace(later);
+        for (name, id) in ids(&successor) {
+            prop_assert!(before.get(&name) == Some(&id) || held.values().all(|held| *held < id));
+        }
+    }
+
+    #[test]
+    fn the_endpoints_that_clients_may_stick_to_are_those_that_a_frontend_of_theirs_uses(change in changes()) {
+        let mut plan = Plan::default();
+        plan.accept(change);
+        let elements = plan.elements();
+        let used = |set: fn(Bank) -> Set, id| {
+            let ids: BTreeMap<_, _> = elements.iter().filter_map(sticky_key).filter(|(_, its)| *its == id).collect();
+            let its = elements.iter().filter(|element| Bank::BOTH.iter().any(|bank| element.set == set(*bank)));
+            let its = its.filter(|element| Frontend::of_endpoint(element).is_some_and(|(at, _, _)| ids.contains_key(&at)));
+            its.filter_map(Element::endpoint).collect::<BTreeSet<_>>()
+        };
+        for id in elements.iter().filter_map(sticky_key).map(|(_, id)| id).collect::<BTreeSet<_>>() {
+            let may = elements.iter().filter(|element| element.service_port() == Some(id));
+            let may: BTreeSet<_> = may.filter_map(Element::endpoint).collect();
+            let all: BTreeSet<_> = used(Set::Endpoints, id).union(&used(Set::EndpointsInside, id)).copied().collect();
+            prop_assert_eq!(may, all);
+        }
+        let orphans = elements.iter().filter_map(Element::service_port);
+        let ids: BTreeSet<u32> = elements.iter().filter_map(sticky_key).map(|(_, id)| id).collect();
+        prop_assert!(orphans.into_iter().all(|id| ids.contains(&id)));
     }
 
     #[test]
@@ -236,7 +334,7 @@ fn contention(change: ContentionChange, winner: u8, others: &[u8], frontends: Ve
 fn a_frontend_that_two_claim_goes_to_the_first_by_name_and_is_handed_over() {
     const IP: [u8; 4] = [10, 96, 0, 1];
     let routing = |endpoint: u8| plain(IP, &[], Created::UNKNOWN, endpoint);
-    let target = |plan: &Plan| plan.elements().iter().find_map(|element| element.data).unwrap().0.to_string();
+    let target = |plan: &Plan| plan.elements().iter().find_map(Element::endpoint).unwrap().0.to_string();
     let mut plan = Plan::default();
     plan.replace(vec![(name(2), Some(routing(2)))]);
     assert_eq!(target(&plan), "10.1.0.2");
