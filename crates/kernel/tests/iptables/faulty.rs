@@ -115,8 +115,8 @@ impl Exec for Faulty {
             }
             Some(Fault::Stuck) => {
                 let text = input.concat();
-                let end = text.find("COMMIT\n").map_or(text.len(), |at| at + "COMMIT\n".len());
-                self.inner.run(program, arguments, &[&text[..end]])?;
+                let first = text.split_inclusive("COMMIT\n").next().unwrap_or_default();
+                self.inner.run(program, arguments, &[first])?;
                 Err(Error::Stuck { command, patience: Duration::from_secs(1) })
             }
             Some(Fault::HalfPrinted) => {

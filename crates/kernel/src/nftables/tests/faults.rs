@@ -147,7 +147,7 @@ impl Observer {
                     Some(nft::FoundDatum::Verdict(_)) | None => &[],
                 };
                 let end = element.key_end.unwrap_or_default();
-                [element.key, &[b'-'], end, &[b':'], data, &[u8::from(element.interval_end)]].concat()
+                [element.key, b"-", end, b":", data, &[u8::from(element.interval_end)]].concat()
             };
             let elements = self.connection.elements(family, TABLE, &set.name, read).unwrap();
             (set.name, elements.into_iter().collect())
