@@ -53,7 +53,9 @@ impl Image {
         assert!(assembled.success());
         let mut image = Self { folder, mounts: Vec::new() };
         image.mounts.push(json!({"destination": "/proc", "type": "proc", "source": "proc"}));
-        image.mounts.push(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]}));
+        image
+            .mounts
+            .push(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]}));
         image.mounts.push(json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}));
         if kind == "iptables" {
             // As the manifests do: the lock, and the variant that was chosen.
@@ -152,13 +154,15 @@ impl<'a> Container<'a> {
     /// The first process in the container, as the machine numbers it.
     pub fn id(&self) -> u64 {
         let state = runc(self.image).arg("state").arg(&self.name).output().unwrap();
-        let state: Value = serde_json::from_slice(&state.stdout).unwrap_or_else(|_| panic!("{state:?}\n{}", self.log()));
+        let state: Value =
+            serde_json::from_slice(&state.stdout).unwrap_or_else(|_| panic!("{state:?}\n{}", self.log()));
         state["pid"].as_u64().unwrap()
     }
 
     /// The most that its cgroup has held, in bytes, memory of the kernel included.
     pub fn peak_memory(&self) -> Option<u64> {
-        let files = [format!("memory/{}/memory.max_usage_in_bytes", self.name), format!("{}/memory.peak", self.name)];
+        let files =
+            [format!("memory/{}/memory.max_usage_in_bytes", self.name), format!("{}/memory.peak", self.name)];
         let found = files.iter().find_map(|file| fs::read_to_string(Path::new(CGROUPS).join(file)).ok());
         found.and_then(|peak| peak.trim().parse().ok())
     }
@@ -192,7 +196,8 @@ impl Drop for Container<'_> {
 fn can_limit_memory() -> bool {
     let root = Path::new(CGROUPS);
     let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-    root.join("memory/memory.limit_in_bytes").exists() || controllers.split_whitespace().any(|name| name == "memory")
+    root.join("memory/memory.limit_in_bytes").exists()
+        || controllers.split_whitespace().any(|name| name == "memory")
 }
 
 fn runc(image: &Image) -> Command {
