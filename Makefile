@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e bench bench-e2e charts docs fmt setup pure deny clean
+.PHONY: help demo build static dist check test e2e soak bench bench-e2e charts docs fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -44,6 +44,12 @@ e2e: setup ## against a real API server, in both modes; builds one with Go the f
 	components=$$(hack/control-plane) && tools=$$(hack/packaging-tools) && \
 	  SLUICE_CONTROL_PLANE=$$components SLUICE_PACKAGING_TOOLS=$$tools \
 	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --test-threads=1
+
+MINUTES ?= 10
+soak: setup ## everything at once for MINUTES=10, half of it in each mode: changes, kills, flushes, API restarts; wants root
+	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
+	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components SLUICE_SOAK_MINUTES=$(MINUTES) \
+	  $(CARGO) test --workspace --all-features --test soak -- --ignored --nocapture --test-threads=1
 
 bench: ## what things cost, beside what they should cost; wants root for network namespaces
 	$(CARGO) bench --package model --bench model

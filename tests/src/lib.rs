@@ -15,6 +15,7 @@
 pub mod cases;
 pub mod chains;
 pub mod cluster;
+pub mod container;
 pub mod echo;
 pub mod feed;
 pub mod lab;

@@ -77,9 +77,19 @@ impl Api {
         self.call("PUT", path, "application/json", object)
     }
 
+    /// The same while the API server may be away.
+    pub fn try_replace(&self, path: &str, object: &Value) -> Result<Value, Refusal> {
+        self.try_call("PUT", path, "application/json", object)
+    }
+
     /// Changes some fields. `null` removes one.
     pub fn patch(&self, path: &str, fields: &Value) -> Value {
         self.call("PATCH", path, "application/merge-patch+json", fields)
+    }
+
+    /// The same while the API server may be away.
+    pub fn try_patch(&self, path: &str, fields: &Value) -> Result<Value, Refusal> {
+        self.try_call("PATCH", path, "application/merge-patch+json", fields)
     }
 
     /// Applies an object as `kubectl apply --server-side --force-conflicts` does, and nothing that its schema does not know.

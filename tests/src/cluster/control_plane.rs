@@ -80,6 +80,11 @@ impl ControlPlane {
         self.command("start");
     }
 
+    /// Kills etcd and starts it again with the same data. Returns when it is ready; the API server reconnects by itself.
+    pub fn restart_etcd(&mut self) {
+        self.command("restart etcd");
+    }
+
     fn command(&mut self, what: &str) {
         writeln!(self.supervisor.stdin.as_mut().unwrap(), "{what}").unwrap();
         assert_eq!(line(&mut self.hear), "done", "{what}");

@@ -34,7 +34,7 @@ fn relay(stage: &Stage) -> (Relay, SocketAddr) {
 }
 
 /// Waits for as long as the proxy may wait before it asks again.
-fn moves_to(stage: &Stage, web: &Value, place: Place) {
+pub fn moves_to(stage: &Stage, web: &Value, place: Place) {
     for family in Family::BOTH {
         let wanted = SocketAddr::new(place.ip(family), TARGET);
         within(BACK_OFF, "the change is seen", || {

@@ -4,6 +4,7 @@ mod api_server;
 mod bad_input;
 mod ending;
 mod health;
+mod limits;
 mod metrics;
 mod node;
 mod pace;

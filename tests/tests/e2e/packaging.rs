@@ -208,6 +208,7 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
         "updateStrategy": {"type": "OnDelete", "rollingUpdate": null},
         "podLabels": {"team": "network"},
         "podAnnotations": {"note": "hello"},
+        "seccompProfile": {"type": "Localhost", "localhostProfile": "sluice/iptables.json"},
         "seLinuxOptions": {"type": "spc_t"},
         "serviceMonitor": {"enabled": true, "interval": "15s", "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}},
@@ -256,6 +257,10 @@ fn values_that_make_no_sense_are_refused_in_words() {
         (json!({"apiServer": "https://192.0.2.1", "mode": "ipvs"}), "mode"),
         (json!({"apiServer": "https://192.0.2.1", "config": {"mode": "iptables"}}), "config"),
         (json!({"apiServer": "https://192.0.2.1", "conectionMetrics": true}), "conectionMetrics"),
+        (
+            json!({"apiServer": "https://192.0.2.1", "seccompProfile": {"type": "Localhost"}}),
+            "localhostProfile",
+        ),
     ] {
         let refusal = refusal(&values);
         assert!(refusal.contains(word), "{values}: {refusal}");

@@ -18,7 +18,8 @@ use crate::pki::Pki;
 pub struct Components {
     _controller_manager: Process,
     api_server: Option<Process>,
-    _etcd: Process,
+    /// Nothing only while it is started again.
+    etcd: Option<Process>,
     api: Api,
     place: Place,
 }
@@ -45,7 +46,7 @@ impl Components {
         Self {
             _controller_manager: controller_manager,
             api_server: Some(api_server),
-            _etcd: etcd,
+            etcd: Some(etcd),
             api,
             place,
         }
@@ -60,6 +61,11 @@ impl Components {
         if self.api_server.is_none() {
             self.api_server = Some(self.place.start_api_server(&self.api));
         }
+    }
+
+    pub fn restart_etcd(&mut self) {
+        drop(self.etcd.take());
+        self.etcd = Some(self.place.start_etcd());
     }
 }
 

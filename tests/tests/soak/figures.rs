@@ -1,0 +1,197 @@
+//! What the process and the kernel hold, to be compared before and after.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::Value;
+use tests::cluster::proxy::Proxy;
+use tests::cluster::stage::Stage;
+use tests::namespace::Namespace;
+use tests::patience::Deadline;
+
+/// What has to be as it was: a table that catches stale flows stays for five minutes at most, which is long for a short soak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    WithoutFlowTables,
+    Everything,
+}
+
+impl Extent {
+    pub fn of(soak: Duration) -> Self {
+        if soak < Duration::from_secs(120) { Self::WithoutFlowTables } else { Self::Everything }
+    }
+
+    fn settle_timeout(self) -> Duration {
+        match self {
+            Self::WithoutFlowTables => Duration::from_secs(60),
+            Self::Everything => Duration::from_secs(420),
+        }
+    }
+}
+
+const FLOW_TABLE: &str = "kube-proxy-flows";
+/// So long nothing may change before it is taken for rest.
+const REST: Duration = Duration::from_secs(6);
+/// The resident memory may grow by this part of itself, and by that much more: an allocator keeps what it may need again.
+const RSS_PART: u64 = 4;
+const RSS_MORE_KIB: u64 = 4 * 1024;
+
+const NAMES: [&str; 12] = [
+    "resident memory, KiB",
+    "descriptors, without those that catch stale flows",
+    "threads, without those that catch stale flows",
+    "tables",
+    "chains",
+    "rules",
+    "sets",
+    "maps",
+    "elements",
+    "tracked connections, without those to the API server",
+    "processes of the node",
+    "tables that catch stale flows",
+];
+const RSS: usize = 0;
+const FLOW_TABLES: usize = 11;
+/// What may be less: a connection to the API server that is not needed any more stays open for a while.
+const MAY_BE_LESS: [usize; 3] = [1, 2, 9];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figures([u64; NAMES.len()]);
+
+/// So that what is tracked of a connection is gone soon after it. They are settings of the node's namespace alone.
+pub fn expire_connections_soon(node: &Namespace) {
+    for name in [
+        "tcp_timeout_syn_sent",
+        "tcp_timeout_syn_recv",
+        "tcp_timeout_fin_wait",
+        "tcp_timeout_last_ack",
+        "tcp_timeout_time_wait",
+        "tcp_timeout_close",
+        "tcp_timeout_max_retrans",
+        "tcp_timeout_unacknowledged",
+        "udp_timeout",
+        "udp_timeout_stream",
+        "icmp_timeout",
+        "icmpv6_timeout",
+        "generic_timeout",
+    ] {
+        node.sysctl(&format!("netfilter/nf_conntrack_{name}"), "5");
+    }
+}
+
+impl Figures {
+    fn read(stage: &Stage, proxy: &Proxy) -> Self {
+        let process = format!("/proc/{}", proxy.id());
+        let threads = std::fs::read_dir(format!("{process}/task")).unwrap().flatten();
+        let threads: Vec<_> =
+            threads.flat_map(|it| std::fs::read_to_string(it.path().join("comm"))).collect();
+        // They come with the first flows that are to be caught, each with two sockets, and stay.
+        let for_stale_flows = threads.iter().filter(|name| name.starts_with("flows-")).count() as u64;
+        let node = &stage.lab.network.node;
+        // Those of kube-proxy itself are tracked only if rules were there when they were made.
+        let to_api_server = format!("dport={} ", crate::disturbances::RELAY_PORT);
+        // To read them is to have those removed that have expired.
+        let tracked = node.enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack")).unwrap();
+        let ruleset: Value = serde_json::from_str(&node.run("nft -j list ruleset")).unwrap();
+        let (flow_tables, ruleset): (Vec<&Value>, Vec<&Value>) =
+            ruleset["nftables"].as_array().unwrap().iter().partition(|object| {
+                let values = object.as_object().unwrap().values();
+                values.into_iter().any(|it| it["table"] == FLOW_TABLE || it["name"] == FLOW_TABLE)
+            });
+        let flow_tables = flow_tables.iter().filter(|object| object.get("table").is_some()).count() as u64;
+        let count = |kind: &str| ruleset.iter().filter(|object| object.get(kind).is_some()).count() as u64;
+        let elements = ruleset.iter().flat_map(|object| [&object["set"]["elem"], &object["map"]["elem"]]);
+        let elements = elements.filter_map(Value::as_array).map(Vec::len).sum::<usize>() as u64;
+        Self([
+            resident_memory(proxy),
+            std::fs::read_dir(format!("{process}/fd")).unwrap().count() as u64 - 2 * for_stale_flows,
+            threads.len() as u64 - for_stale_flows,
+            count("table"),
+            count("chain"),
+            count("rule"),
+            count("set"),
+            count("map"),
+            elements,
+            tracked.lines().filter(|connection| !connection.contains(&to_api_server)).count() as u64,
+            processes_in(node),
+            flow_tables,
+        ])
+    }
+
+    /// Once nothing but the memory has changed for a while.
+    pub fn at_rest(stage: &Stage, proxy: &Proxy) -> Self {
+        let mut deadline = Deadline::after(Extent::WithoutFlowTables.settle_timeout());
+        let mut rest = Deadline::after(REST);
+        let mut figures = Self::read(stage, proxy);
+        while !rest.has_passed() && !deadline.has_passed() {
+            std::thread::sleep(Duration::from_millis(500));
+            let now = Self::read(stage, proxy);
+            if now.0[RSS + 1..] != figures.0[RSS + 1..] {
+                rest = Deadline::after(REST);
+            }
+            figures = now;
+        }
+        figures
+    }
+
+    /// The same with the memory that the process has now.
+    pub fn with_memory_of(mut self, proxy: &Proxy) -> Self {
+        self.0[RSS] = resident_memory(proxy);
+        self
+    }
+
+    /// Once they are as they were, or when that takes too long.
+    pub fn back_at(before: &Self, extent: Extent, stage: &Stage, proxy: &Proxy) -> Self {
+        let mut deadline = Deadline::after(extent.settle_timeout());
+        loop {
+            let figures = Self::read(stage, proxy);
+            if figures.unlike(before, extent).is_empty() || deadline.has_passed() {
+                return figures;
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// What is not as it was before.
+    pub fn unlike(&self, before: &Self, extent: Extent) -> Vec<String> {
+        let each = NAMES.iter().zip(before.0.iter().zip(self.0)).enumerate();
+        let differs = |number: usize, before: u64, after: u64| match number {
+            RSS => after > before + before / RSS_PART + RSS_MORE_KIB,
+            FLOW_TABLES if extent == Extent::WithoutFlowTables => false,
+            number if MAY_BE_LESS.contains(&number) => after > before,
+            _ => after != before,
+        };
+        let wrong = each.filter(|(number, (_, (before, after)))| differs(*number, **before, *after));
+        wrong.map(|(_, (name, (before, after)))| format!("{name}: {before} before, {after} after")).collect()
+    }
+}
+
+/// In KiB.
+fn resident_memory(proxy: &Proxy) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Of children that nobody waited for, too.
+fn processes_in(node: &Namespace) -> u64 {
+    let namespace = node.enter(|| std::fs::read_link("/proc/thread-self/ns/net")).unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let links = processes.filter_map(|process| std::fs::read_link(process.path().join("ns/net")).ok());
+    links.filter(|link| *link == namespace).count() as u64
+}
+
+pub fn table(before: &Figures, after: &Figures) -> String {
+    let mut table = format!("{:<55} {:>9} {:>9}\n", "figures at rest", "before", "after");
+    for (name, (before, after)) in NAMES.iter().zip(before.0.iter().zip(after.0)) {
+        writeln!(table, "{name:<55} {before:>9} {after:>9}").unwrap();
+    }
+    let more = RSS_MORE_KIB / 1024;
+    write!(
+        table,
+        "(memory may be 1/{RSS_PART} and {more} MiB above what it was; descriptors, threads and connections may be less; \
+         the rest must be equal)"
+    )
+    .unwrap();
+    table
+}
