@@ -258,7 +258,6 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
             let some = connection
                 .flows(Ipv4, ALL, |flow| flow.original.source.port() % 200 == 0)
                 .expect("the first attempt without faults");
-            let some: Vec<_> = some.into_iter().map(|(_, handle)| handle).collect();
             assert_eq!(some.len(), 3);
             let ended = faults.during(|| connection.end(Ipv4, &some));
             let left = list(&mut connection).unwrap();
