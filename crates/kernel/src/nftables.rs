@@ -330,8 +330,8 @@ impl Table {
         for set in &ids.unclear {
             known.extend(self.reader().among(*set, of_set(&wanted, *set))?);
         }
-        self.plan.adopt_ids(&known, self.settings.family);
-        let wanted = self.plan.elements();
+        let are_others = self.plan.adopt_ids(&known, self.settings.family);
+        let wanted = if are_others { self.plan.elements() } else { wanted };
         let mut content = self.reader().content(&rest, &wanted)?;
         content.held.elements.extend(ids.elements);
         content.held.unclear.extend(ids.unclear);
@@ -517,13 +517,17 @@ pub fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
     }
     for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
         let Some(set) = elements.first().map(|element| element.set) else { continue };
-        let chain = |element: &Element| match (set, element.data) {
-            (Set::Timeouts(bank), Some(Data::Learn(seconds))) => bank.learner(seconds),
-            _ => String::new(),
-        };
-        let chains: Vec<String> = elements.iter().map(chain).collect();
-        let elements = elements.iter().zip(&chains);
-        batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
+        if let Set::Timeouts(bank) = set {
+            let name = |element: &Element| match element.data {
+                Some(Data::Learn(seconds)) => bank.learner(seconds),
+                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
+            };
+            let chains: Vec<String> = elements.iter().map(name).collect();
+            let elements = elements.iter().zip(&chains);
+            batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
+        } else {
+            batch.add_elements(set.name(), elements.iter().map(|element| to_wire(element, "", family)));
+        }
     }
 }
 
