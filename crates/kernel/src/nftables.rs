@@ -42,9 +42,9 @@ use read::{Content, Found, Ours, Reader, Unexpected, is_passing, of_set, retry_u
 pub const TABLE: &str = "kube-proxy";
 pub const TABLE_COMMENT: &str = "rules for kube-proxy";
 
-/// For how long a read-back is repeated when somebody keeps changing the ruleset under it, be it in other tables:
-/// whoever writes iptables rules may need a thousand transactions.
-const PERSISTENCE: Duration = Duration::from_secs(10);
+/// For how long a read-back is repeated while other processes change the ruleset, be it in other tables: one that writes
+/// iptables rules may need a thousand transactions.
+const READ_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kernel's table of one family, and what we want in it.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ pub struct Table {
     recounted: HashSet<Frontend>,
     /// What became of contended frontends since that was last taken.
     contentions: Vec<Contention>,
+    /// [`READ_BACK_TIMEOUT`], except in tests in which every read-back is disturbed.
+    read_back_timeout: Duration,
 }
 
 /// A connection to a kernel that can do what we need.
@@ -127,6 +129,7 @@ impl Table {
             counts_are_whole: None,
             recounted: HashSet::new(),
             contentions: Vec::new(),
+            read_back_timeout: READ_BACK_TIMEOUT,
         }
     }
 
@@ -255,7 +258,7 @@ impl Table {
     /// Compares the kernel with what is wanted and writes the difference, or everything if the table is not ours.
     fn resync(&mut self, routings: Vec<Changed>) -> Result<Outcome, CommitError> {
         self.contentions.extend(self.plan.accept(routings));
-        let deadline = Instant::now() + PERSISTENCE;
+        let deadline = Instant::now() + self.read_back_timeout;
         let passes = |error: &CommitError| match error {
             CommitError::Stale => true,
             CommitError::Socket(error) => is_passing(error),
@@ -340,8 +343,8 @@ impl Table {
         for set in &ids.unclear {
             known.extend(self.reader().among(*set, of_set(&wanted, *set))?);
         }
-        self.plan.adopt_ids(&known, self.settings.family);
-        let wanted = self.plan.elements();
+        let are_others = self.plan.adopt_ids(&known, self.settings.family);
+        let wanted = if are_others { self.plan.elements() } else { wanted };
         let mut content = self.reader().content(&rest, &wanted, deadline)?;
         content.held.elements.extend(ids.elements);
         content.held.unclear.extend(ids.unclear);
@@ -534,13 +537,17 @@ pub fn write_steps(steps: &Steps, family: Family, batch: &mut Batch) {
     }
     for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
         let Some(set) = elements.first().map(|element| element.set) else { continue };
-        let chain = |element: &Element| match (set, element.data) {
-            (Set::Timeouts(bank), Some(Data::Learn(seconds))) => bank.learner(seconds),
-            _ => String::new(),
-        };
-        let chains: Vec<String> = elements.iter().map(chain).collect();
-        let elements = elements.iter().zip(&chains);
-        batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
+        if let Set::Timeouts(bank) = set {
+            let name = |element: &Element| match element.data {
+                Some(Data::Learn(seconds)) => bank.learner(seconds),
+                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
+            };
+            let chains: Vec<String> = elements.iter().map(name).collect();
+            let elements = elements.iter().zip(&chains);
+            batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
+        } else {
+            batch.add_elements(set.name(), elements.iter().map(|element| to_wire(element, "", family)));
+        }
     }
 }
 

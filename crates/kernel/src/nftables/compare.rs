@@ -6,12 +6,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::Port;
+use model::names::{Port, ServicePortName};
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::{Frontend, Shared};
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Type, address, show_range};
+use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Sticky, Type, address, show_range};
 
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
@@ -148,7 +148,19 @@ impl Inspection {
             let elements = match set {
                 Set::Endpoints(_) | Set::EndpointsInside(_) => &mut held.elements,
                 Set::Sticky(_) => &mut ids,
-                _ => continue,
+                Set::ClusterIps
+                | Set::ServiceCidrs
+                | Set::NodePortIps
+                | Set::Frontends(_)
+                | Set::ExternalLocal(_)
+                | Set::StickyEndpoints
+                | Set::Affinity
+                | Set::Timeouts(_)
+                | Set::NoEndpoints(_)
+                | Set::NoLocalEndpoints(_)
+                | Set::Firewalled
+                | Set::AllowedSources
+                | Set::Hairpin => continue,
             };
             if let Some(found) = self.declared(set, &found) {
                 elements.extend(self.held(set, found.count)?.0);
@@ -201,6 +213,42 @@ impl Inspection {
         let more = chains.iter().map(|found| &*found.name);
         let more = more.filter(|name| !wanted.contains(name) && (is_foreign || is_learner(name)));
         all.extend(more.map(|name| difference_of(Kind::Surplus, Class::Chain, format!("chain {name}"))));
+        self.name_learners(&mut all)?;
+        Ok(all)
+    }
+
+    /// Says of chains that learn whose timeout it is.
+    fn name_learners(&mut self, all: &mut [Difference]) -> io::Result<()> {
+        let seconds = |difference: &Difference| {
+            let name = difference.object.strip_prefix("chain ")?;
+            Bank::BOTH.into_iter().find_map(|bank| Some((bank, bank.learner_seconds(name)?)))
+        };
+        if all.iter().all(|difference| seconds(difference).is_none()) {
+            return Ok(());
+        }
+        let held = self.stickiness()?;
+        let wanted = self.wanted.plan.shared_owners();
+        for difference in all {
+            let Some((bank, seconds)) = seconds(difference) else { continue };
+            let wanted = wanted.get(&Shared::Timeout(bank, seconds).element()).copied();
+            difference.service = wanted.or_else(|| by_timeout(&held, seconds)).cloned();
+        }
+        Ok(())
+    }
+
+    /// What the frontends of the kernel that have session affinity lead to, and whose they are.
+    fn stickiness(&mut self) -> io::Result<Vec<(Sticky, ServicePortName)>> {
+        let (found, family) = (self.reader().sets()?, self.family());
+        let mut all = Vec::new();
+        for set in Bank::BOTH.map(Set::Sticky) {
+            let Some(found) = self.declared(set, &found) else { continue };
+            for element in self.held(set, found.count)?.0 {
+                let owner = self.wanted.plan.owner_of(&element, family).cloned();
+                if let (Some(Data::Sticky(sticky)), Some(owner)) = (element.data, owner) {
+                    all.push((sticky, owner));
+                }
+            }
+        }
         Ok(all)
     }
 
@@ -253,16 +301,25 @@ impl Inspection {
         held.sort_unstable();
         let (surplus, missing) = difference(&held, self.wanted_in(set));
         let mut all: Vec<Difference> = Vec::new();
+        let is_of_affinity = matches!(set, Set::StickyEndpoints | Set::Timeouts(_));
+        let sticky = if is_of_affinity && !surplus.is_empty() { self.stickiness()? } else { Vec::new() };
         let plan = &self.wanted.plan;
         let differs = surplus.len() + missing.len() > 0;
         let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin | Set::Timeouts(_));
         let shared = if is_shared && differs { plan.shared_owners() } else { HashMap::default() };
         let is_sticky = set == Set::StickyEndpoints;
-        let ids = if is_sticky && differs { plan.id_owners() } else { HashMap::default() };
+        let mut ids = if is_sticky && differs { plan.id_owners() } else { HashMap::default() };
+        for (sticky, owner) in &sticky {
+            ids.entry(sticky.service_port()).or_insert(owner);
+        }
         let owner = |element: &Element| {
             let by_id = element.service_port().and_then(|id| ids.get(&id)).copied();
+            let by_timeout = || match element.data {
+                Some(Data::Learn(seconds)) => by_timeout(&sticky, seconds),
+                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
+            };
             let by_frontend = || plan.owner_of(element, family);
-            shared.get(element).copied().or(by_id).or_else(by_frontend).cloned()
+            shared.get(element).copied().or(by_id).or_else(by_timeout).or_else(by_frontend).cloned()
         };
         for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
             all.extend(elements.iter().map(|element| Difference {
@@ -312,6 +369,11 @@ impl Inspection {
     fn reader(&mut self) -> Reader<'_> {
         Reader { family: self.wanted.settings.family, connection: &mut self.connection }
     }
+}
+
+/// The first by name whose frontends have this timeout.
+fn by_timeout(sticky: &[(Sticky, ServicePortName)], seconds: u32) -> Option<&ServicePortName> {
+    sticky.iter().filter(|(sticky, _)| sticky.seconds == seconds).map(|(_, owner)| owner).min()
 }
 
 fn agrees(set: Set, family: Family, found: &FoundSet) -> bool {

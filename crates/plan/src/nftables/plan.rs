@@ -67,12 +67,11 @@ impl Steps {
 }
 
 fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
-    elements
-        .iter()
-        .filter_map(
-            |element| if let Some(Data::Learn(seconds)) = element.data { Some(seconds) } else { None },
-        )
-        .collect()
+    let seconds = |element: &Element| match element.data {
+        Some(Data::Learn(seconds)) => Some(seconds),
+        Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
+    };
+    elements.iter().filter_map(seconds).collect()
 }
 
 impl Plan {
@@ -158,8 +157,8 @@ impl Plan {
     }
 
     /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
-    /// by id. New ids are above those. To be called before [`Plan::elements`].
-    pub fn adopt_ids(&mut self, found: &[Element], family: Family) {
+    /// by id. New ids are above those. Returns whether any of them changes, and with them [`Plan::elements`].
+    pub fn adopt_ids(&mut self, found: &[Element], family: Family) -> bool {
         let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
         let (mut taken, mut highest) = (BTreeSet::new(), 0);
         for element in found {
@@ -176,6 +175,7 @@ impl Plan {
         }
         self.last_id = self.last_id.max(highest);
         let sticky = self.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?)));
+        let mut are_others = false;
         for (name, id) in sticky.collect::<BTreeMap<_, _>>() {
             let new = match ids.get(&name) {
                 Some(found) => *found,
@@ -185,8 +185,10 @@ impl Plan {
             if let Some(unit) = self.units.get(&name).filter(|_| new != id) {
                 let unit = unit.with_id(new);
                 self.units.insert(name, unit);
+                are_others = true;
             }
         }
+        are_others
     }
 
     fn new_id(&mut self) -> u32 {

@@ -48,7 +48,7 @@ pub fn counted_by_kernel(node: &Namespace) -> Vec<(&'static Way, u64)> {
             Nftables::open()?.elements(
                 netlink::Family::Ipv4,
                 kernel::nftables::TABLE,
-                &Set::Frontends(bank).name(),
+                Set::Frontends(bank).name(),
                 |element| {
                     let (frontend, _) = Frontend::from_key(element.key, bank, Family::V4)?;
                     Some((frontend, element.counter?.packets))

@@ -147,8 +147,8 @@ fn a_timeout_that_nobody_had_before_is_two_chains() {
         edited.routings[2].1 = Some(other);
         let text = texts(&as_a_stranger(Family::V4, edited)).join("\n");
         for line in [
-            "missing: chain learn-60\n",
-            "missing: chain nodeport-learn-60\n",
+            "missing: chain learn-60 (ns/c:http)\n",
+            "missing: chain nodeport-learn-60 (ns/c:http)\n",
             "missing: element affinity-timeouts { 0x0000003c : goto learn-60 } (ns/c:http)",
             "surplus: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x00002a30 } (ns/c:http)",
             "missing: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x0000003c } (ns/c:http)",

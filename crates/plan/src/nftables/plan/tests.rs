@@ -225,9 +225,9 @@ proptest! {
         let mut successor = Plan::default();
         successor.accept(routings(&plan));
         successor.adopt_ids(&found, Family::V4);
-        let held: BTreeMap<_, _> = found.iter().filter_map(|element| sticky_key(element)).collect();
+        let held: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
         let now: BTreeMap<_, _> =
-            successor.elements().iter().filter_map(|element| sticky_key(element)).collect();
+            successor.elements().iter().filter_map(sticky_key).collect();
         let by_id: BTreeMap<u32, BTreeSet<&ServicePortName>> = now.iter().fold(BTreeMap::new(), |mut all, (at, id)| {
             all.entry(*id).or_default().extend(successor.owner(at));
             all
