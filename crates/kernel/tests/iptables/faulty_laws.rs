@@ -220,7 +220,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
     assert!(differences.is_empty(), "{}", shown(&differences));
     // What was written without counters, and comments that large clusters lack, come back when everything is written.
     follower.imagined = 0;
-    follower.rules.distrust();
+    follower.rules.require_full();
     follower.sync().unwrap();
     let nothing = follower.sync().unwrap();
     assert!(!nothing.full && nothing.restores == 0, "there was nothing left to do: {nothing:?}");
