@@ -98,6 +98,24 @@ fn a_cluster_ip_cannot_be_taken_nor_can_what_an_older_service_has() {
     }
 }
 
+#[test]
+fn an_endpoint_is_reached_though_another_service_has_its_address_as_an_external_ip() {
+    let network = Network::new(1);
+    for family in Family::BOTH {
+        let endpoints = remote_pods(family, 2, 80);
+        let _server = Server::start_all(&network.remote, &endpoints);
+        let served = Plain::new("served", cluster_ip(family, 0), &endpoints[..1]);
+        let claiming = Plain {
+            external_ip: Some(endpoints[0].ip()),
+            ..Plain::new("claiming", cluster_ip(family, 1), &endpoints[1..])
+        };
+        let mut node = Node::new(&network.node, family, &Options::default());
+        node.replace(&list(&[served, claiming]));
+        assert_eq!(who(&network, cluster_ip(family, 0)), Some(endpoints[0].ip()));
+        assert_eq!(who(&network, endpoints[0].ip()), Some(endpoints[1].ip()), "the claim itself holds");
+    }
+}
+
 /// The endpoint that answers there, if one does.
 fn who(network: &Network, ip: IpAddr) -> Option<IpAddr> {
     let answers = (0..16).map(|_| match ask(&network.client, Protocol::Tcp, SocketAddr::new(ip, 80)) {

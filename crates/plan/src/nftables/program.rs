@@ -236,9 +236,14 @@ fn checking(settings: &Settings) -> Vec<Chain> {
         chain(
             "cluster-ips-check",
             vec![
-                // Its conntrack entry is older than the rules, and about to be deleted: the next packet is translated.
-                rule([Word::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)), Word::Drop])
-                    .because("Drop what was first sent before there were rules for it"),
+                // Its conntrack entry is older than the rules, and about to be deleted: the next packet is translated. An
+                // endpoint may well be at another Service's external address, but not at a cluster IP.
+                rule([
+                    Word::In(vec![Field::Destination], Set::ClusterIps),
+                    Word::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
+                    Word::Drop,
+                ])
+                .because("Drop what was first sent before there were rules for it"),
                 rule([Word::In(vec![Field::Destination], Set::ClusterIps), Word::Reject])
                     .because("Reject traffic to invalid ports of ClusterIPs"),
                 rule([Word::In(vec![Field::Destination], Set::ServiceCidrs), Word::Drop])
