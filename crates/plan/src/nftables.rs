@@ -14,4 +14,5 @@ pub mod program;
 pub mod sets;
 pub mod slots;
 pub mod text;
+pub mod timeouts;
 pub mod words;

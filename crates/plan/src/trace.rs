@@ -28,6 +28,7 @@ use crate::iptables::chains::lower_case;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::{self, Seats};
 use crate::nftables::slots::{assign, shares};
+use crate::nftables::timeouts::rounded;
 use live::Live;
 
 /// The first packet of a connection.
@@ -513,7 +514,10 @@ impl<'a> Traveller<'a> {
         match (course.end, course.met) {
             (End::Translated { traffic, mark, .. }, Some((claim, _))) => {
                 explanation.endpoints = self.targets(&claim.routing, traffic, mark, seats(&claim.name));
-                explanation.affinity_seconds = claim.routing.affinity;
+                explanation.affinity_seconds = match self.settings.mode {
+                    Mode::Nftables => claim.routing.affinity.map(rounded),
+                    Mode::Iptables => claim.routing.affinity,
+                };
                 let policy = match traffic {
                     Traffic::ToLocal => TrafficPolicy::Local,
                     Traffic::ToCluster | Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => {

@@ -11,6 +11,7 @@ use model::routing::{self, Endpoint, Routing, Traffic};
 
 use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, protocol};
 use crate::nftables::slots::{assign, table};
+use crate::nftables::timeouts::rounded;
 
 /// Everything the kernel holds for one service port.
 #[derive(Clone, Debug)]
@@ -70,7 +71,7 @@ pub fn frontends(routing: &Routing) -> Vec<Frontend> {
 pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
     let hairpins = endpoints.map(|endpoint| Shared::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
-    let timeouts = routing.affinity.into_iter();
+    let timeouts = routing.affinity.map(rounded).into_iter();
     let timeouts = timeouts.flat_map(|seconds| Bank::BOTH.map(|bank| Shared::Timeout(bank, seconds)));
     [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
 }
@@ -185,7 +186,7 @@ impl Unit {
             sort_from(start, out);
         }
         if used.iter().any(Option::is_some) {
-            if let Some((id, seconds)) = self.id.zip(routing.affinity) {
+            if let Some((id, seconds)) = self.id.zip(routing.affinity.map(rounded)) {
                 let list = match traffic {
                     Traffic::ToCluster | Traffic::RejectNoEndpoints => List::Cluster,
                     Traffic::ToLocal | Traffic::DropNoLocalEndpoints => List::Local,

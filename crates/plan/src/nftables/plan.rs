@@ -11,6 +11,7 @@ use model::routing::{Endpoint, Routing};
 use crate::nftables::claims::{Contention, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
 use crate::nftables::sets::{Bank, Data, Element, Set};
+use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
 /// What becomes of a service port; nothing if it is gone.
@@ -254,7 +255,7 @@ impl Plan {
 
     /// Timeouts of session affinity in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.units.iter().filter_map(|(_, unit)| unit.routing.affinity).collect()
+        self.units.iter().filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
     }
 
     /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
