@@ -106,7 +106,7 @@ pub fn contentions<'a>(changes: impl Iterator<Item = Claimants<'a>>) -> Vec<Cont
             continue;
         }
         let were_there: BTreeSet<_> = before.iter().collect();
-        let gave_up = before.iter().filter(|name| Some(*name) != winner && !after.contains(name)).collect();
+        let gave_up = before.iter().filter(|name| Some(*name) != winner && !losers.contains(name)).collect();
         tell(ContentionChange::Began, losers.difference(&were_there).copied().collect());
         tell(ContentionChange::Ended, gave_up);
     }

@@ -87,10 +87,7 @@ impl Plan {
                 shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
         }
-        // Those that may get or lose a frontend.
-        let claims = affected.iter().filter_map(|frontend| self.claims.get(frontend)).flatten();
-        let names: BTreeSet<ServicePortName> =
-            changes.iter().map(|(name, _)| name).chain(claims).cloned().collect();
+        let names = self.concerned(&changes, &affected);
         let mut before = self.elements_of(&affected, &names);
         let contentions = self.accept(changes);
         let mut after = self.elements_of(&affected, &names);
@@ -105,6 +102,14 @@ impl Plan {
         after.sort_unstable();
         let (delete, add) = difference(&before, &after);
         Steps { empty: Vec::new(), delete, add, contentions }
+    }
+
+    /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
+    /// However many claim it after that one, they have it neither before nor after.
+    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<Frontend>) -> BTreeSet<ServicePortName> {
+        let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
+        let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
+        change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
     }
 
     /// The same without looking what that changes in the sets.
@@ -304,13 +309,29 @@ impl Plan {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
             Unit::new(routing, seats, id)
         });
-        if let Some(Unit { routing, .. }) = &old {
-            frontends(routing).iter().for_each(|frontend| self.give_up(frontend, &name, contended));
+        let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
+        let claimed = old.map(frontends).unwrap_or_default();
+        let asked_for = new.map(frontends).unwrap_or_default();
+        // A claim stays where it is if its rank does: many may claim the same frontend.
+        let stays = |frontend: &Frontend| {
+            claimed.contains(frontend)
+                && asked_for.contains(frontend)
+                && old.zip(new).is_some_and(|(old, new)| {
+                    Rank::of(frontend, &name, old) == Rank::of(frontend, &name, new)
+                })
+        };
+        for frontend in claimed.iter().filter(|frontend| !stays(frontend)) {
+            self.give_up(frontend, &name, contended);
+        }
+        if let Some(routing) = old {
             shared(routing).for_each(|it| self.release(it));
         }
+        if let Some(routing) = new {
+            for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
+                self.claim(frontend, &name, routing, contended);
+            }
+        }
         if let Some(unit) = unit {
-            let asked_for = frontends(&unit.routing);
-            asked_for.iter().for_each(|frontend| self.claim(frontend, &name, &unit.routing, contended));
             shared(&unit.routing).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }

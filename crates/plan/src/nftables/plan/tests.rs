@@ -415,3 +415,20 @@ fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
         Contention { winner: None, ..contention(ContentionChange::Ended, 0, &[2, 3], all[..2].to_vec()) };
     assert_eq!(ended, [nobody]);
 }
+
+#[test]
+fn a_change_costs_the_same_however_many_claim_its_frontends() {
+    const IP: [u8; 4] = [203, 0, 113, 1];
+    let claimant =
+        |number: u8, endpoint: u8| Some(plain([10, 96, 0, number], &[IP], second(number), endpoint));
+    let mut plan = Plan::default();
+    plan.accept((1..50).map(|number| (name(number), claimant(number, number))).collect());
+    for number in [1, 20, 49] {
+        let changes = vec![(name(number), claimant(number, 99))];
+        let concerned = plan.concerned(&changes, &[at(IP)].into());
+        assert!(concerned.contains(&name(number)) && concerned.len() <= 2, "{concerned:?}");
+        let mut contended = Contended::new();
+        plan.accept_one(name(number), claimant(number, 99), &mut contended);
+        assert!(contended.is_empty(), "no claim came or went, so none is looked at: {contended:?}");
+    }
+}
