@@ -312,7 +312,7 @@ impl Line {
         self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let kick = kick.clone();
-        let (conntrack, scanner) = Conntrack::new(self.family);
+        let (conntrack, scanner) = Conntrack::new(self.family, backend.contended());
         let metrics = self.metrics.clone();
         // There from the start, so that its absence means something.
         metrics.conntrack_recheck_age.since(family, None);

@@ -317,7 +317,7 @@ impl Plan {
             claimed.contains(frontend)
                 && asked_for.contains(frontend)
                 && old.zip(new).is_some_and(|(old, new)| {
-                    Rank::of(frontend, &name, old) == Rank::of(frontend, &name, new)
+                    Rank::of(frontend.ip, &name, old) == Rank::of(frontend.ip, &name, new)
                 })
         };
         for frontend in claimed.iter().filter(|frontend| !stays(frontend)) {
@@ -349,9 +349,9 @@ impl Plan {
             return;
         };
         contended.entry(*frontend).or_insert_with(|| claims.clone());
-        let rank = Rank::of(frontend, name, routing);
+        let rank = Rank::of(frontend.ip, name, routing);
         let at = claims.partition_point(|other| {
-            self.units.get(other).is_some_and(|unit| Rank::of(frontend, other, &unit.routing) < rank)
+            self.units.get(other).is_some_and(|unit| Rank::of(frontend.ip, other, &unit.routing) < rank)
         });
         claims.insert(at, name.clone());
     }

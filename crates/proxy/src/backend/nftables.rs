@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernel::conntrack::Destination;
+use kernel::conntrack::{Contended, Destination};
 use kernel::difference::Wanted;
 use kernel::nftables::{self, Outcome, Owners, Table};
 use model::address::Family;
@@ -90,6 +90,10 @@ impl Backend for Nftables {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
         self.contentions.due()
+    }
+
+    fn contended(&self) -> Contended {
+        Contended::FirstOnly
     }
 
     fn wanted(&self) -> Wanted {
