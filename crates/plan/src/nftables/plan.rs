@@ -27,6 +27,8 @@ pub struct Plan {
     /// The last id that a service port with session affinity was given. Ids come back after 2^31 of them, when nothing is
     /// remembered any more of the clients of the last service port that had it.
     last_id: u32,
+    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    left_out: BTreeMap<ServicePortName, usize>,
 }
 
 /// What the kernel holds.
@@ -211,6 +213,11 @@ impl Plan {
         self.units.get(name).map(Unit::seats).unwrap_or_default()
     }
 
+    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
+        &self.left_out
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
@@ -330,6 +337,10 @@ impl Plan {
             for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
                 self.claim(frontend, &name, routing, contended);
             }
+        }
+        match unit.as_ref().map_or(0, Unit::left_out) {
+            0 => _ = self.left_out.remove(&name),
+            left_out => _ = self.left_out.insert(name.clone(), left_out),
         }
         if let Some(unit) = unit {
             shared(&unit.routing).for_each(|it| self.share(it));
