@@ -24,8 +24,9 @@ pub struct Plan {
     claims: Shards<Frontend, Vec<ServicePortName>>,
     /// How often it is asked for what several may ask for.
     shared: Shards<Shared, usize>,
-    /// The last id that a service port with session affinity was given. Ids come back after 2^31 of them, when nothing is
-    /// remembered any more of the clients of the last service port that had it.
+    /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
+    /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
+    /// counts only where it leads to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
     last_id: u32,
     /// Service ports with more endpoints than there are slots for, and how many of each have none.
     left_out: BTreeMap<ServicePortName, usize>,
