@@ -247,8 +247,9 @@ pub struct Filter {
 /// What a scan makes of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its destination is not rechecked.
+    /// Its destination is not rechecked, or is no frontend and the flow none of ours.
     Unconcerned,
+    /// Its destination is a frontend, and it may go on.
     Right(Destination),
     Stale,
 }
@@ -290,7 +291,11 @@ impl Rechecks {
             Recheck::Answerer(serving) => serving.makes_stale(destination, flow),
             Recheck::Attempts => !flow.is_translated() && !flow.has_reply,
         };
-        if is_stale { Verdict::Stale } else { Verdict::Right(destination) }
+        match recheck {
+            _ if is_stale => Verdict::Stale,
+            Recheck::Answerer(serving) if !serving.is_frontend() => Verdict::Unconcerned,
+            Recheck::Answerer(_) | Recheck::Attempts => Verdict::Right(destination),
+        }
     }
 
     fn about(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Option<(Destination, &Recheck)> {

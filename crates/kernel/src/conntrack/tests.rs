@@ -194,6 +194,23 @@ fn counters_are_believed_only_where_no_scan_has_seen_a_flow() {
     });
 }
 
+#[test]
+fn flows_to_what_is_no_frontend_are_not_remembered() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        let (mut conntrack, mut scanner) = Conntrack::new(family, Contended::FirstOnly);
+        conntrack.prepare(&routings(family, Protocol::Udp, &[1]));
+        conntrack.committed(|_| false);
+        scan_all(&mut scanner);
+        make(family, &[wire::Flow::untranslated(to_service(family, Protocol::Udp, 1))]);
+        let gone = routings(family, Protocol::Udp, &[]).into_iter().map(|(name, _)| (name, None));
+        conntrack.prepare(&gone.collect::<Vec<_>>());
+        conntrack.committed(|_| false);
+        assert_eq!(scan_all(&mut scanner), 0, "it was never translated");
+        assert!(scanner.used.is_empty());
+    });
+}
+
 /// Whatever the scanner is busy with.
 #[test]
 fn a_sync_never_waits_for_a_scan() {
