@@ -33,7 +33,7 @@ use crate::health::service::ServiceHealth;
 use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
-use crate::repairs::{Repaired, Repairs, Writers};
+use crate::repairs::{Repaired, Repairs};
 use crate::threads;
 
 /// Events heard in one go before looking whether a pass is due: a storm must not put it off for ever.
@@ -454,18 +454,14 @@ impl Running {
         }
         let Some(repaired) = self.repairs.synced(pass.mended, Instant::now()) else { return };
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
-        let names = |writers: Writers| match writers.iter().map(ToString::to_string).collect::<Vec<_>>() {
-            names if names.is_empty() => "unknown".to_owned(),
-            names => names.join(", "),
-        };
         let family = self.family;
         match repaired {
             Repaired::Once(by) => {
-                tracing::warn!(ipFamily = %family, by = names(by), "Repaired rules that another process had changed");
+                tracing::warn!(ipFamily = %family, by = by.to_string(), "Repaired rules that another process had changed");
             }
             Repaired::Slowed(by, delay) => {
                 let delay = GoDuration::from(delay);
-                tracing::warn!(ipFamily = %family, by = names(by), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
+                tracing::warn!(ipFamily = %family, by = by.to_string(), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
             }
             Repaired::Again => {
                 tracing::debug!(v = 2, ipFamily = %family, "Repaired rules again that another process keeps changing");
