@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use kernel::conntrack::{Conntrack, Report, Scanner};
+use kernel::conntrack::{Conntrack, Contended, Report};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
 use kernel::stranger::Drift;
@@ -69,6 +69,7 @@ pub enum Message {
 pub struct Start {
     pub node_ip: IpAddr,
     pub backend: Box<dyn Backend>,
+    pub conntrack: Conntrack,
     /// All addresses of the node.
     pub addresses: Arc<[IpAddr]>,
     pub node_port_addresses: NodePortAddresses,
@@ -143,6 +144,35 @@ impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").field("backend", &self.backend).finish_non_exhaustive()
     }
+}
+
+/// Starts the thread that scans for stale flows, and returns what sends it requests.
+pub fn scan_flows(family: Family, contended: Contended, metrics: Arc<Metrics>) -> anyhow::Result<Conntrack> {
+    let (conntrack, scanner) = Conntrack::new(family, contended);
+    // There from the start, so that its absence means something.
+    metrics.conntrack_recheck_age.since([ip_family(family)], None);
+    let mut failed_before = false;
+    let report = move |report| {
+        let label = [ip_family(family)];
+        match report {
+            Report::WaitingSince(since) => metrics.conntrack_recheck_age.since(label, since),
+            Report::Scanned { elapsed, deleted, .. } => {
+                failed_before = false;
+                metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
+                metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
+                let elapsed = GoDuration::from(elapsed);
+                tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
+            }
+            Report::Failed(error) if !std::mem::replace(&mut failed_before, true) => {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
+            }
+            Report::Failed(error) => {
+                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
+            }
+        }
+    };
+    threads::spawn(format!("flows-{family}"), move || scanner.run(report))?;
+    Ok(conntrack)
 }
 
 impl Line {
@@ -285,6 +315,7 @@ impl Line {
         let Start {
             node_ip,
             backend,
+            conntrack,
             addresses,
             node_port_addresses,
             tracing,
@@ -312,10 +343,7 @@ impl Line {
         self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let kick = kick.clone();
-        let (conntrack, scanner) = Conntrack::new(self.family, backend.contended());
         let metrics = self.metrics.clone();
-        // There from the start, so that its absence means something.
-        metrics.conntrack_recheck_age.since(family, None);
         self.running = Some(Running {
             family: self.family,
             unmeasured: Vec::new(),
@@ -344,7 +372,6 @@ impl Line {
         if let Some(running) = &mut self.running {
             running.move_to(&addresses);
             running.listen_for_strangers();
-            running.scan_flows(scanner);
         }
     }
 
@@ -518,31 +545,6 @@ impl Running {
     /// The rules are committed: has flows rechecked where counters don't prove that there are none.
     fn recheck_flows(&mut self) {
         self.conntrack.committed(|destination| self.is_alone && self.backend.is_unused(destination));
-    }
-
-    fn scan_flows(&self, scanner: Scanner) {
-        let (family, metrics) = (self.family, self.metrics.clone());
-        let mut failed_before = false;
-        let report = move |report| {
-            let label = [ip_family(family)];
-            match report {
-                Report::WaitingSince(since) => metrics.conntrack_recheck_age.since(label, since),
-                Report::Scanned { elapsed, deleted, .. } => {
-                    failed_before = false;
-                    metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
-                    metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
-                    let elapsed = GoDuration::from(elapsed);
-                    tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
-                }
-                Report::Failed(error) if !std::mem::replace(&mut failed_before, true) => {
-                    tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
-                }
-                Report::Failed(error) => {
-                    tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
-                }
-            }
-        };
-        self.spawn("flows", Box::new(move || scanner.run(report)));
     }
 
     /// From the start, or from when it shows that others can spoil what we write.
