@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use kernel::conntrack::{Conntrack, Destination, Report};
+use kernel::conntrack::{Conntrack, Contended, Destination, Report};
 use kernel::nftables::{Change, Table};
 use model::address::Family;
 use model::api;
@@ -130,7 +130,7 @@ impl Node {
             from_pod: None,
             node_ports_everywhere: true,
         };
-        let (conntrack, scanner) = Conntrack::new(Family::V4);
+        let (conntrack, scanner) = Conntrack::new(Family::V4, Contended::FirstOnly);
         let (tell, reports) = channel();
         std::thread::spawn(move || scanner.run(|report| _ = tell.send(report)));
         let mut node = Self { cluster, table: Table::open(settings).unwrap(), conntrack, reports };

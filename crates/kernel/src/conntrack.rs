@@ -20,7 +20,7 @@ use model::address::Family;
 use model::names::{Protocol, ServicePortName};
 use model::routing::{Frontend, Routing};
 use netlink::conntrack::{self as wire, Connection};
-pub use plan::flows::Destination;
+pub use plan::flows::{Contended, Destination};
 use plan::flows::{Flow, Flows, Next, Rechecks, Scan, Schedule, Serving, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -45,7 +45,7 @@ enum Request {
 
 impl Conntrack {
     /// The scanner is to be run on a thread of its own.
-    pub fn new(family: Family) -> (Self, Scanner) {
+    pub fn new(family: Family, contended: Contended) -> (Self, Scanner) {
         let (requests, inbox) = channel();
         let scanner = Scanner {
             family,
@@ -55,7 +55,7 @@ impl Conntrack {
             schedule: Schedule::default(),
             connection: None,
         };
-        (Self { flows: Flows::default(), requests }, scanner)
+        (Self { flows: Flows::new(contended), requests }, scanner)
     }
 
     /// Takes in what service ports do from the next sync on, `None` if they are gone. To be called before that sync.

@@ -11,7 +11,7 @@ mod counters;
 mod lookup;
 mod read;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -211,6 +211,11 @@ impl Table {
     /// What became of contended frontends since the last call, also in syncs that failed.
     pub fn take_contentions(&mut self) -> Vec<Contention> {
         std::mem::take(&mut self.contentions)
+    }
+
+    /// Service ports with more endpoints than the table has slots for, and how many of each are left out.
+    pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
+        self.plan.left_out()
     }
 
     /// Where the endpoints of a service port sit.

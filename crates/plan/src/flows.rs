@@ -24,16 +24,28 @@ use std::sync::Arc;
 use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Endpoint, Frontend, Routing};
 
+use crate::nftables::claims::Rank;
+
 pub use schedule::{IN_FLIGHT, Next, Scan, Schedule};
 
 /// Who serves the UDP destinations of one family, and which destinations to recheck after the next sync.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Flows {
+    contended: Contended,
     /// Those of UDP.
     services: HashMap<ServicePortName, Arc<Routing>>,
     /// The UDP service ports that have a destination; several if they contest it, never none.
     claims: HashMap<Destination, BTreeSet<ServicePortName>>,
     pending: HashMap<(Protocol, Destination), Cause>,
+}
+
+/// Who serves a destination that several service ports claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contended {
+    /// The one whose claim has the least [`Rank`].
+    FirstOnly,
+    /// Any of them may: which rules a packet meets first depends on who has endpoints.
+    All,
 }
 
 /// What a client sends to.
@@ -51,6 +63,16 @@ impl From<Frontend> for Destination {
                 Self::Address(at)
             }
             Frontend::NodePort(port) => Self::NodePort(port),
+        }
+    }
+}
+
+impl Destination {
+    /// None for a node port.
+    fn ip(self) -> Option<IpAddr> {
+        match self {
+            Self::Address(at) => Some(at.ip()),
+            Self::NodePort(_) => None,
         }
     }
 }
@@ -76,6 +98,10 @@ enum Cause {
 }
 
 impl Flows {
+    pub fn new(contended: Contended) -> Self {
+        Self { contended, services: HashMap::new(), claims: HashMap::new(), pending: HashMap::new() }
+    }
+
     /// Takes in what a service port does from the next sync on, and returns the destinations that are served by others than
     /// before.
     pub fn replace(
@@ -103,10 +129,15 @@ impl Flows {
         for changed in old.symmetric_difference(&new) {
             self.add(Protocol::Udp, *changed, Cause::Any);
         }
-        if let (Some(before), Some(now)) = (&before, routing)
-            && let Some(cause) = cause(before, now)
-        {
-            new.iter().for_each(|destination| self.add(Protocol::Udp, *destination, cause));
+        if let (Some(before), Some(now)) = (&before, routing) {
+            let cause = cause(before, now);
+            for destination in old.intersection(&new) {
+                let rank = |routing| Rank::of(destination.ip(), name, routing);
+                let cause = if rank(before) == rank(now) { cause } else { Some(Cause::Any) };
+                if let Some(cause) = cause {
+                    self.add(Protocol::Udp, *destination, cause);
+                }
+            }
         }
         old.union(&new).copied().collect()
     }
@@ -127,8 +158,16 @@ impl Flows {
 
     /// Who serves a UDP destination.
     pub fn serving(&self, destination: Destination) -> Serving {
-        let endpoints = |name| self.services.get(name).map(|routing| routing.serving.clone());
-        Serving(self.claims.get(&destination).map(|names| names.iter().filter_map(endpoints).collect()))
+        let Some(names) = self.claims.get(&destination) else { return Serving(None) };
+        let claims = names.iter().filter_map(|name| Some((name, self.services.get(name)?)));
+        let endpoints = |(_, routing): (_, &Arc<Routing>)| routing.serving.clone();
+        Serving(Some(match self.contended {
+            Contended::All => claims.map(endpoints).collect(),
+            Contended::FirstOnly => {
+                let first = claims.min_by_key(|(name, routing)| Rank::of(destination.ip(), name, routing));
+                first.map(endpoints).into_iter().collect()
+            }
+        }))
     }
 
     /// What to recheck, now that the rules are committed. The second part has to be rechecked only where an earlier scan saw
@@ -155,7 +194,7 @@ impl Flows {
     }
 }
 
-/// Who serves a UDP destination: a list of endpoints per service port that claims it; `None` if it is no frontend.
+/// Who serves a UDP destination: a list of endpoints per service port that may; `None` if it is no frontend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Serving(Option<Vec<Arc<[Endpoint]>>>);
 
@@ -208,8 +247,9 @@ pub struct Filter {
 /// What a scan makes of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its destination is not rechecked.
+    /// Its destination is not rechecked, or is no frontend and the flow none of ours.
     Unconcerned,
+    /// Its destination is a frontend, and it may go on.
     Right(Destination),
     Stale,
 }
@@ -251,7 +291,11 @@ impl Rechecks {
             Recheck::Answerer(serving) => serving.makes_stale(destination, flow),
             Recheck::Attempts => !flow.is_translated() && !flow.has_reply,
         };
-        if is_stale { Verdict::Stale } else { Verdict::Right(destination) }
+        match recheck {
+            _ if is_stale => Verdict::Stale,
+            Recheck::Answerer(serving) if !serving.is_frontend() => Verdict::Unconcerned,
+            Recheck::Answerer(_) | Recheck::Attempts => Verdict::Right(destination),
+        }
     }
 
     fn about(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Option<(Destination, &Recheck)> {
@@ -279,10 +323,7 @@ fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> + Clone) ->
 
 /// The address that all are at; node ports are at any.
 fn only_ip(destinations: impl Iterator<Item = Destination>) -> Option<IpAddr> {
-    let mut ips = destinations.map(|destination| match destination {
-        Destination::Address(at) => Some(at.ip()),
-        Destination::NodePort(_) => None,
-    });
+    let mut ips = destinations.map(Destination::ip);
     let first = ips.next()??;
     ips.all(|ip| ip == Some(first)).then_some(first)
 }

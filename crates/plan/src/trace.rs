@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
 use crate::nftables::claims::{Precedence, Rank};
-use crate::nftables::elements::{self, Seats};
+use crate::nftables::elements::Seats;
 use crate::nftables::slots::{assign, shares};
 use crate::nftables::timeouts::rounded;
 use live::Live;
@@ -417,13 +417,10 @@ impl<'a> Traveller<'a> {
     /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
     /// names.
     fn rank<'c>(&self, claim: &'c Considered<'_>, kind: Kind) -> (Option<Rank<'c>>, &'c ServicePortName) {
-        let Packet { destination: to, protocol, .. } = *self.packet;
-        let ip = (kind != Kind::NodePort).then_some(to.ip());
-        let rank = match (self.settings.mode, Port::from_api(to.port().into())) {
-            (Mode::Nftables, Some(port)) => {
-                Some(Rank::of(&elements::Frontend { ip, protocol, port }, &claim.name, &claim.routing))
-            }
-            (Mode::Nftables, None) | (Mode::Iptables, _) => None,
+        let ip = (kind != Kind::NodePort).then_some(self.packet.destination.ip());
+        let rank = match self.settings.mode {
+            Mode::Nftables => Some(Rank::of(ip, &claim.name, &claim.routing)),
+            Mode::Iptables => None,
         };
         (rank, &claim.name)
     }

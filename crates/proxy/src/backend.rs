@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use kernel::conntrack::Destination;
+use kernel::conntrack::{Contended, Destination};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
 use kernel::stranger::Drift;
@@ -43,6 +43,9 @@ pub trait Backend: fmt::Debug + Send {
         let _ = name;
         Seats::default()
     }
+
+    /// Who serves a frontend that several service ports claim.
+    fn contended(&self) -> Contended;
 
     /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.
     fn is_unused(&mut self, destination: Destination) -> bool {

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use kernel::conntrack::{Conntrack, Report, Scanner};
+use kernel::conntrack::{Conntrack, Contended, Report};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
 use kernel::stranger::Drift;
@@ -33,7 +33,7 @@ use crate::health::service::ServiceHealth;
 use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
-use crate::repairs::{Repaired, Repairs, Writers};
+use crate::repairs::{Repaired, Repairs};
 use crate::threads;
 
 /// Events heard in one go before looking whether a pass is due: a storm must not put it off for ever.
@@ -69,6 +69,7 @@ pub enum Message {
 pub struct Start {
     pub node_ip: IpAddr,
     pub backend: Box<dyn Backend>,
+    pub conntrack: Conntrack,
     /// All addresses of the node.
     pub addresses: Arc<[IpAddr]>,
     pub node_port_addresses: NodePortAddresses,
@@ -143,6 +144,35 @@ impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").field("backend", &self.backend).finish_non_exhaustive()
     }
+}
+
+/// Starts the thread that scans for stale flows, and returns what sends it requests.
+pub fn scan_flows(family: Family, contended: Contended, metrics: Arc<Metrics>) -> anyhow::Result<Conntrack> {
+    let (conntrack, scanner) = Conntrack::new(family, contended);
+    // There from the start, so that its absence means something.
+    metrics.conntrack_recheck_age.since([ip_family(family)], None);
+    let mut failed_before = false;
+    let report = move |report| {
+        let label = [ip_family(family)];
+        match report {
+            Report::WaitingSince(since) => metrics.conntrack_recheck_age.since(label, since),
+            Report::Scanned { elapsed, deleted, .. } => {
+                failed_before = false;
+                metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
+                metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
+                let elapsed = GoDuration::from(elapsed);
+                tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
+            }
+            Report::Failed(error) if !std::mem::replace(&mut failed_before, true) => {
+                tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
+            }
+            Report::Failed(error) => {
+                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
+            }
+        }
+    };
+    threads::spawn(format!("flows-{family}"), move || scanner.run(report))?;
+    Ok(conntrack)
 }
 
 impl Line {
@@ -285,6 +315,7 @@ impl Line {
         let Start {
             node_ip,
             backend,
+            conntrack,
             addresses,
             node_port_addresses,
             tracing,
@@ -312,10 +343,7 @@ impl Line {
         self.metrics.drift_repairs.add(family, 0.0);
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
         let kick = kick.clone();
-        let (conntrack, scanner) = Conntrack::new(self.family);
         let metrics = self.metrics.clone();
-        // There from the start, so that its absence means something.
-        metrics.conntrack_recheck_age.since(family, None);
         self.running = Some(Running {
             family: self.family,
             unmeasured: Vec::new(),
@@ -344,7 +372,6 @@ impl Line {
         if let Some(running) = &mut self.running {
             running.move_to(&addresses);
             running.listen_for_strangers();
-            running.scan_flows(scanner);
         }
     }
 
@@ -454,18 +481,14 @@ impl Running {
         }
         let Some(repaired) = self.repairs.synced(pass.mended, Instant::now()) else { return };
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
-        let names = |writers: Writers| match writers.iter().map(ToString::to_string).collect::<Vec<_>>() {
-            names if names.is_empty() => "unknown".to_owned(),
-            names => names.join(", "),
-        };
         let family = self.family;
         match repaired {
             Repaired::Once(by) => {
-                tracing::warn!(ipFamily = %family, by = names(by), "Repaired rules that another process had changed");
+                tracing::warn!(ipFamily = %family, by = by.to_string(), "Repaired rules that another process had changed");
             }
             Repaired::Slowed(by, delay) => {
                 let delay = GoDuration::from(delay);
-                tracing::warn!(ipFamily = %family, by = names(by), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
+                tracing::warn!(ipFamily = %family, by = by.to_string(), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
             }
             Repaired::Again => {
                 tracing::debug!(v = 2, ipFamily = %family, "Repaired rules again that another process keeps changing");
@@ -522,31 +545,6 @@ impl Running {
     /// The rules are committed: has flows rechecked where counters don't prove that there are none.
     fn recheck_flows(&mut self) {
         self.conntrack.committed(|destination| self.is_alone && self.backend.is_unused(destination));
-    }
-
-    fn scan_flows(&self, scanner: Scanner) {
-        let (family, metrics) = (self.family, self.metrics.clone());
-        let mut failed_before = false;
-        let report = move |report| {
-            let label = [ip_family(family)];
-            match report {
-                Report::WaitingSince(since) => metrics.conntrack_recheck_age.since(label, since),
-                Report::Scanned { elapsed, deleted, .. } => {
-                    failed_before = false;
-                    metrics.conntrack_reconciler_sync_duration.observe(label, elapsed.as_secs_f64());
-                    metrics.conntrack_reconciler_deleted_entries.add(label, count(deleted));
-                    let elapsed = GoDuration::from(elapsed);
-                    tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
-                }
-                Report::Failed(error) if !std::mem::replace(&mut failed_before, true) => {
-                    tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
-                }
-                Report::Failed(error) => {
-                    tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
-                }
-            }
-        };
-        self.spawn("flows", Box::new(move || scanner.run(report)));
     }
 
     /// From the start, or from when it shows that others can spoil what we write.

@@ -122,6 +122,9 @@ catalogue! {
     sync_proxy_rules_nftables_cleanup_failures: Counter<1>, &[Nftables], Counter::new(Alpha,
         "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", ["ip_family"],
         "Cumulative proxy nftables cleanup failures");
+    endpoints_left_out: Gauge<1>, &[Nftables], Gauge::new(Alpha,
+        "sluice_endpoints_left_out", ["ip_family"],
+        "Endpoints that get no traffic, since their service port has more than a frontend has slots for");
     conntrack_reconciler_sync_duration: Histogram<1>, EVERYWHERE, Histogram::new(Alpha,
         "kubeproxy_conntrack_reconciler_sync_duration_seconds", ["ip_family"], &SYNC,
         "ReconcileConntrackFlowsLatency latency in seconds");

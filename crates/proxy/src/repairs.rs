@@ -5,6 +5,7 @@
 //! processors, so further repairs wait for ever longer, until the rules are left alone for a while.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use kernel::stranger::Stranger;
@@ -29,8 +30,39 @@ pub struct Repairs {
     in_a_row: u32,
 }
 
-/// Processes that changed our rules, in order.
-pub type Writers = BTreeSet<Stranger>;
+/// Processes that changed our rules. A script may start one for every change it makes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Writers {
+    named: BTreeSet<Stranger>,
+    /// Changes by others than those.
+    further: usize,
+}
+
+/// Foreign writers that a line names.
+const NAMED: usize = 8;
+
+impl Extend<Stranger> for Writers {
+    fn extend<T: IntoIterator<Item = Stranger>>(&mut self, writers: T) {
+        for writer in writers {
+            if self.named.len() < NAMED || self.named.contains(&writer) {
+                self.named.insert(writer);
+            } else {
+                self.further += 1;
+            }
+        }
+    }
+}
+
+impl fmt::Display for Writers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.named.iter().map(ToString::to_string).collect();
+        match (&names[..], self.further) {
+            ([], _) => f.write_str("unknown"),
+            (names, 0) => f.write_str(&names.join(", ")),
+            (names, further) => write!(f, "{} and {further} more changes by others", names.join(", ")),
+        }
+    }
+}
 
 /// What to log about a repair.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,7 +81,7 @@ impl Repairs {
         if is_quiet {
             self.in_a_row = 0;
         }
-        let (_, writers) = self.waiting.get_or_insert_with(|| (now, Writers::new()));
+        let (_, writers) = self.waiting.get_or_insert_with(|| (now, Writers::default()));
         writers.extend(by);
     }
 
@@ -63,7 +95,9 @@ impl Repairs {
     pub fn begin(&mut self, now: Instant) -> bool {
         let is_due = self.due().is_some_and(|due| due <= now);
         if is_due && let Some((_, writers)) = self.waiting.take() {
-            self.under_way.get_or_insert_default().extend(writers);
+            let under_way = self.under_way.get_or_insert_default();
+            under_way.further += writers.further;
+            under_way.extend(writers.named);
         }
         is_due
     }
@@ -104,6 +138,12 @@ mod tests {
         Stranger { process: "kube-proxy".into(), pid }
     }
 
+    fn writers(pids: impl IntoIterator<Item = u32>) -> Writers {
+        let mut writers = Writers::default();
+        writers.extend(pids.into_iter().map(writer));
+        writers
+    }
+
     /// Drift at that time, repaired as soon as that may be: when, and what is logged.
     fn repair(repairs: &mut Repairs, at: Instant) -> (Instant, Option<Repaired>) {
         repairs.noticed(Some(writer(1)), at);
@@ -124,7 +164,7 @@ mod tests {
             now = due;
         }
         assert_eq!(delays, [0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
-        let by = || Writers::from([writer(1)]);
+        let by = || writers([1]);
         let mut want: Vec<_> = (0..AT_ONCE).map(|_| Repaired::Once(by())).collect();
         want.push(Repaired::Slowed(by(), 2 * SECOND));
         assert_eq!(lines, want);
@@ -154,7 +194,7 @@ mod tests {
         for flush in 0..100 {
             let at = start + QUIET * flush;
             let (due, logged) = repair(&mut repairs, at);
-            assert_eq!((due, logged), (at, Some(Repaired::Once([writer(1)].into()))));
+            assert_eq!((due, logged), (at, Some(Repaired::Once(writers([1])))));
         }
     }
 
@@ -170,7 +210,24 @@ mod tests {
         repairs.noticed(Some(writer(1)), now);
         repairs.noticed(Some(writer(2)), now);
         assert!(repairs.begin(now));
-        let both = Writers::from([writer(1), writer(2)]);
-        assert_eq!(repairs.synced(true, now), Some(Repaired::Once(both)));
+        assert_eq!(repairs.synced(true, now), Some(Repaired::Once(writers([1, 2]))));
+    }
+
+    #[test]
+    fn any_number_of_writers_is_a_short_line() {
+        assert_eq!(writers([]).to_string(), "unknown");
+        assert_eq!(writers([1, 2, 1]).to_string(), "kube-proxy (1), kube-proxy (2)");
+        let (mut repairs, now) = (Repairs::default(), Instant::now());
+        for pid in (1..=500).chain([3]) {
+            repairs.noticed(Some(writer(pid)), now);
+        }
+        assert!(repairs.begin(now));
+        // The sync failed, and there was more until the next one.
+        (501..=1_000).for_each(|pid| repairs.noticed(Some(writer(pid)), now));
+        assert!(repairs.begin(now));
+        let Some(Repaired::Once(by)) = repairs.synced(true, now) else { panic!("repaired") };
+        assert_eq!(by.named, writers(1..=8).named);
+        let line = by.to_string();
+        assert!(line.ends_with("kube-proxy (7), kube-proxy (8) and 992 more changes by others"), "{line}");
     }
 }

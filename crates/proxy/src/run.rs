@@ -25,7 +25,7 @@ use crate::checks::{self, Against};
 use crate::config::file_watch::FileWatch;
 use crate::config::{self, Completed, Config, ProxyMode};
 use crate::connections::Census;
-use crate::family::{Line, Message, Start};
+use crate::family::{Line, Message, Start, scan_flows};
 use crate::flags::Flags;
 use crate::gates::Gate;
 use crate::health::node::NodeHealth;
@@ -149,9 +149,11 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             health.clone(),
             voice.recorder.clone(),
         );
+        let conntrack = scan_flows(family, backend.contended(), metrics.clone())?;
         let start = Start {
             node_ip: node.ips.of(family),
             backend,
+            conntrack,
             addresses: addresses.clone(),
             node_port_addresses,
             tracing,

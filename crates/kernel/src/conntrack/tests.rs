@@ -118,7 +118,7 @@ fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
             make(family, &[served(family, 1, 1), served(family, 2, 2), astray]);
             make(family, &[wire::Flow::untranslated(elsewhere), attempt(tcp(1)), tcp(2)]);
 
-            let (mut conntrack, scanner) = Conntrack::new(family);
+            let (mut conntrack, scanner) = Conntrack::new(family, Contended::FirstOnly);
             conntrack.prepare(&routings(family, Protocol::Udp, &[1]));
             conntrack.gain([(Protocol::Tcp, Frontend::ClusterIp(service(family)))]);
             conntrack.committed(|_| false);
@@ -153,7 +153,7 @@ fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
 fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
     in_fresh_netns(|| {
         let family = Family::V4;
-        let (mut conntrack, mut scanner) = Conntrack::new(family);
+        let (mut conntrack, mut scanner) = Conntrack::new(family, Contended::FirstOnly);
         conntrack.prepare(&routings(family, Protocol::Udp, &[1, 2, 3]));
         conntrack.committed(|_| false);
         make(family, &[served(family, 1, 1), served(family, 2, 2), served(family, 3, 3)]);
@@ -176,7 +176,7 @@ fn counters_are_believed_only_where_no_scan_has_seen_a_flow() {
     in_fresh_netns(|| {
         let family = Family::V4;
         for (flows, deleted) in [(vec![served(family, 1, 1)], 1), (vec![], 0)] {
-            let (mut conntrack, mut scanner) = Conntrack::new(family);
+            let (mut conntrack, mut scanner) = Conntrack::new(family, Contended::FirstOnly);
             make(family, &flows);
             conntrack.prepare(&routings(family, Protocol::Udp, &[1, 2]));
             conntrack.committed(|_| true);
@@ -194,10 +194,27 @@ fn counters_are_believed_only_where_no_scan_has_seen_a_flow() {
     });
 }
 
+#[test]
+fn flows_to_what_is_no_frontend_are_not_remembered() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        let (mut conntrack, mut scanner) = Conntrack::new(family, Contended::FirstOnly);
+        conntrack.prepare(&routings(family, Protocol::Udp, &[1]));
+        conntrack.committed(|_| false);
+        scan_all(&mut scanner);
+        make(family, &[wire::Flow::untranslated(to_service(family, Protocol::Udp, 1))]);
+        let gone = routings(family, Protocol::Udp, &[]).into_iter().map(|(name, _)| (name, None));
+        conntrack.prepare(&gone.collect::<Vec<_>>());
+        conntrack.committed(|_| false);
+        assert_eq!(scan_all(&mut scanner), 0, "it was never translated");
+        assert!(scanner.used.is_empty());
+    });
+}
+
 /// Whatever the scanner is busy with.
 #[test]
 fn a_sync_never_waits_for_a_scan() {
-    let (mut conntrack, scanner) = Conntrack::new(Family::V4);
+    let (mut conntrack, scanner) = Conntrack::new(Family::V4, Contended::FirstOnly);
     for endpoint in [1, 2].into_iter().cycle().take(10_000) {
         conntrack.prepare(&routings(Family::V4, Protocol::Udp, &[endpoint]));
         conntrack.gain([(Protocol::Tcp, Frontend::ClusterIp(service(Family::V4)))]);

@@ -34,18 +34,14 @@ const fn words(message: u8) -> Option<(&'static str, &'static str)> {
     Some(match message {
         NFT_MSG_NEWTABLE => ("add", "table"),
         NFT_MSG_DELTABLE => ("delete", "table"),
-        NFT_MSG_DESTROYTABLE => ("destroy", "table"),
         NFT_MSG_NEWCHAIN => ("add", "chain"),
         NFT_MSG_DELCHAIN => ("delete", "chain"),
-        NFT_MSG_DESTROYCHAIN => ("destroy", "chain"),
         NFT_MSG_NEWRULE => ("add", "rule"),
         NFT_MSG_DELRULE => ("delete", "rule"),
         NFT_MSG_NEWSET => ("add", "set"),
         NFT_MSG_DELSET => ("delete", "set"),
-        NFT_MSG_DESTROYSET => ("destroy", "set"),
         NFT_MSG_NEWSETELEM => ("add", "element"),
         NFT_MSG_DELSETELEM => ("delete", "element"),
-        NFT_MSG_DESTROYSETELEM => ("destroy", "element"),
         _ => return None,
     })
 }

@@ -105,15 +105,6 @@ impl Batch {
         self.elements(NFT_MSG_DELSETELEM, 0, set.into(), elements, Element::write_to_delete);
     }
 
-    /// As deleting, but no error for one that is not there. Kernel 6.3 and later.
-    pub fn destroy_elements<'a, 's>(
-        &mut self,
-        set: impl Into<SetRef<'s>>,
-        elements: impl IntoIterator<Item = Element<'a>>,
-    ) {
-        self.elements(NFT_MSG_DESTROYSETELEM, 0, set.into(), elements, Element::write_to_delete);
-    }
-
     fn elements<'a>(
         &mut self,
         message: u8,

@@ -184,11 +184,6 @@ impl Batch {
         self.message(NFT_MSG_DELTABLE, 0, |m, name| m.string(NFTA_TABLE_NAME, name));
     }
 
-    /// As deleting, but no error if there is none. Kernel 6.3 and later.
-    pub fn destroy_table(&mut self) {
-        self.message(NFT_MSG_DESTROYTABLE, 0, |m, name| m.string(NFTA_TABLE_NAME, name));
-    }
-
     /// Removes all rules and leaves chains and sets, as `nft flush table` does.
     pub fn flush_table(&mut self) {
         self.message(NFT_MSG_DELRULE, 0, |m, table| m.string(NFTA_TABLE, table));
@@ -216,11 +211,6 @@ impl Batch {
     /// Refused while something still leads to it; its own rules go with it.
     pub fn delete_chain(&mut self, name: &str) {
         self.named(NFT_MSG_DELCHAIN, NFTA_CHAIN_NAME, name);
-    }
-
-    /// As deleting, but no error if there is none. Kernel 6.3 and later.
-    pub fn destroy_chain(&mut self, name: &str) {
-        self.named(NFT_MSG_DESTROYCHAIN, NFTA_CHAIN_NAME, name);
     }
 
     /// Removes the rules of a chain, which must exist.

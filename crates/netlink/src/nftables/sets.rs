@@ -345,11 +345,6 @@ impl Batch {
         self.named(NFT_MSG_DELSET, NFTA_SET_NAME, name);
     }
 
-    /// As deleting, but no error if there is none. Kernel 6.3 and later.
-    pub fn destroy_set(&mut self, name: &str) {
-        self.named(NFT_MSG_DESTROYSET, NFTA_SET_NAME, name);
-    }
-
     /// Removes all elements.
     pub fn flush_set(&mut self, name: &str) {
         self.named(NFT_MSG_DELSETELEM, NFTA_SET_ELEM_LIST_SET, name);

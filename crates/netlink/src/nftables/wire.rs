@@ -33,10 +33,6 @@ pub(super) const NFT_MSG_NEWOBJ: u8 = 18;
 pub(super) const NFT_MSG_DELOBJ: u8 = 20;
 pub(super) const NFT_MSG_NEWFLOWTABLE: u8 = 22;
 pub(super) const NFT_MSG_DELFLOWTABLE: u8 = 24;
-pub(super) const NFT_MSG_DESTROYTABLE: u8 = 26;
-pub(super) const NFT_MSG_DESTROYCHAIN: u8 = 27;
-pub(super) const NFT_MSG_DESTROYSET: u8 = 29;
-pub(super) const NFT_MSG_DESTROYSETELEM: u8 = 30;
 
 pub(super) const NFTA_LIST_ELEM: u16 = 1;
 

@@ -59,7 +59,7 @@ fn is_stale(rechecks: &Rechecks, flow: Flow) -> bool {
 
 #[test]
 fn the_table_of_udp_flows_that_upstream_has() {
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     let rechecks = take(&mut flows);
     let rows = [
@@ -77,7 +77,7 @@ fn the_table_of_udp_flows_that_upstream_has() {
     for (to, answered_by, stale, why) in rows {
         assert_eq!(is_stale(&rechecks, flow(to, answered_by)), stale, "{to} {answered_by}: {why}");
     }
-    let mut without = Flows::default();
+    let mut without = Flows::new(Contended::All);
     without.replace(&name("dns"), Some(&dns(&[])));
     let rechecks = take(&mut without);
     for (to, answered_by, _, _) in rows.iter().filter(|row| !row.0.ends_with("30053")) {
@@ -90,7 +90,7 @@ fn the_table_of_udp_flows_that_upstream_has() {
 #[test]
 fn over_tcp_and_sctp_only_attempts_from_before_the_rules_are_stale() {
     for protocol in [Protocol::Tcp, Protocol::Sctp] {
-        let mut flows = Flows::default();
+        let mut flows = Flows::new(Contended::All);
         flows.gain(protocol, Frontend::ClusterIp("10.96.0.80:80".parse().unwrap()));
         flows.gain(protocol, Frontend::NodePort(port(30080)));
         let rechecks = take(&mut flows);
@@ -122,7 +122,7 @@ fn only_what_can_make_a_flow_stale_is_a_reason_to_recheck() {
         (&[2], &[], true),
         (&[], &[2], true),
     ] {
-        let mut flows = Flows::default();
+        let mut flows = Flows::new(Contended::All);
         flows.replace(&name("dns"), Some(&dns(before)));
         assert!(!take(&mut flows).is_empty(), "a new address may have been sent to before");
         flows.replace(&name("dns"), Some(&dns(now)));
@@ -132,7 +132,7 @@ fn only_what_can_make_a_flow_stale_is_a_reason_to_recheck() {
 
 #[test]
 fn services_that_did_not_change_are_not_rechecked() {
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     take(&mut flows);
     let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
@@ -146,7 +146,7 @@ fn services_that_did_not_change_are_not_rechecked() {
 fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address() {
     let served = flow("10.96.0.53:53", "10.244.1.2:5353");
     let own = flow("192.168.0.2:30053", "192.168.0.2:30053");
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     flows.replace(&name("heir"), Some(&dns(&[2, 3])));
     take(&mut flows);
@@ -162,7 +162,7 @@ fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address(
 fn what_serves_by_the_time_of_the_verdict_counts() {
     let to = Destination::Address("10.96.0.53:53".parse().unwrap());
     let back = flow("10.96.0.53:53", "10.244.1.2:5353");
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2, 3])));
     take(&mut flows);
     flows.replace(&name("dns"), Some(&dns(&[3])));
@@ -185,7 +185,7 @@ fn where_rules_never_matched_a_packet_only_what_they_did_not_translate_can_be_st
         let (all, if_used) = flows.take_rechecks(|_| true);
         (!all.is_empty(), !if_used.is_empty())
     };
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     assert_eq!(rechecks(&mut flows), (true, false), "flows may be older than our rules");
     flows.replace(&name("dns"), Some(&dns(&[3])));
@@ -218,4 +218,59 @@ fn the_kernel_leaves_out_what_it_can() {
     ] {
         assert_eq!(filters(keys.iter()), wanted, "{keys:?}");
     }
+}
+
+#[test]
+fn a_contended_destination_is_served_by_the_one_that_has_it() {
+    let created = |mut routing: Arc<Routing>, second: &str| {
+        let created = Created::from_api(&format!("2026-11-16T10:00:{second}Z")).unwrap();
+        Arc::get_mut(&mut routing).unwrap().created = created;
+        routing
+    };
+    let to_first = flow("203.0.113.5:53", "10.244.1.2:5353");
+    let to_second = flow("203.0.113.5:53", "10.244.1.3:5353");
+    for (contended, first_only) in [(Contended::FirstOnly, true), (Contended::All, false)] {
+        let mut flows = Flows::new(contended);
+        flows.replace(&name("b"), Some(&created(dns(&[2]), "02")));
+        take(&mut flows);
+        flows.replace(&name("c"), Some(&created(dns(&[3]), "01")));
+        let rechecks = take(&mut flows);
+        assert_eq!(
+            is_stale(&rechecks, to_first),
+            first_only,
+            "the one created first takes over: {contended:?}"
+        );
+        assert!(!is_stale(&rechecks, to_second));
+
+        flows.replace(&name("c"), Some(&created(dns(&[]), "01")));
+        let rechecks = take(&mut flows);
+        assert_eq!(!is_stale(&rechecks, to_second), first_only, "it has no endpoints: {contended:?}");
+        assert!(!is_stale(&rechecks, to_first));
+
+        flows.replace(&name("c"), Some(&created(dns(&[3]), "01")));
+        take(&mut flows);
+        // Deleted and created again between two syncs.
+        flows.replace(&name("c"), Some(&created(dns(&[3]), "03")));
+        let rechecks = take(&mut flows);
+        assert_eq!(is_stale(&rechecks, to_second), first_only, "{contended:?}");
+        assert!(!is_stale(&rechecks, to_first));
+    }
+}
+
+#[test]
+fn a_cluster_ip_is_served_by_the_service_it_belongs_to() {
+    let mut other = dns(&[3]);
+    Arc::get_mut(&mut other).unwrap().addresses = Arc::new(Addresses {
+        cluster_ip: [10, 96, 0, 54].into(),
+        external_ips: [[10, 96, 0, 53].into()].into(),
+        load_balancer_ips: Box::default(),
+        source_ranges: Box::default(),
+    });
+    let mut flows = Flows::new(Contended::FirstOnly);
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    flows.replace(&name("another"), Some(&other));
+    let rechecks = take(&mut flows);
+    assert!(!is_stale(&rechecks, flow("10.96.0.53:53", "10.244.1.2:5353")));
+    assert!(is_stale(&rechecks, flow("10.96.0.53:53", "10.244.1.3:5353")));
+    assert!(is_stale(&rechecks, flow("192.168.0.2:30053", "10.244.1.2:5353")), "the first by name has it");
 }

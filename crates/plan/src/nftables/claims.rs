@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use model::names::{NamespacedName, ServicePortName};
 use model::routing::Routing;
@@ -19,8 +20,9 @@ pub struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    pub fn of(frontend: &Frontend, name: &'a ServicePortName, routing: &Routing) -> Self {
-        let is_external = frontend.ip != Some(routing.addresses.cluster_ip);
+    /// `ip` is that of the frontend, none for a node port.
+    pub fn of(ip: Option<IpAddr>, name: &'a ServicePortName, routing: &Routing) -> Self {
+        let is_external = ip != Some(routing.addresses.cluster_ip);
         Self { is_external, created: routing.created, name }
     }
 
@@ -106,7 +108,7 @@ pub fn contentions<'a>(changes: impl Iterator<Item = Claimants<'a>>) -> Vec<Cont
             continue;
         }
         let were_there: BTreeSet<_> = before.iter().collect();
-        let gave_up = before.iter().filter(|name| Some(*name) != winner && !after.contains(name)).collect();
+        let gave_up = before.iter().filter(|name| Some(*name) != winner && !losers.contains(name)).collect();
         tell(ContentionChange::Began, losers.difference(&were_there).copied().collect());
         tell(ContentionChange::Ended, gave_up);
     }

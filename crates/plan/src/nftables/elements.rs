@@ -10,7 +10,7 @@ use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
 use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, protocol};
-use crate::nftables::slots::{assign, table};
+use crate::nftables::slots::{MOST, assign, table};
 use crate::nftables::timeouts::rounded;
 
 /// Everything the kernel holds for one service port.
@@ -92,6 +92,12 @@ impl Unit {
     /// The same under another id.
     pub fn with_id(&self, id: u32) -> Self {
         Self { id: Some(id), ..self.clone() }
+    }
+
+    /// How many endpoints have no slot; of the two lists, the one that leaves out more counts.
+    pub fn left_out(&self) -> usize {
+        let Routing { cluster, local, .. } = &*self.routing;
+        cluster.len().max(local.len()).saturating_sub(MOST)
     }
 
     pub fn seats(&self) -> Seats<'_> {

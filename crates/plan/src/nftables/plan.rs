@@ -25,9 +25,12 @@ pub struct Plan {
     claims: Shards<Frontend, Vec<ServicePortName>>,
     /// How often it is asked for what several may ask for.
     shared: Shards<Shared, usize>,
-    /// The last id that a service port with session affinity was given. Ids come back after 2^31 of them, when nothing is
-    /// remembered any more of the clients of the last service port that had it.
+    /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
+    /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
+    /// counts only where it leads to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
     last_id: u32,
+    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    left_out: BTreeMap<ServicePortName, usize>,
 }
 
 /// What the kernel holds.
@@ -88,10 +91,7 @@ impl Plan {
                 shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
         }
-        // Those that may get or lose a frontend.
-        let claims = affected.iter().filter_map(|frontend| self.claims.get(frontend)).flatten();
-        let names: BTreeSet<ServicePortName> =
-            changes.iter().map(|(name, _)| name).chain(claims).cloned().collect();
+        let names = self.concerned(&changes, &affected);
         let mut before = self.elements_of(&affected, &names);
         let contentions = self.accept(changes);
         let mut after = self.elements_of(&affected, &names);
@@ -106,6 +106,14 @@ impl Plan {
         after.sort_unstable();
         let (delete, add) = difference(&before, &after);
         Steps { empty: Vec::new(), delete, add, contentions }
+    }
+
+    /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
+    /// However many claim it after that one, they have it neither before nor after.
+    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<Frontend>) -> BTreeSet<ServicePortName> {
+        let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
+        let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
+        change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
     }
 
     /// The same without looking what that changes in the sets.
@@ -207,6 +215,11 @@ impl Plan {
         self.units.get(name).map(Unit::seats).unwrap_or_default()
     }
 
+    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
+        &self.left_out
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
@@ -305,13 +318,33 @@ impl Plan {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
             Unit::new(routing, seats, id)
         });
-        if let Some(Unit { routing, .. }) = &old {
-            frontends(routing).iter().for_each(|frontend| self.give_up(frontend, &name, contended));
+        let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
+        let claimed = old.map(frontends).unwrap_or_default();
+        let asked_for = new.map(frontends).unwrap_or_default();
+        // A claim stays where it is if its rank does: many may claim the same frontend.
+        let stays = |frontend: &Frontend| {
+            claimed.contains(frontend)
+                && asked_for.contains(frontend)
+                && old.zip(new).is_some_and(|(old, new)| {
+                    Rank::of(frontend.ip, &name, old) == Rank::of(frontend.ip, &name, new)
+                })
+        };
+        for frontend in claimed.iter().filter(|frontend| !stays(frontend)) {
+            self.give_up(frontend, &name, contended);
+        }
+        if let Some(routing) = old {
             shared(routing).for_each(|it| self.release(it));
         }
+        if let Some(routing) = new {
+            for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
+                self.claim(frontend, &name, routing, contended);
+            }
+        }
+        match unit.as_ref().map_or(0, Unit::left_out) {
+            0 => _ = self.left_out.remove(&name),
+            left_out => _ = self.left_out.insert(name.clone(), left_out),
+        }
         if let Some(unit) = unit {
-            let asked_for = frontends(&unit.routing);
-            asked_for.iter().for_each(|frontend| self.claim(frontend, &name, &unit.routing, contended));
             shared(&unit.routing).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }
@@ -329,9 +362,9 @@ impl Plan {
             return;
         };
         contended.entry(*frontend).or_insert_with(|| claims.clone());
-        let rank = Rank::of(frontend, name, routing);
+        let rank = Rank::of(frontend.ip, name, routing);
         let at = claims.partition_point(|other| {
-            self.units.get(other).is_some_and(|unit| Rank::of(frontend, other, &unit.routing) < rank)
+            self.units.get(other).is_some_and(|unit| Rank::of(frontend.ip, other, &unit.routing) < rank)
         });
         claims.insert(at, name.clone());
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernel::conntrack::Contended;
 use kernel::difference::Wanted;
 use kernel::iptables::{self, Failures, Outcome, Rules};
 use plan::iptables::plan::RuleCounts;
@@ -65,6 +66,10 @@ impl Backend for Iptables {
     fn watch(&mut self) -> Option<Watch> {
         let watch = self.rules.watch();
         Some(Box::new(move |tell| watch.run(tell)))
+    }
+
+    fn contended(&self) -> Contended {
+        Contended::All
     }
 
     fn wanted(&self) -> Wanted {

@@ -1,25 +1,29 @@
 //! The nftables mode: elements of our own table.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernel::conntrack::Destination;
+use kernel::conntrack::{Contended, Destination};
 use kernel::difference::Wanted;
 use kernel::nftables::{self, Outcome, Owners, Table};
 use model::address::Family;
 use model::names::ServicePortName;
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::Seats;
+use plan::nftables::slots::MOST;
 
 use super::{Backend, Change, Pass, Watch};
 use crate::contention::{Contentions, Line};
 use crate::duration::Duration;
-use crate::metrics::{Metrics, ip_family};
+use crate::metrics::{Metrics, count, ip_family};
 
 #[derive(Debug)]
 pub struct Nftables {
     table: Table,
     contentions: Contentions,
+    /// Endpoints that have no slot, by service port, as was logged.
+    left_out: BTreeMap<ServicePortName, usize>,
     metrics: Arc<Metrics>,
 }
 
@@ -33,7 +37,24 @@ impl Nftables {
         let family = [ip_family(table.family())];
         metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
         metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
-        Self { table, contentions: Contentions::default(), metrics }
+        metrics.endpoints_left_out.set(family, 0.0);
+        Self { table, contentions: Contentions::default(), left_out: BTreeMap::new(), metrics }
+    }
+
+    /// Few service ports have so many endpoints, mostly none.
+    fn tell_left_out(&mut self) {
+        let (family, now) = (self.table.family(), self.table.left_out());
+        if *now == self.left_out {
+            return;
+        }
+        for (name, count) in now.iter().filter(|(name, _)| !self.left_out.contains_key(name)) {
+            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MOST, "Service port has more endpoints than it can use: the rest get no traffic");
+        }
+        for name in self.left_out.keys().filter(|name| !now.contains_key(name)) {
+            tracing::info!(ipFamily = %family, servicePortName = %name, "Service port no longer has more endpoints than it can use");
+        }
+        self.metrics.endpoints_left_out.set([ip_family(family)], count(now.values().sum::<usize>()));
+        self.left_out.clone_from(now);
     }
 }
 
@@ -51,6 +72,7 @@ impl Backend for Nftables {
         }
         let contentions = self.contentions.add(self.table.take_contentions(), Instant::now());
         contentions.into_iter().for_each(|line| log_contention(family, line));
+        self.tell_left_out();
         let Outcome { added, deleted, full, wrote } = synced?;
         let elapsed = Duration::from(started.elapsed());
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
@@ -90,6 +112,10 @@ impl Backend for Nftables {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
         self.contentions.due()
+    }
+
+    fn contended(&self) -> Contended {
+        Contended::FirstOnly
     }
 
     fn wanted(&self) -> Wanted {

@@ -84,7 +84,7 @@ pub fn owner<'a>(mode: ProxyMode, frontend: &Frontend, claims: &[Claim<'a>]) -> 
 }
 
 fn rank<'a>(frontend: &Frontend, (name, routing): &Claim<'a>) -> Rank<'a> {
-    Rank::of(frontend, name, routing)
+    Rank::of(frontend.ip, name, routing)
 }
 
 /// Why the owner has it rather than the next in line.

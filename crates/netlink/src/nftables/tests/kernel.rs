@@ -2,7 +2,7 @@
 
 use super::program::*;
 use super::refusals::refusal;
-use super::{FAMILIES, commit, table_with};
+use super::{FAMILIES, commit};
 use crate::Family::{Ipv4, Ipv6};
 use crate::nftables::*;
 use crate::testing::{in_fresh_netns, run};
@@ -80,20 +80,6 @@ fn adding_the_program_again_is_accepted_and_deleting_leaves_nothing() {
             connection.commit(&all).unwrap();
             assert_eq!(connection.tables(family).unwrap(), []);
         }
-    });
-}
-
-#[test]
-fn what_was_never_there_can_be_destroyed() {
-    in_fresh_netns(|| {
-        let mut connection = table_with(&[Set::new("marks", &[Field::Mark])]);
-        let mut batch = Batch::new(Ipv4, TABLE);
-        batch.destroy_chain("none");
-        batch.destroy_set("none");
-        batch.destroy_elements("marks", [Element::new([1, 2, 3, 4])]);
-        batch.destroy_table();
-        batch.destroy_table();
-        connection.commit(&batch).unwrap();
     });
 }
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::nftables::claims::ContentionChange;
+use crate::nftables::slots::MOST;
 
 /// A table made of a map. It refuses what the kernel refuses.
 #[derive(Debug, Default, PartialEq)]
@@ -414,4 +415,50 @@ fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
     let nobody =
         Contention { winner: None, ..contention(ContentionChange::Ended, 0, &[2, 3], all[..2].to_vec()) };
     assert_eq!(ended, [nobody]);
+}
+
+#[test]
+fn a_change_costs_the_same_however_many_claim_its_frontends() {
+    const IP: [u8; 4] = [203, 0, 113, 1];
+    let claimant =
+        |number: u8, endpoint: u8| Some(plain([10, 96, 0, number], &[IP], second(number), endpoint));
+    let mut plan = Plan::default();
+    plan.accept((1..50).map(|number| (name(number), claimant(number, number))).collect());
+    for number in [1, 20, 49] {
+        let changes = vec![(name(number), claimant(number, 99))];
+        let concerned = plan.concerned(&changes, &[at(IP)].into());
+        assert!(concerned.contains(&name(number)) && concerned.len() <= 2, "{concerned:?}");
+        let mut contended = Contended::new();
+        plan.accept_one(name(number), claimant(number, 99), &mut contended);
+        assert!(contended.is_empty(), "no claim came or went, so none is looked at: {contended:?}");
+    }
+}
+
+#[test]
+fn endpoints_beyond_the_last_slot_are_counted() {
+    const IP: [u8; 4] = [10, 96, 0, 1];
+    let routing = |cluster: usize, local: usize| {
+        let endpoint =
+            |n: u32| Endpoint { ip: (0x0a01_0000 + n).to_be_bytes().into(), local: false, port: port(80) };
+        let mut routing = plain(IP, &[], Created::UNKNOWN, 1);
+        let fields = Arc::get_mut(&mut routing).unwrap();
+        fields.cluster = (0..).map(endpoint).take(cluster).collect();
+        fields.local = (0..).map(endpoint).take(local).collect();
+        Some(routing)
+    };
+    let mut plan = Plan::default();
+    for (cluster, local, left_out) in
+        [(MOST + 2, 1, 2), (MOST + 3, MOST + 3, 3), (1, MOST + 1, 1), (MOST, MOST, 0)]
+    {
+        plan.replace(vec![(name(1), routing(cluster, local))]);
+        assert_eq!(plan.left_out().get(&name(1)).copied().unwrap_or_default(), left_out);
+        let used =
+            plan.elements().iter().filter(|element| element.set == Set::Endpoints(Bank::Addresses)).count();
+        assert_eq!(used, cluster.min(MOST));
+    }
+    assert!(plan.left_out().is_empty());
+    plan.accept(vec![(name(1), routing(MOST + 1, 0)), (name(2), routing(1, 1))]);
+    assert_eq!(plan.left_out(), &BTreeMap::from([(name(1), 1)]));
+    plan.accept(vec![(name(1), None)]);
+    assert!(plan.left_out().is_empty());
 }
