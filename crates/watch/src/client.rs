@@ -490,7 +490,9 @@ where
         None => https.enable_http1().wrap_connector(connector),
     };
     let mut builder = Client::builder(TokioExecutor::new());
-    builder.timer(TokioTimer::new());
+    builder.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
+    // The pool measures idleness from the last request: it would drop a shared connection whose watches last longer.
+    builder.pool_idle_timeout(None);
     if let Some(Http2 { read_idle_timeout, ping_timeout }) = http2 {
         builder.http2_keep_alive_interval(read_idle_timeout).http2_keep_alive_timeout(ping_timeout);
         builder.http2_keep_alive_while_idle(true);

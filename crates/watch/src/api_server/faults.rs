@@ -178,6 +178,8 @@ fn with_http2_all_share_a_connection_and_a_silent_peer_delays_a_change_by_less_t
             settle(observed).await;
             assert_eq!(server.asked().len(), 4);
             let before = server.connections();
+            // Longer than a pool keeps idle connections by default.
+            sleep(seconds(200)).await;
             server.cut();
             observed.latency(SLICES).await;
             assert_eq!(server.connections(), before, "watches go on in the same connection");
