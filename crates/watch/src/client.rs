@@ -531,9 +531,11 @@ impl Http2 {
             return None;
         }
         let read_idle = seconds("HTTP2_READ_IDLE_TIMEOUT_SECONDS", 30);
+        // Go takes 0 for not set.
+        let ping = Some(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)).filter(|seconds| *seconds > 0);
         Some(Self {
             read_idle_timeout: (read_idle > 0).then(|| Duration::from_secs(read_idle)),
-            ping_timeout: Duration::from_secs(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)),
+            ping_timeout: Duration::from_secs(ping.unwrap_or(15)),
         })
     }
 }
