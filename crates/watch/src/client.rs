@@ -45,8 +45,8 @@ pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, Pod, go_error};
 use crate::throttle::Throttle;
 
-/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute; a
-/// while later nobody is going to answer.
+/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute:
+/// shortly after that no answer is going to come.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
 /// For the beginning of the answer to a watch, connection included. The API server has nothing to collect for it.

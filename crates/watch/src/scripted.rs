@@ -112,7 +112,7 @@ impl Server {
         *lock(&self.0.script) = Box::new(script);
     }
 
-    /// An object of that name is written, and whoever watches is sent it.
+    /// Writes an object of that name and sends it to all watches.
     pub fn change(&self, path: &'static str, name: &str) {
         let mut history = lock(&self.0.history);
         history.version += 1;
