@@ -12,7 +12,7 @@ use plan::nftables::claims::Contention;
 /// Of one group of Services in one [`WINDOW`]: that it began, that it ended, and one more.
 const LINES: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
-/// Groups that are followed at a time. Whoever may create Services can make any number of them contend.
+/// Groups that are followed at a time. A user who may create Services can make any number of them contend.
 const GROUPS: usize = 16;
 
 /// The contentions of one family that were logged within the last minute.

@@ -22,7 +22,7 @@ use tests::matrix::within;
 use tests::namespace::Namespace;
 use tests::talk::{Answer, ask};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const APPLY_TIMEOUT: Duration = Duration::from_secs(60);
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
 /// A node with a folder of manifests, and the image that serves it.
@@ -95,7 +95,7 @@ impl Bench {
             let wanted = SocketAddr::new(place.ip(family), TARGET);
             let to = SocketAddr::new(Address::ClusterIp.ip(family), 80);
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                within(PATIENCE, &format!("{to} leads to {wanted}\n{}", container.log()), || {
+                within(APPLY_TIMEOUT, &format!("{to} leads to {wanted}\n{}", container.log()), || {
                     let answer = ask(self.lab.namespace(Who::Pod), protocol, to);
                     matches!(answer, Answer::From { endpoint, .. } if endpoint == wanted)
                 });
@@ -213,7 +213,7 @@ fn many_services_fit_into_64_mib() {
     let container = bench.run(&Confinement::with_seccomp("nftables.json"));
     bench.reaches(&container, Place::PodA);
     let elements = || bench.node().run("nft list set ip kube-proxy frontends").matches("10.97.").count();
-    within(PATIENCE, "all services are in the kernel", || elements() == SERVICES);
+    within(APPLY_TIMEOUT, "all services are in the kernel", || elements() == SERVICES);
     bench.serve(&[B]);
     bench.reaches(&container, Place::PodB);
     println!("{SERVICES} services x {ENDPOINTS} endpoints: at most {:?} bytes", container.peak_memory());

@@ -45,8 +45,8 @@ pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, Pod, go_error};
 use crate::throttle::Throttle;
 
-/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute; a
-/// while later nobody is going to answer.
+/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute:
+/// shortly after that no answer is going to come.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
 /// For the beginning of the answer to a watch, connection included. The API server has nothing to collect for it.
@@ -195,11 +195,16 @@ pub(crate) enum Transport {
 /// Connections that share credentials.
 struct Link {
     service: Service,
+    generation: Generation,
     /// The content of the credential files when they were last read, whether they could be used or not.
     files: Vec<Option<Vec<u8>>>,
     /// Whether to make a new one for the next request, whatever the files hold.
     is_stale: bool,
 }
+
+/// Which link a request was sent through; each new one has a higher number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Generation(u64);
 
 impl fmt::Debug for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -232,23 +237,29 @@ impl Api {
             transport,
             user_agent,
             host,
-            link: tokio::sync::Mutex::new(Link { service, files, is_stale: false }),
+            link: tokio::sync::Mutex::new(Link {
+                service,
+                generation: Generation::default(),
+                files,
+                is_stale: false,
+            }),
             throttle: Throttle::new(settings.qps, settings.burst, Instant::now().into_std()).map(Mutex::new),
             observer,
         })
     }
 
-    /// Sends a request and waits for the beginning of its answer. Watches need not wait for their turn.
+    /// Sends a request and waits for the beginning of its answer. Watches need not wait for their turn. With the body comes
+    /// what [`Self::renew_connection`] needs if the rest of it does not arrive.
     pub(crate) async fn send(
         &self,
         request: Request<Vec<u8>>,
         is_watch: bool,
-    ) -> Result<Response<Incoming>, ApiError> {
+    ) -> Result<(Incoming, Generation), ApiError> {
         let verb = request.method().clone();
         if !is_watch {
             self.wait_for_turn(&verb).await;
         }
-        let service = self.service().await;
+        let (service, generation) = self.service().await;
         let (started, request_bytes) = (Instant::now(), request.body().len() as u64);
         let limit = if is_watch { WATCH_ANSWER_TIMEOUT } else { ANSWER_TIMEOUT };
         let answer = timeout(limit, service.oneshot(request.map(Body::from))).await;
@@ -261,22 +272,22 @@ impl Api {
             is_watch,
         });
         match answer {
-            Ok(Ok(response)) if response.status().is_success() => Ok(response),
+            Ok(Ok(response)) if response.status().is_success() => Ok((response.into_body(), generation)),
             Ok(Ok(response)) => {
                 let is_unauthorized = response.status() == http::StatusCode::UNAUTHORIZED;
                 let refusal = refusal(response).await;
                 if is_unauthorized {
-                    self.distrust().await;
+                    self.distrust(generation).await;
                     return Err(refusal.because(self.expired_certificate()));
                 }
                 Err(refusal)
             }
             Ok(Err(error)) => {
-                self.distrust().await;
+                self.distrust(generation).await;
                 Err(ApiError::unanswered(&*error).because(self.expired_certificate()))
             }
             Err(_) => {
-                self.renew_connection().await;
+                self.renew_connection(generation).await;
                 Err(ApiError::Unanswered(format!("no answer within {} s", limit.as_secs())))
             }
         }
@@ -285,7 +296,7 @@ impl Api {
     /// The same, with the whole answer.
     pub(crate) async fn ask(&self, request: Request<Vec<u8>>) -> Result<Vec<u8>, ApiError> {
         let verb = request.method().clone();
-        let mut body = self.send(request, false).await?.into_body();
+        let (mut body, _) = self.send(request, false).await?;
         let mut answer = Vec::new();
         while let Some(bytes) = next_bytes_in_time(&mut body).await? {
             answer.extend_from_slice(&bytes);
@@ -313,9 +324,11 @@ impl Api {
         let _ = timeout(pause, changed).await;
     }
 
-    /// The next request goes through a new connection. Those under way keep theirs.
-    pub(crate) async fn renew_connection(&self) {
-        self.link.lock().await.is_stale = true;
+    /// The next request goes through a new connection, unless another request has already replaced the one of this
+    /// generation. Requests under way keep theirs.
+    pub(crate) async fn renew_connection(&self, generation: Generation) {
+        let mut link = self.link.lock().await;
+        link.is_stale |= link.generation == generation;
     }
 
     async fn wait_for_turn(&self, verb: &Method) {
@@ -326,7 +339,7 @@ impl Api {
     }
 
     /// The connection, made anew if the files behind it have changed.
-    async fn service(&self) -> Service {
+    async fn service(&self) -> (Service, Generation) {
         let mut link = self.link.lock().await;
         let files = contents(&self.kubeconfig);
         if link.is_stale || files != link.files {
@@ -340,6 +353,7 @@ impl Api {
                 Ok((service, _)) => {
                     tracing::debug!(v = 2, "Credentials for the API server have been read again");
                     link.service = service;
+                    link.generation.0 += 1;
                     link.is_stale = false;
                 }
                 // Half of a certificate and its key, maybe: the other half will come. The old ones may still do.
@@ -351,7 +365,7 @@ impl Api {
                 }
             }
         }
-        link.service.clone()
+        (link.service.clone(), link.generation)
     }
 
     /// What to say of a client certificate that has expired.
@@ -363,10 +377,10 @@ impl Api {
     }
 
     /// What an exec plugin said no longer counts: ask it again.
-    async fn distrust(&self) {
+    async fn distrust(&self, generation: Generation) {
         let users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
         if users.into_iter().any(|user| user.exec.is_some()) {
-            self.renew_connection().await;
+            self.renew_connection(generation).await;
         }
     }
 }
@@ -490,7 +504,9 @@ where
         None => https.enable_http1().wrap_connector(connector),
     };
     let mut builder = Client::builder(TokioExecutor::new());
-    builder.timer(TokioTimer::new());
+    builder.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
+    // The pool measures idleness from the last request: it would drop a shared connection whose watches last longer.
+    builder.pool_idle_timeout(None);
     if let Some(Http2 { read_idle_timeout, ping_timeout }) = http2 {
         builder.http2_keep_alive_interval(read_idle_timeout).http2_keep_alive_timeout(ping_timeout);
         builder.http2_keep_alive_while_idle(true);
@@ -529,9 +545,11 @@ impl Http2 {
             return None;
         }
         let read_idle = seconds("HTTP2_READ_IDLE_TIMEOUT_SECONDS", 30);
+        // Go takes 0 for not set.
+        let ping = Some(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)).filter(|seconds| *seconds > 0);
         Some(Self {
             read_idle_timeout: (read_idle > 0).then(|| Duration::from_secs(read_idle)),
-            ping_timeout: Duration::from_secs(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)),
+            ping_timeout: Duration::from_secs(ping.unwrap_or(15)),
         })
     }
 }

@@ -42,7 +42,8 @@ const RESUME_SPREAD: Duration = Duration::from_secs(1);
 
 /// A watch without a message for so long is abandoned: the connection is open, but nothing is behind it. The API server's
 /// watch cache sends a bookmark every 60 s, at most 3 s late. A server that sends none has its watches resumed once in
-/// this time, which costs it one request.
+/// this time: that is one request for each quiet watch and one new connection for all of them, or one each with HTTP/1.1.
+/// With it comes a run of the exec plugin, where there is one.
 const SILENCE_LIMIT: Duration = Duration::from_secs(75);
 
 /// The longest time that a server may send us away for. The API server asks for seconds.
@@ -138,7 +139,7 @@ impl<'a> ListWatch<'a> {
             // From the most recent state, and never from an older one than we have seen.
             None => query.extend([("resourceVersionMatch", "NotOlderThan"), ("sendInitialEvents", "true")]),
         }
-        let answer = self.api.send(self.request(&query), true).await?;
+        let (body, generation) = self.api.send(self.request(&query), true).await?;
         self.recovered();
         self.api.message(self.resource.name());
         if position.is_none() {
@@ -146,14 +147,14 @@ impl<'a> ListWatch<'a> {
         }
         let started = Instant::now();
         let mut received = false;
-        let ended = self.receive(answer.into_body(), emit, &mut received).await;
+        let ended = self.receive(body, emit, &mut received).await;
         let lasted = started.elapsed();
         let worked = self.listing.is_none() && (received || lasted >= WORKING);
         if worked {
             self.backoff.reset();
         }
         if let Err(Failure::Silent) = ended {
-            self.api.renew_connection().await;
+            self.api.renew_connection(generation).await;
         }
         match ended {
             Ok(()) if self.listing.is_some() => return Err(Failure::Unfinished),
@@ -195,7 +196,7 @@ impl<'a> ListWatch<'a> {
                 ("", true) => {}
                 (next, _) => query.push(("continue", next)),
             }
-            let mut body = self.api.send(self.request(&query), false).await?.into_body();
+            let (mut body, _) = self.api.send(self.request(&query), false).await?;
             self.recovered();
             if next.is_empty() {
                 self.begin_list(emit);

@@ -35,7 +35,9 @@ pub struct Manifests {
     files_of: HashMap<Key, BTreeSet<OsString>>,
     /// By file: what was not understood of it when it was last read.
     left_out: BTreeMap<OsString, Vec<String>>,
-    own_addresses: OwnAddresses,
+    list_own_addresses: OwnAddresses,
+    /// As they were last listed; none before that has succeeded.
+    own_addresses: Option<Vec<IpAddr>>,
     retries: Retries,
 }
 
@@ -103,14 +105,15 @@ enum Unreadable {
 }
 
 impl Manifests {
-    pub fn open(path: &Path, node_name: &str, own_addresses: OwnAddresses) -> io::Result<Self> {
+    pub fn open(path: &Path, node_name: &str, list_own_addresses: OwnAddresses) -> io::Result<Self> {
         Ok(Self {
             folder: Folder::open(path, &["yaml", "yml", "json"])?,
             node_name: node_name.into(),
             offers: BTreeMap::new(),
             files_of: HashMap::new(),
             left_out: BTreeMap::new(),
-            own_addresses,
+            list_own_addresses,
+            own_addresses: None,
             retries: Retries::default(),
         })
     }
@@ -132,17 +135,14 @@ impl Manifests {
     pub fn list(&mut self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         const KINDS: [Kind; 3] = [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice];
         KINDS.into_iter().map(Event::Listing).for_each(&mut *emit);
-        let own = self.own_addresses();
-        for file in self.folder.files()? {
-            self.reload(&file, &own, emit);
-        }
+        let files = self.folder.files()?.into_iter().collect();
+        self.reload_files(files, emit);
         // A list without a file that is there would take its Services out of the kernel.
         self.retries.settle(Instant::now());
         while let Some(wait) = self.retries.wait(Instant::now()) {
             std::thread::sleep(wait);
-            for file in self.retries.take(Instant::now()).files {
-                self.reload(&file, &own, emit);
-            }
+            let files = self.retries.take(Instant::now()).files;
+            self.reload_files(files, emit);
             self.retries.settle(Instant::now());
         }
         KINDS.into_iter().map(Event::Listed).for_each(emit);
@@ -182,20 +182,26 @@ impl Manifests {
                 }
             }
         }
-        if changed.files.is_empty() {
-            return;
-        }
-        let own = self.own_addresses();
-        for file in changed.files {
-            self.reload(&file, &own, emit);
-        }
+        self.reload_files(changed.files, emit);
     }
 
-    fn own_addresses(&self) -> Vec<IpAddr> {
-        (self.own_addresses)().unwrap_or_else(|error| {
-            tracing::error!(err = %error, "Failed to list the node's addresses; Services may take them");
-            Vec::new()
-        })
+    /// Reads the files with the addresses that the node has now. If those can't be listed, the files are read again later,
+    /// and meanwhile with the addresses listed before, or not at all if there are none.
+    fn reload_files(&mut self, files: BTreeSet<OsString>, emit: &mut dyn FnMut(Event)) {
+        if files.is_empty() {
+            return;
+        }
+        match (self.list_own_addresses)() {
+            Ok(own) => self.own_addresses = Some(own),
+            Err(error) => {
+                tracing::error!(err = %error, "Failed to list the node's addresses, trying again");
+                self.retries.changed.files.extend(files.iter().cloned());
+            }
+        }
+        let Some(own) = self.own_addresses.clone() else { return };
+        for file in files {
+            self.reload(&file, &own, emit);
+        }
     }
 
     fn reload(&mut self, file: &OsStr, own: &[IpAddr], emit: &mut dyn FnMut(Event)) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -60,6 +60,7 @@ struct Inner {
     script: Mutex<Script>,
     asked: Mutex<Vec<(Instant, Asked)>>,
     connections: AtomicUsize,
+    sends_bookmarks: AtomicBool,
     tls: Mutex<Option<TlsAcceptor>>,
 }
 
@@ -82,6 +83,7 @@ impl Server {
             script: Mutex::new(Box::new(|_| Fate::Served)),
             asked: Mutex::default(),
             connections: AtomicUsize::new(0),
+            sends_bookmarks: AtomicBool::new(true),
             tls: Mutex::default(),
         }))
     }
@@ -110,7 +112,7 @@ impl Server {
         *lock(&self.0.script) = Box::new(script);
     }
 
-    /// An object of that name is written, and whoever watches is sent it.
+    /// Writes an object of that name and sends it to all watches.
     pub fn change(&self, path: &'static str, name: &str) {
         let mut history = lock(&self.0.history);
         history.version += 1;
@@ -132,6 +134,11 @@ impl Server {
     /// Connections stay open, and nothing comes from them any more. New ones work.
     pub fn fall_silent(&self) {
         self.0.silences.send_modify(|count| *count += 1);
+    }
+
+    /// From now on only lists end with a bookmark.
+    pub fn stop_bookmarks(&self) {
+        self.0.sends_bookmarks.store(false, Ordering::SeqCst);
     }
 
     /// Forgets what was before now.
@@ -251,7 +258,9 @@ impl Server {
                 }
                 () = sleep_until(bookmark) => {
                     bookmark += BOOKMARKS;
-                    event("BOOKMARK", &mark(told, false));
+                    if self.0.sends_bookmarks.load(Ordering::SeqCst) {
+                        event("BOOKMARK", &mark(told, false));
+                    }
                 }
                 () = sleep_until(end) => return,
             }

@@ -221,12 +221,10 @@ fn check_ports(ports: &[api::ServicePort], kind: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Of any type of Service: an API server keeps what a load balancer left in the status, and upstream serves it.
 fn check_ingress(service: &api::Service) -> Result<(), String> {
     let field = "status.loadBalancer.ingress";
     let ingress = &service.status.load_balancer.ingress;
-    if !ingress.is_empty() && service.spec.r#type.as_deref() != Some("LoadBalancer") {
-        return forbidden(field, "may only be used when `spec.type` is 'LoadBalancer'");
-    }
     for (index, ingress) in ingress.iter().enumerate() {
         if !ingress.ip.is_empty() && parse_ip(&ingress.ip).is_none() {
             return invalid(&format!("{field}[{index}].ip"), &ingress.ip, NOT_AN_IP);

@@ -261,6 +261,10 @@ fn values_that_make_no_sense_are_refused_in_words() {
             json!({"apiServer": "https://192.0.2.1", "seccompProfile": {"type": "Localhost"}}),
             "localhostProfile",
         ),
+        (
+            json!({"apiServer": "https://192.0.2.1", "seccompProfile": {"localhostProfile": "sluice/nftables.json"}}),
+            "localhostProfile",
+        ),
     ] {
         let refusal = refusal(&values);
         assert!(refusal.contains(word), "{values}: {refusal}");

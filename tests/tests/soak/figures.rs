@@ -9,37 +9,17 @@ use tests::cluster::stage::Stage;
 use tests::namespace::Namespace;
 use tests::patience::Deadline;
 
-/// What has to be as it was: a table that catches stale flows stays for five minutes at most, which is long for a short soak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    WithoutFlowTables,
-    Everything,
-}
-
-impl Extent {
-    pub fn of(soak: Duration) -> Self {
-        if soak < Duration::from_secs(120) { Self::WithoutFlowTables } else { Self::Everything }
-    }
-
-    fn settle_timeout(self) -> Duration {
-        match self {
-            Self::WithoutFlowTables => Duration::from_secs(60),
-            Self::Everything => Duration::from_secs(420),
-        }
-    }
-}
-
-const FLOW_TABLE: &str = "kube-proxy-flows";
-/// So long nothing may change before it is taken for rest.
-const REST: Duration = Duration::from_secs(6);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(240);
+/// Figures that stay the same for this long have settled.
+const STABLE_TIME: Duration = Duration::from_secs(6);
 /// The resident memory may grow by this part of itself, and by that much more: an allocator keeps what it may need again.
 const RSS_PART: u64 = 4;
 const RSS_MORE_KIB: u64 = 4 * 1024;
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 11] = [
     "resident memory, KiB",
-    "descriptors, without those that catch stale flows",
-    "threads, without those that catch stale flows",
+    "descriptors",
+    "threads",
     "tables",
     "chains",
     "rules",
@@ -48,10 +28,8 @@ const NAMES: [&str; 12] = [
     "elements",
     "tracked connections, without those to the API server",
     "processes of the node",
-    "tables that catch stale flows",
 ];
 const RSS: usize = 0;
-const FLOW_TABLES: usize = 11;
 /// What may be less: a connection to the API server that is not needed any more stays open for a while.
 const MAY_BE_LESS: [usize; 3] = [1, 2, 9];
 
@@ -82,30 +60,21 @@ pub fn expire_connections_soon(node: &Namespace) {
 impl Figures {
     fn read(stage: &Stage, proxy: &Proxy) -> Self {
         let process = format!("/proc/{}", proxy.id());
-        let threads = std::fs::read_dir(format!("{process}/task")).unwrap().flatten();
-        let threads: Vec<_> =
-            threads.flat_map(|it| std::fs::read_to_string(it.path().join("comm"))).collect();
-        // They come with the first flows that are to be caught, each with two sockets, and stay.
-        let for_stale_flows = threads.iter().filter(|name| name.starts_with("flows-")).count() as u64;
+        let entries = |folder: &str| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count() as u64;
         let node = &stage.lab.network.node;
         // Those of kube-proxy itself are tracked only if rules were there when they were made.
         let to_api_server = format!("dport={} ", crate::disturbances::RELAY_PORT);
         // To read them is to have those removed that have expired.
         let tracked = node.enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack")).unwrap();
         let ruleset: Value = serde_json::from_str(&node.run("nft -j list ruleset")).unwrap();
-        let (flow_tables, ruleset): (Vec<&Value>, Vec<&Value>) =
-            ruleset["nftables"].as_array().unwrap().iter().partition(|object| {
-                let values = object.as_object().unwrap().values();
-                values.into_iter().any(|it| it["table"] == FLOW_TABLE || it["name"] == FLOW_TABLE)
-            });
-        let flow_tables = flow_tables.iter().filter(|object| object.get("table").is_some()).count() as u64;
+        let ruleset = ruleset["nftables"].as_array().unwrap();
         let count = |kind: &str| ruleset.iter().filter(|object| object.get(kind).is_some()).count() as u64;
         let elements = ruleset.iter().flat_map(|object| [&object["set"]["elem"], &object["map"]["elem"]]);
         let elements = elements.filter_map(Value::as_array).map(Vec::len).sum::<usize>() as u64;
         Self([
             resident_memory(proxy),
-            std::fs::read_dir(format!("{process}/fd")).unwrap().count() as u64 - 2 * for_stale_flows,
-            threads.len() as u64 - for_stale_flows,
+            entries("fd"),
+            entries("task"),
             count("table"),
             count("chain"),
             count("rule"),
@@ -114,20 +83,19 @@ impl Figures {
             elements,
             tracked.lines().filter(|connection| !connection.contains(&to_api_server)).count() as u64,
             processes_in(node),
-            flow_tables,
         ])
     }
 
     /// Once nothing but the memory has changed for a while.
     pub fn at_rest(stage: &Stage, proxy: &Proxy) -> Self {
-        let mut deadline = Deadline::after(Extent::WithoutFlowTables.settle_timeout());
-        let mut rest = Deadline::after(REST);
+        let mut deadline = Deadline::after(SETTLE_TIMEOUT);
+        let mut stable = Deadline::after(STABLE_TIME);
         let mut figures = Self::read(stage, proxy);
-        while !rest.has_passed() && !deadline.has_passed() {
+        while !stable.has_passed() && !deadline.has_passed() {
             std::thread::sleep(Duration::from_millis(500));
             let now = Self::read(stage, proxy);
             if now.0[RSS + 1..] != figures.0[RSS + 1..] {
-                rest = Deadline::after(REST);
+                stable = Deadline::after(STABLE_TIME);
             }
             figures = now;
         }
@@ -141,11 +109,11 @@ impl Figures {
     }
 
     /// Once they are as they were, or when that takes too long.
-    pub fn back_at(before: &Self, extent: Extent, stage: &Stage, proxy: &Proxy) -> Self {
-        let mut deadline = Deadline::after(extent.settle_timeout());
+    pub fn back_at(before: &Self, stage: &Stage, proxy: &Proxy) -> Self {
+        let mut deadline = Deadline::after(SETTLE_TIMEOUT);
         loop {
             let figures = Self::read(stage, proxy);
-            if figures.unlike(before, extent).is_empty() || deadline.has_passed() {
+            if figures.unlike(before).is_empty() || deadline.has_passed() {
                 return figures;
             }
             std::thread::sleep(Duration::from_millis(500));
@@ -153,11 +121,10 @@ impl Figures {
     }
 
     /// What is not as it was before.
-    pub fn unlike(&self, before: &Self, extent: Extent) -> Vec<String> {
+    pub fn unlike(&self, before: &Self) -> Vec<String> {
         let each = NAMES.iter().zip(before.0.iter().zip(self.0)).enumerate();
         let differs = |number: usize, before: u64, after: u64| match number {
             RSS => after > before + before / RSS_PART + RSS_MORE_KIB,
-            FLOW_TABLES if extent == Extent::WithoutFlowTables => false,
             number if MAY_BE_LESS.contains(&number) => after > before,
             _ => after != before,
         };
@@ -173,7 +140,7 @@ fn resident_memory(proxy: &Proxy) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Of children that nobody waited for, too.
+/// Children that their parent has not waited for count, too.
 fn processes_in(node: &Namespace) -> u64 {
     let namespace = node.enter(|| std::fs::read_link("/proc/thread-self/ns/net")).unwrap();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();

@@ -28,7 +28,7 @@ use tests::cluster::stage::Stage;
 use churn::Churn;
 use clients::{Clients, Failure};
 use disturbances::{Disturbances, Kills};
-use figures::{Extent, Figures};
+use figures::Figures;
 
 /// All are counted; these are described.
 const SHOWN_FAILURES: usize = 20;
@@ -64,7 +64,6 @@ impl Drop for Raise<'_> {
 
 fn soak(mode: Mode) {
     let total = duration();
-    let extent = Extent::of(total);
     let mut stage = Stage::new(Path::new(env!("CARGO_BIN_EXE_control-plane")));
     let targets = services::create(&stage);
     let clients = Clients::new(&stage, &targets);
@@ -99,7 +98,7 @@ fn soak(mode: Mode) {
         });
         clients.pause();
         churn.delete_all();
-        let after = Figures::back_at(&before, extent, &stage, disturbances.proxy());
+        let after = Figures::back_at(&before, &stage, disturbances.proxy());
         (before, after)
     });
     let verdict = disturbances.verify(&stage);
@@ -114,7 +113,7 @@ fn soak(mode: Mode) {
 
     let describe = |failure: &Failure| format!("{failure}, {}", disturbances.before(failure));
     let mut wrong: Vec<String> = failed.iter().take(SHOWN_FAILURES).map(describe).collect();
-    wrong.extend(after.unlike(&before, extent));
+    wrong.extend(after.unlike(&before));
     wrong.extend(verdict);
     assert!(wrong.is_empty(), "{} failed connections:\n{}", failed.len(), wrong.join("\n"));
 }

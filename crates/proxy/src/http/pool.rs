@@ -7,13 +7,14 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 /// More than honest clients hold: kubelet, Prometheus, and a few probes of load balancers at each health-check node port.
-const MOST: usize = 512;
-const FEWEST: usize = 8;
+const MAX_CONNECTIONS: usize = 512;
+const MIN_CONNECTIONS: usize = 8;
 
 /// How many connections there may be in a process that may open so many files: a quarter of them.
 pub fn limit(open_files: Option<u64>) -> usize {
-    let share = open_files.map_or(MOST, |files| usize::try_from(files / 4).unwrap_or(MOST));
-    share.clamp(FEWEST, MOST)
+    let share =
+        open_files.map_or(MAX_CONNECTIONS, |files| usize::try_from(files / 4).unwrap_or(MAX_CONNECTIONS));
+    share.clamp(MIN_CONNECTIONS, MAX_CONNECTIONS)
 }
 
 /// Every connection that is open.
@@ -87,9 +88,9 @@ fn close_longest_idle(open: &mut Vec<Connection>) -> bool {
 
 impl Activity {
     /// The connection is at work until what is returned is dropped.
-    pub fn work(&self) -> Work<'_> {
+    pub fn work(&self) -> Busy<'_> {
         self.idle_since.store(BUSY, Ordering::Relaxed);
-        Work(self)
+        Busy(self)
     }
 
     fn rest(&self) {
@@ -98,11 +99,12 @@ impl Activity {
     }
 }
 
+/// Keeps a connection from being idle.
 #[derive(Debug)]
 #[must_use]
-pub struct Work<'a>(&'a Activity);
+pub struct Busy<'a>(&'a Activity);
 
-impl Drop for Work<'_> {
+impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.rest();
     }

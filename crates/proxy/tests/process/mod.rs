@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tests::patience::Deadline;
+use tests::patience::{Deadline, Patient};
 
 /// A running proxy, killed when dropped.
 pub struct Proxy {
@@ -115,11 +115,20 @@ endpoints:
 /// The status code that the health port answers with; `None` if there is no answer.
 pub fn probe(path: &str) -> Option<u16> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 10256)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
+    Patient(stream, Duration::from_secs(5)).read_to_string(&mut answer).ok()?;
     answer.split(' ').nth(1)?.parse().ok()
+}
+
+/// The same once there is an answer.
+pub fn answer(path: &str) -> u16 {
+    let mut code = None;
+    wait_until("the health port answers", || {
+        code = probe(path);
+        code.is_some()
+    });
+    code.unwrap()
 }
 
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

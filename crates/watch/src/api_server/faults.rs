@@ -178,6 +178,8 @@ fn with_http2_all_share_a_connection_and_a_silent_peer_delays_a_change_by_less_t
             settle(observed).await;
             assert_eq!(server.asked().len(), 4);
             let before = server.connections();
+            // Longer than a pool keeps idle connections by default.
+            sleep(seconds(200)).await;
             server.cut();
             observed.latency(SLICES).await;
             assert_eq!(server.connections(), before, "watches go on in the same connection");
@@ -187,6 +189,26 @@ fn with_http2_all_share_a_connection_and_a_silent_peer_delays_a_change_by_less_t
                 assert!(took < seconds(50), "{took:?}");
                 sleep(seconds(200)).await;
             }
+        },
+    );
+}
+
+#[test]
+fn watches_that_fall_silent_together_share_one_new_connection() {
+    let place = Tls::new();
+    let server = Server::new();
+    server.speak_tls(place.server(&place.identity(2_100), None));
+    follow(
+        &server,
+        || server.api_of(place.settings("")),
+        async |observed| {
+            settle(observed).await;
+            let before = (server.connections(), server.asked().len());
+            server.stop_bookmarks();
+            sleep(seconds(3_600)).await;
+            let (connections, asked) = (server.connections() - before.0, server.asked().len() - before.1);
+            assert!(asked > 4 * 40, "{asked} requests");
+            assert!(connections <= 48, "{connections} connections in an hour, one in 75 s is enough");
         },
     );
 }

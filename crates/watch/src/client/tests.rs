@@ -161,6 +161,7 @@ fn http2_is_kept_as_client_go_keeps_it() {
     assert_eq!(of(&[]), kept(30, 15));
     assert_eq!(of(&[("DISABLE_HTTP2", "1")]), None);
     assert_eq!(of(&[("DISABLE_HTTP2", ""), ("HTTP2_PING_TIMEOUT_SECONDS", "5")]), kept(30, 5));
+    assert_eq!(of(&[("HTTP2_PING_TIMEOUT_SECONDS", "0")]), kept(30, 15), "as in Go");
     assert_eq!(of(&[("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "0")]), kept(0, 15));
     assert_eq!(of(&[("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "soon")]), kept(30, 15));
 }

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -13,7 +14,16 @@ struct Lab {
     told: Vec<String>,
 }
 
+thread_local! {
+    /// How often listing the node's addresses is going to fail.
+    static FAILURES: Cell<usize> = const { Cell::new(0) };
+}
+
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    if let Some(left) = FAILURES.get().checked_sub(1) {
+        FAILURES.set(left);
+        return Err(Errno::NOBUFS.into());
+    }
     Ok(vec![[127, 0, 0, 1].into(), [192, 0, 2, 11].into()])
 }
 
@@ -301,6 +311,29 @@ fn what_could_not_be_read_for_lack_of_a_resource_is_tried_again_ever_more_rarely
     retries.changed.everything = true;
     retries.settle(now);
     assert_eq!(retries.wait(now), Some(Retries::FIRST), "another failure is a first one");
+}
+
+#[test]
+fn no_file_is_read_before_the_addresses_of_the_node_are_known() {
+    FAILURES.set(2);
+    let mut lab = Lab::new(|dir| {
+        fs::write(dir.join("a.yaml"), service("own", "192.0.2.11")).unwrap();
+        fs::write(dir.join("b.yaml"), service("web", "10.0.0.1")).unwrap();
+    });
+    assert_eq!(lab.take(), ["+web 10.0.0.1"]);
+    assert_eq!(FAILURES.get(), 0);
+}
+
+#[test]
+fn a_file_is_read_with_the_last_known_addresses_of_the_node_and_again_once_they_can_be_listed() {
+    let mut lab = Lab::new(|dir| fs::write(dir.join("b.yaml"), service("b", "10.0.0.2")).unwrap());
+    lab.take();
+    FAILURES.set(2);
+    let both = format!("{}---\n{}", service("own", "192.0.2.11"), service("web", "10.0.0.1"));
+    lab.write("a.yaml", both);
+    let told = lab.wait_for(3);
+    assert!(told.len() >= 3 && told.iter().all(|it| it == "+web 10.0.0.1"), "{told:?}");
+    assert_eq!(FAILURES.get(), 0);
 }
 
 #[test]
