@@ -352,6 +352,36 @@ mod tests {
         assert_eq!(status(&state, t.after(9_061)), [503, 200], "the node is about to be deleted");
     }
 
+    proptest::proptest! {
+        /// Attempts at a sync, each of one family, some seconds after the one before.
+        #[test]
+        fn whatever_syncs_fail_health_says_since_when(
+            attempts in proptest::collection::vec((proptest::bool::ANY, proptest::bool::ANY, 0_u32..90), 0..40)
+        ) {
+            let (mut state, mut now) = start();
+            Family::BOTH.into_iter().for_each(|family| state.started(family, now));
+            let mut failing_since: BTreeMap<Family, Moment> = BTreeMap::new();
+            let mut synced: Vec<Family> = Vec::new();
+            for (is_v4, succeeds, pause) in attempts {
+                let family = if is_v4 { Family::V4 } else { Family::V6 };
+                state.queued(family, now);
+                if succeeds {
+                    state.synced(family, now);
+                    failing_since.remove(&family);
+                    synced.push(family);
+                } else {
+                    failing_since.entry(family).or_insert(now);
+                }
+                now = now.after(pause);
+                let is_late = |since: &Moment| now.instant - since.instant >= 60 * SECOND;
+                let lives = !failing_since.values().any(is_late);
+                let is_ready = lives && Family::BOTH.iter().all(|family| synced.contains(family));
+                proptest::prop_assert_eq!(state.report(Probe::Livez, now).healthy, lives);
+                proptest::prop_assert_eq!(state.report(Probe::Healthz, now).healthy, is_ready);
+            }
+        }
+    }
+
     #[test]
     fn probes_are_told_in_the_words_of_the_reference() {
         let (mut state, t) = start();
