@@ -415,7 +415,7 @@ impl Table {
     }
 
     /// And one that no service has any more takes its chains with it, after the elements that lead to them. What the kernel
-    /// remembers of the service's clients stays until it expires: nobody has its id.
+    /// remembers of the service's clients stays until it expires: no service port has its id.
     fn shrink_program(&mut self, timeouts: &BTreeSet<u32>, batch: &mut Batch) {
         for seconds in timeouts {
             if self.timeouts.remove(seconds) {

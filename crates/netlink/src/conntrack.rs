@@ -147,7 +147,7 @@ impl Flow {
         })
     }
 
-    /// Whether somebody else answers than was asked.
+    /// Whether another address or port answers than the client sent to.
     #[must_use]
     pub fn is_translated(&self) -> bool {
         self.original.destination != self.reply.source

@@ -113,7 +113,7 @@ pub struct Frontend {
     pub service: String,
     /// Empty for the only port of a service that does not name it.
     pub port: String,
-    /// Other service ports that claim the same address and port, in vain.
+    /// Other service ports that claim the same address and port.
     pub denied_to: Vec<String>,
     /// Why this one has it, if others claim it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,7 +23,7 @@ const EVERYWHERE: [(Address, u16); 4] = [
     (Address::LoadBalancerIp, 80),
 ];
 
-/// Somebody who asks the services of the lab in one family.
+/// A client that asks the services of the lab in one family.
 struct Client<'a> {
     lab: &'a Lab,
     family: Family,

@@ -44,7 +44,7 @@ pub fn report() {
     for (name, what, most_of_none, most_of_one) in [
         ("connect", "µs to connect to a Service without affinity", Some(1.2), None),
         // With every commit the kernel walks all chains of the namespace: 20 ns for each.
-        ("change", "µs of processor time to replace its endpoint", Some(3.0), None),
+        ("change", "µs of processor time to replace its endpoint", Some(1.5), None),
         // More elements are more to read whatever their timeouts are.
         ("restart", "ms of processor time to adopt the table", None, Some(1.5)),
         ("gone", "ms of processor time until all of them are deleted", None, None),

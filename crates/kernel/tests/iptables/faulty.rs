@@ -17,11 +17,11 @@ use crate::fake::Kernel;
 /// What may happen to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// It cannot be started: somebody has it open for writing, or there is no memory.
+    /// It cannot be started: another process has it open for writing, or there is no memory.
     Unstarted,
     /// It fails and has done nothing.
     Refused,
-    /// Somebody holds the lock for longer than it waits.
+    /// Another process holds the lock for longer than it waits.
     Locked,
     /// It does its work, and fails after that.
     FailedAfterwards,

@@ -10,7 +10,7 @@ use model::service::Created;
 
 use crate::nftables::elements::Frontend;
 
-/// How claims to one frontend are ordered; the least one gets it. A cluster IP is nobody else's to take. Of the rest, the
+/// How claims to one frontend are ordered; the least one gets it. No other Service can take a cluster IP. Of the rest, the
 /// Service created first keeps what it has, whatever the later one is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank<'a> {
@@ -70,7 +70,7 @@ pub struct Contention {
     pub change: ContentionChange,
     /// The Service that has the frontends now; none if all claims were given up.
     pub winner: Option<NamespacedName>,
-    /// Began: those that claim in vain and did not before. WinnerChanged: all that claim in vain. Ended: those that gave
+    /// Began: those that claim without getting it and did not before. WinnerChanged: all that claim without getting it. Ended: those that gave
     /// up their claim.
     pub others: BTreeSet<NamespacedName>,
     /// Sorted, never empty.

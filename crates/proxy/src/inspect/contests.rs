@@ -1,6 +1,6 @@
 //! Addresses that several services claim: which one has it after a change, and which ones do not get it.
 //!
-//! Told only where the change makes a contest or ends one. The kernel does not hold who claims in vain, so that a contest is
+//! Told only where the change makes a contest or ends one. The kernel does not hold the claims that lose, so that a contest is
 //! seen to begin by what else of a service comes, and to end by what an address led to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ pub struct Contest {
     /// Why, if others claim it as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precedence: Option<Precedence>,
-    /// Who claims it in vain.
+    /// The Services that claim it and lose.
     pub denied_to: Vec<String>,
     /// Who claims it no more, as far as the kernel holds names.
     pub given_up_by: Vec<String>,
