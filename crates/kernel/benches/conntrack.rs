@@ -184,7 +184,7 @@ impl Node {
     fn change_used(&mut self) -> Found {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = SocketAddr::new(IpAddr::from([10, 96, 0, 1]), 80);
-        // Where it goes there is nobody. That it went is what counts.
+        // No socket receives it: only the conntrack entry matters.
         let _ = client.send_to(b"?", to);
         let flow = Direction { protocol: 17, source: "10.1.2.3:4000".parse().unwrap(), destination: to };
         let (mut syncs, mut gone) = (Vec::new(), Vec::new());

@@ -322,7 +322,7 @@ fn connect(from: &Namespace, family: Family, own: u16, patience: Duration) -> Re
 /// those that come back with a port they had before.
 fn clients_come_too_early(mut stage: Stage, begin: impl FnOnce(&mut Stage)) {
     const CLIENTS: u16 = 24;
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
     lead_cluster_ips_into_the_void(&stage);
     let (mode, family) = (stage.mode, stage.family);
     let callers: Vec<_> = [(Who::Pod, 20_000), (Who::Node, 21_000)]
@@ -335,7 +335,7 @@ fn clients_come_too_early(mut stage: Stage, begin: impl FnOnce(&mut Stage)) {
         }
     }
     let succeed = |(from, who, first): &(Namespace, Who, u16), own: u16| {
-        let answer = connect(from, family, first + own, PATIENCE);
+        let answer = connect(from, family, first + own, CONNECT_TIMEOUT);
         assert_eq!(answer, Ok(Place::PodA.ip(family)), "{mode} {family} {who:?} client {own}");
     };
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use netlink::testing::in_fresh_netns;
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn ip(family: Family, number: u8) -> IpAddr {
     match family {
@@ -129,7 +129,7 @@ fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
             // At once, and once more.
             for _ in 0..2 {
                 loop {
-                    match told.recv_timeout(PATIENCE).unwrap() {
+                    match told.recv_timeout(SCAN_TIMEOUT).unwrap() {
                         Report::Scanned { deleted, .. } => {
                             total += deleted;
                             break;
@@ -163,7 +163,9 @@ fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
         while let Ok(request) = scanner.inbox.try_recv() {
             scanner.take_in(request, None);
         }
-        let Next::Scan(mut scan) = scanner.schedule.next(Instant::now() + PATIENCE) else { panic!("rested") };
+        let Next::Scan(mut scan) = scanner.schedule.next(Instant::now() + SCAN_TIMEOUT) else {
+            panic!("rested")
+        };
         // The scan runs, and the next sync is about to have one of them back.
         conntrack.prepare(&routings(family, Protocol::Udp, &[2, 3]));
         assert_eq!(scanner.delete_stale(&mut scan).unwrap(), 1);

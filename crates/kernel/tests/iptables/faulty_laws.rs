@@ -190,8 +190,8 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
         }
     };
     faulty.fail(0);
-    assert_eq!(access.variant(), variant, "it was only that nobody could ask");
-    assert!(access.abilities().random_fully, "it was only that nobody could ask");
+    assert_eq!(access.variant(), variant, "the question failed, not the ability");
+    assert!(access.abilities().random_fully, "the question failed, not the ability");
     let mut follower = Follower::new(access);
     for op in ops(seed, most) {
         match op {

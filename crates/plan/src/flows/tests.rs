@@ -96,7 +96,7 @@ fn over_tcp_and_sctp_only_attempts_from_before_the_rules_are_stale() {
         let rechecks = take(&mut flows);
         for (to, answered_by, has_reply, stale, why) in [
             ("10.96.0.80:80", "10.96.0.80:80", false, true, "never translated, never answered"),
-            ("10.96.0.80:80", "10.96.0.80:80", true, false, "answered by somebody"),
+            ("10.96.0.80:80", "10.96.0.80:80", true, false, "answered by another"),
             ("10.96.0.80:80", "10.244.1.9:80", false, false, "on its way to an endpoint"),
             ("10.96.0.80:80", "10.244.1.9:80", true, false, "a connection, be the endpoint gone or not"),
             ("10.96.0.80:81", "10.96.0.80:81", false, false, "another port"),

@@ -121,7 +121,7 @@ impl Observer {
     }
 
     fn observe(&mut self) {
-        // Somebody else is at work, too, but not in this table.
+        // Another process writes meanwhile, but not to this table.
         if self.writers == Writers::Anyone && self.chance.below(50) == 0 {
             let mut batch = Batch::new(wire_family(self.family), "other");
             batch.add_table(&nft::Table::default());
