@@ -25,9 +25,9 @@ use model::event::Event;
 use model::local::NodePortAddresses;
 use model::names::{NamespacedName, ServicePortName};
 use plan::trace::{self, Explanation, HealthCheck};
+use settings::duration::Duration as GoDuration;
 
 use crate::backend::{Backend, Change, Pass};
-use crate::duration::Duration as GoDuration;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::inspect::explain::question::{Question, kernel_picks};

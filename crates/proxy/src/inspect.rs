@@ -7,6 +7,7 @@
 //!
 //! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
 
+mod arguments;
 mod behaviour;
 mod changes;
 pub mod completion;
@@ -27,8 +28,6 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
-
-use crate::flags;
 
 /// One subcommand.
 struct Tool {
@@ -52,8 +51,15 @@ const DIFFERENT: u8 = 2;
 /// The whole command line: for completions, the manual, and to read what subcommands are given.
 pub fn command() -> Command {
     let about = "A kube-proxy: makes the kernel forward connections to Services to the endpoints behind them";
-    let command = Command::new("kube-proxy").about(about).args(flags::arguments());
+    let command = Command::new("kube-proxy").about(about).args(arguments::arguments());
     TOOLS.iter().fold(command, |command, tool| command.subcommand((tool.command)()))
+}
+
+/// Each subcommand's name and what it is for.
+pub fn subcommands() -> Vec<(String, String)> {
+    let commands = TOOLS.iter().map(|tool| (tool.command)());
+    let about = |command: &Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+    commands.map(|command| (command.get_name().to_owned(), about(&command))).collect()
 }
 
 /// Whether the first argument calls for one of the subcommands.

@@ -9,12 +9,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 
-use proxy::config::{self, Completed, Config};
-use proxy::flags::{self, Flags};
-use proxy::go::{os_error, quote_list};
 use proxy::inspect;
-use proxy::logs::Logs;
 use proxy::run::{self, Options};
+use settings::config::{self, Completed, Config};
+use settings::flags::{self, Flags};
+use settings::go::{os_error, quote_list};
+use settings::logs::Logs;
 
 fn main() -> ExitCode {
     let mut arguments =
@@ -38,7 +38,7 @@ fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
         }
     };
     if flags.help {
-        return print(&flags::help());
+        return print(&flags::help(&inspect::subcommands()));
     }
     if positional.iter().any(|argument| !argument.is_empty()) {
         let got = quote_list(&positional);

@@ -8,9 +8,9 @@ use kernel::{iptables, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
+use settings::config::{Config, ProxyMode};
 
 use super::wanted::Rulings;
-use crate::config::{Config, ProxyMode};
 use crate::modes;
 use crate::node::Node;
 

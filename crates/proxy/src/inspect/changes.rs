@@ -11,9 +11,9 @@ use model::names::{Port, ServicePortName};
 use model::routing::{Endpoint, Routing};
 use plan::nftables::elements::{Frontend, frontends};
 use serde::Serialize;
+use settings::config::ProxyMode;
 
 use super::contests;
-use crate::config::ProxyMode;
 
 /// What happens to one service port, or to what is no service port's.
 #[derive(Debug, Serialize)]

@@ -13,8 +13,7 @@ use model::routing::{Routing, Traffic};
 use plan::nftables::claims::{Precedence, Rank};
 use plan::nftables::elements::{Frontend, frontends};
 use serde::Serialize;
-
-use crate::config::ProxyMode;
+use settings::config::ProxyMode;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Contest {

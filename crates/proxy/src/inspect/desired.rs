@@ -12,11 +12,11 @@ use clap::{Arg, ArgMatches};
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::{Event, Kind};
+use settings::config::{self, Config};
+use settings::logs::{Logs, Settings};
 
-use crate::config::{self, Config};
+use super::arguments;
 use crate::family::{Message, QUEUE};
-use crate::flags::{self, Flags};
-use crate::logs::{Logs, Settings};
 use crate::metrics::Metrics;
 use crate::modes;
 use crate::node::{self, Node};
@@ -34,7 +34,7 @@ const MEANINGLESS: &[&str] = &["cleanup", "init-only", "write-config-to", "versi
 
 /// The flags of the proxy, for a subcommand to take them as well.
 pub fn arguments() -> Vec<Arg> {
-    flags::arguments()
+    arguments::arguments()
         .into_iter()
         .filter(|argument| !MEANINGLESS.contains(&argument.get_id().as_str()))
         .collect()
@@ -72,7 +72,7 @@ pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
 
 /// The configuration that the proxy would run with, given the same flags. Warnings and errors go to standard error.
 pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> {
-    let mut flags = Flags::from_matches(matches).map_err(anyhow::Error::msg)?;
+    let mut flags = arguments::from_matches(matches).map_err(anyhow::Error::msg)?;
     let logs = Logs::install()?;
     // Whoever asks wants the answer, and not how we came to it.
     logs.apply(Settings { quiet: true, ..Settings::default() })?;

@@ -17,11 +17,11 @@ use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::trace::{Explanation, trace};
 use serde::Serialize;
+use settings::config::Config;
 
 use super::desired::{self, Desired};
 use super::running;
 use super::verify::{is_json, output};
-use crate::config::Config;
 use crate::modes;
 use crate::run::Options;
 use question::{Question, kernel_picks};

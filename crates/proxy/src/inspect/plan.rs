@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::difference::Kind;
 use serde::Serialize;
+use settings::config::{Config, ProxyMode};
 
 use super::behaviour::{self, Before};
 use super::changes::{self, Change};
@@ -14,7 +15,6 @@ use super::desired::{self, Desired};
 use super::findings::{Finding, compare, name};
 use super::verify::{is_json, output};
 use super::wanted::{Rulings, wanted};
-use crate::config::{Config, ProxyMode};
 use crate::node::Node;
 
 const EXAMPLES: &str = "\

@@ -16,10 +16,10 @@ use plan::iptables::rules::Unit;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Program;
 use plan::nftables::text::{self, Content};
+use settings::config::{Config, ProxyMode};
 
 use super::desired::{self, Desired};
 use super::wanted::Rulings;
-use crate::config::{Config, ProxyMode};
 use crate::modes;
 use crate::node::Node;
 

@@ -11,9 +11,9 @@ use kernel::{interfaces, iptables, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use settings::config::{Config, ProxyMode};
 
 use super::desired::Desired;
-use crate::config::{Config, ProxyMode};
 use crate::modes;
 use crate::node::Node;
 

@@ -10,8 +10,8 @@ use model::address::Family;
 use plan::trace::live::{Live, Observed, through_sets};
 use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode};
+use settings::config::ProxyMode;
 
-use crate::config::ProxyMode;
 use crate::inspect::behaviour::Before;
 
 /// Looks, and changes nothing.

@@ -10,8 +10,7 @@ use kernel::interfaces;
 use model::address::Family;
 use model::names::Protocol;
 use plan::trace::{Packet, Unanswerable};
-
-use crate::go::os_error;
+use settings::go::os_error;
 
 /// Asks what becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]

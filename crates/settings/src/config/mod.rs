@@ -8,14 +8,13 @@
 
 mod complete;
 pub mod defaults;
-pub(crate) mod document;
+pub mod document;
 mod fields;
-pub mod file_watch;
 mod logging;
 mod scalars;
 pub mod v1alpha1;
 mod validation;
-pub(crate) mod yaml;
+pub mod yaml;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

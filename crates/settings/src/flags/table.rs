@@ -17,7 +17,7 @@ impl Flag {
 }
 
 /// In a table of text, the help is what one reads; where a value goes is one line above it.
-pub(super) static TABLE: &[Flag] = &[
+pub static TABLE: &[Flag] = &[
     flag(
         "audit-interval",
         |f| Slot::Duration(&mut f.audit_interval),

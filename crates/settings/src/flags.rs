@@ -3,7 +3,6 @@
 //! One [table](table) describes every flag. From it come the parser, `--help`, the `FLAG:` lines of the log and
 //! `/flagz`. A flag's value lives in [`Flags`], most of them inside the configuration object that they stand for.
 
-mod arguments;
 #[cfg(test)]
 mod chapters;
 mod help;
@@ -19,10 +18,9 @@ use crate::go::quote;
 use crate::logs::PLAIN;
 use crate::version::VersionFlag;
 
-pub use arguments::arguments;
 pub use help::{help, usage};
-use slot::Slot;
-use table::TABLE;
+pub use slot::Slot;
+pub use table::TABLE;
 
 /// Between two looks at a part of what the kernel holds, unless they take long.
 const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
@@ -90,13 +88,14 @@ impl Default for Flags {
 }
 
 /// A flag: its names, its help, and where its value lives.
-struct Flag {
-    name: &'static str,
-    shorthand: Option<char>,
-    help: &'static str,
+#[derive(Debug)]
+pub struct Flag {
+    pub name: &'static str,
+    pub shorthand: Option<char>,
+    pub help: &'static str,
     /// Why not to use it any more; such a flag is left out of `--help`.
-    deprecated: Option<&'static str>,
-    slot: fn(&mut Flags) -> Slot<'_>,
+    pub deprecated: Option<&'static str>,
+    pub slot: fn(&mut Flags) -> Slot<'_>,
 }
 
 impl Flag {
@@ -189,7 +188,8 @@ impl Flags {
         Ok(())
     }
 
-    fn set(&mut self, flag: &Flag, value: &str, tell: &mut impl FnMut(String)) -> Result<(), String> {
+    /// Gives a flag a value. `tell` hears about it if the flag is deprecated.
+    pub fn set(&mut self, flag: &Flag, value: &str, tell: &mut impl FnMut(String)) -> Result<(), String> {
         let again = self.given.contains(flag.name);
         (flag.slot)(self).set(value, again).map_err(|error| {
             format!("invalid argument {} for {:?} flag: {error}", quote(value), flag.title())

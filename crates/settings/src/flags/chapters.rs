@@ -42,7 +42,7 @@ fn compare(chapter: &str, want: &str) {
 fn flags_chapter() -> String {
     let mut defaults = Flags::default();
     let mut text = String::from(
-        "<!-- Written by `make docs` from crates/proxy/src/flags/table.rs. -->\n\n\
+        "<!-- Written by `make docs` from crates/settings/src/flags/table.rs. -->\n\n\
          # Every flag\n\n\
          These are upstream's flags and two more: `--manifests` and `--connection-metrics`. They are read as upstream reads \
          them: `--v=2`, `--v 2`, `-v2` and `--bind_address` all work, and `kube-proxy --help` prints this list.\n\n\
@@ -224,7 +224,7 @@ fn configuration_chapter() -> String {
     assert_eq!(known, wanted, "FIELDS should name every field of the API, and no other");
 
     let mut text = String::from(
-        "<!-- Written by `make docs` from crates/proxy/src/config and crates/proxy/src/flags/chapters.rs. -->\n\n\
+        "<!-- Written by `make docs` from crates/settings/src/config and crates/settings/src/flags/chapters.rs. -->\n\n\
          # The configuration file\n\n\
          `--config FILE` reads upstream's `KubeProxyConfiguration`, version `v1alpha1`, with upstream's defaults and upstream's \
          validation. The file counts for everything; of the flags only `--hostname-override` and those about logging \

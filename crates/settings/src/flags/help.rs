@@ -1,7 +1,7 @@
 //! `--help` and the usage that precedes a parse error, laid out as pflag does.
 
 use super::{Flag, Flags, TABLE};
-use crate::{gates, inspect};
+use crate::gates;
 
 const DESCRIPTION: &str = "\
 Sluice is a kube-proxy: it runs on every node of a Kubernetes cluster and makes the
@@ -10,18 +10,13 @@ Service and EndpointSlice objects of the API server. It takes the flags and the
 configuration file of the kube-proxy it replaces.
 ";
 
-/// What `--help` prints.
-pub fn help() -> String {
-    format!("{DESCRIPTION}\n{}\n{}", commands(), usage())
-}
-
-fn commands() -> String {
-    let mut text = String::from("Commands, each with a --help of its own:\n");
-    for command in inspect::command().get_subcommands() {
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        text.push_str(&format!("  kube-proxy {:<11} {about}\n", command.get_name()));
+/// What `--help` prints. Each of the `subcommands` comes with a line that describes it.
+pub fn help(subcommands: &[(String, String)]) -> String {
+    let mut commands = String::from("Commands, each with a --help of its own:\n");
+    for (name, about) in subcommands {
+        commands.push_str(&format!("  kube-proxy {name:<11} {about}\n"));
     }
-    text
+    format!("{DESCRIPTION}\n{commands}\n{}", usage())
 }
 
 /// How to call the program: one line per flag, the flags in one column, their help in the next.

@@ -1,9 +1,8 @@
 //! The table as clap knows it: for subcommands, completions and the manual page.
 
 use clap::{Arg, ArgAction, ArgMatches};
-
-use super::{Flag, Flags, TABLE};
-use crate::gates;
+use settings::flags::{Flag, Flags, TABLE};
+use settings::gates;
 
 /// Every flag as an argument that any subcommand may take as well.
 pub fn arguments() -> Vec<Arg> {
@@ -42,17 +41,15 @@ fn argument(flag: &Flag, defaults: &mut Flags) -> Arg {
     }
 }
 
-impl Flags {
-    /// What a subcommand was given of them.
-    pub fn from_matches(matches: &ArgMatches) -> Result<Self, String> {
-        let mut flags = Self::default();
-        for flag in TABLE {
-            // A subcommand leaves out what would mean nothing to it.
-            let given = matches.try_get_many::<String>(flag.name).ok().flatten();
-            for value in given.into_iter().flatten() {
-                flags.set(flag, value, &mut |_| ())?;
-            }
+/// What a subcommand was given of them.
+pub fn from_matches(matches: &ArgMatches) -> Result<Flags, String> {
+    let mut flags = Flags::default();
+    for flag in TABLE {
+        // A subcommand leaves out what would mean nothing to it.
+        let given = matches.try_get_many::<String>(flag.name).ok().flatten();
+        for value in given.into_iter().flatten() {
+            flags.set(flag, value, &mut |_| ())?;
         }
-        Ok(flags)
     }
+    Ok(flags)
 }

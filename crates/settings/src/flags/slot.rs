@@ -11,7 +11,8 @@ use crate::quantity::Quantity;
 use crate::version::VersionFlag;
 
 /// Where a flag's value lives, and with it the type of the flag.
-pub(super) enum Slot<'a> {
+#[derive(Debug)]
+pub enum Slot<'a> {
     Bool(&'a mut bool),
     Duration(&'a mut Duration),
     Float(&'a mut f32),
@@ -32,7 +33,7 @@ pub(super) enum Slot<'a> {
 
 impl Slot<'_> {
     /// Takes a value from the command line; lists and maps given `again` grow.
-    pub(super) fn set(&mut self, text: &str, again: bool) -> Result<(), String> {
+    pub fn set(&mut self, text: &str, again: bool) -> Result<(), String> {
         match self {
             Self::Bool(value) => **value = parse_bool(text)?,
             Self::Duration(value) => **value = Duration::parse(text)?,
@@ -67,7 +68,7 @@ impl Slot<'_> {
     }
 
     /// The value as pflag prints it.
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Self::Bool(value) => value.to_string(),
             Self::Duration(value) => value.to_string(),
@@ -97,12 +98,12 @@ impl Slot<'_> {
     }
 
     /// What a flag without a value means, for the types that need none.
-    pub(super) fn value_when_bare(&self) -> Option<&'static str> {
+    pub fn value_when_bare(&self) -> Option<&'static str> {
         matches!(self, Self::Bool(_) | Self::Version(_)).then_some("true")
     }
 
     /// The name of the type in the help; booleans need none.
-    pub(super) fn type_name(&self) -> &'static str {
+    pub fn type_name(&self) -> &'static str {
         match self {
             Self::Bool(_) => "",
             Self::Duration(_) | Self::Flush(_) => "duration",
@@ -122,7 +123,7 @@ impl Slot<'_> {
     }
 
     /// The default as the help shows it, unless it is what nobody needs to be told.
-    pub(super) fn default_text(&self) -> Option<String> {
+    pub fn default_text(&self) -> Option<String> {
         let text = self.text();
         if ["", "0", "0s", "[]", "false"].contains(&text.as_str()) {
             return None;

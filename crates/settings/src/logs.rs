@@ -106,6 +106,15 @@ impl Logs {
         Ok(())
     }
 
+    /// A handle on a logger that receives nothing.
+    pub fn unused() -> Self {
+        Self::to(Streams::standard(None))
+    }
+
+    pub fn verbosity(&self) -> u32 {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).verbosity
+    }
+
     /// Changes the verbosity while running.
     pub fn set_verbosity(&self, verbosity: u32) {
         self.0.settings.write().unwrap_or_else(PoisonError::into_inner).verbosity = verbosity;
@@ -208,18 +217,6 @@ fn least_verbosity(level: Level) -> u64 {
         Level::ERROR | Level::WARN | Level::INFO => 0,
         Level::DEBUG => 2,
         Level::TRACE => 4,
-    }
-}
-
-#[cfg(test)]
-impl Logs {
-    /// A handle on a logger that nobody logs to.
-    pub(crate) fn unused() -> Self {
-        Self::to(Streams::standard(None))
-    }
-
-    pub(crate) fn verbosity(&self) -> u32 {
-        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).verbosity
     }
 }
 
