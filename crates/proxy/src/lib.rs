@@ -1,4 +1,4 @@
-//! kube-proxy: everything but the entry point.
+//! The server: follows the cluster and keeps the kernel in the desired state.
 #![forbid(unsafe_code)]
 
 pub mod audit;
@@ -7,11 +7,11 @@ pub mod checks;
 pub mod cleanup;
 pub mod connections;
 pub mod contention;
+pub mod debug_api;
 pub mod family;
 pub mod file_watch;
 pub mod health;
 pub mod http;
-pub mod inspect;
 pub mod metrics;
 pub mod modes;
 pub mod node;

@@ -5,26 +5,27 @@
 //! ```
 
 mod live;
-pub mod question;
 mod text;
 
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::trace::{Explanation, trace};
+use proxy::debug_api::question::{self, Question, kernel_picks};
+use proxy::modes;
+use proxy::run::Options;
 use serde::Serialize;
 use settings::config::Config;
 
 use super::desired::{self, Desired};
 use super::running;
 use super::verify::{is_json, output};
-use crate::modes;
-use crate::run::Options;
-use question::{Question, kernel_picks};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,7 +49,7 @@ pub fn command() -> Command {
             "Tell what would happen to a packet: who would answer, whom they would see, or why nobody would",
         )
         .after_help(EXAMPLES)
-        .arg(Arg::new("protocol").required(true).value_parser(question::ProtocolParser))
+        .arg(Arg::new("protocol").required(true).value_parser(ProtocolParser))
         .arg(
             Arg::new("destination")
                 .required(true)
@@ -103,6 +104,22 @@ struct Answer<'a> {
     /// See [`Desired::left_out`].
     #[serde(rename = "leftOut", skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
+}
+
+/// Tells shells and the help which protocols there are, and takes any: clap would propose tcp to who asks for icmp.
+#[derive(Clone, Debug)]
+pub struct ProtocolParser;
+
+impl TypedValueParser for ProtocolParser {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(["tcp", "udp", "sctp"].into_iter().map(PossibleValue::new)))
+    }
 }
 
 fn question(matches: &ArgMatches) -> anyhow::Result<Question> {

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use proxy::connections::{Page, Total, Totals};
 use serde::Serialize;
-
-use crate::connections::{Page, Total, Totals};
 
 /// One port of a Service, in both families together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -176,7 +175,7 @@ pub fn busiest_first(a: &Flow, b: &Flow) -> Ordering {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::connections::{Endpoint, Frontend, ServicePort};
+    use proxy::connections::{Endpoint, Frontend, ServicePort};
 
     /// Frontends with their endpoints, each with its count.
     pub type Counts<'a> = &'a [(&'a str, u64, &'a [(&'a str, u64)])];

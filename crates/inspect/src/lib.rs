@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
+#![forbid(unsafe_code)]
 
 mod arguments;
 mod behaviour;
@@ -14,7 +15,6 @@ pub mod completion;
 mod contests;
 pub mod desired;
 pub mod explain;
-pub mod findings;
 pub mod mistyped;
 pub mod plan;
 pub mod render;

@@ -6,14 +6,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
+use proxy::debug_api::VERIFY;
+use proxy::debug_api::findings::Findings;
 
 use super::desired::{self, Desired};
-use super::findings::Findings;
 use super::running;
 use super::wanted::{Rulings, wanted};
-
-/// Where the running proxy is asked; see `status::local`.
-pub const PATH: &str = "verify";
 
 const EXAMPLES: &str = "\
 Asks the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master says
@@ -62,7 +60,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         found
     } else {
-        let answer = running::ask(config.metrics_bind_address, PATH)?;
+        let answer = running::ask(config.metrics_bind_address, VERIFY)?;
         serde_json::from_slice(&answer).context("reading the answer of the proxy")?
     };
     let agree = found.iter().all(|found| found.differences.is_empty());

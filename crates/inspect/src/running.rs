@@ -11,14 +11,11 @@ use http::header::RETRY_AFTER;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use proxy::debug_api::PREFIX;
+use proxy::http::LONGEST_ANSWER;
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
-
-use crate::http::LONGEST_ANSWER;
-
-/// Where questions to the proxy go; see `status::local`.
-pub const PREFIX: &str = "/debug/sluice";
 
 /// Who runs and listens is there at once.
 const CONNECTING: Duration = Duration::from_secs(5);

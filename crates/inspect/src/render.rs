@@ -16,12 +16,12 @@ use plan::iptables::rules::Unit;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Program;
 use plan::nftables::text::{self, Content};
+use proxy::modes;
+use proxy::node::Node;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::{self, Desired};
 use super::wanted::Rulings;
-use crate::modes;
-use crate::node::Node;
 
 const NOTES: &str = "\
 The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`.

@@ -8,11 +8,11 @@ use kernel::{iptables, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
+use proxy::modes;
+use proxy::node::Node;
 use settings::config::{Config, ProxyMode};
 
 use super::wanted::Rulings;
-use crate::modes;
-use crate::node::Node;
 
 /// Which rules are there that are not those of the mode.
 #[derive(Debug)]

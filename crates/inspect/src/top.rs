@@ -23,10 +23,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use proxy::connections::Page;
 use settings::duration::Duration as GoDuration;
 
 use super::{desired, running};
-use crate::connections::Page;
 use meter::Meter;
 
 /// More often than this nobody can read, and each look takes the time of the proxy.

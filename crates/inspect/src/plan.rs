@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::difference::Kind;
+use proxy::debug_api::findings::{Finding, compare, name};
+use proxy::node::Node;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
@@ -12,10 +14,8 @@ use super::behaviour::{self, Before};
 use super::changes::{self, Change};
 use super::contests::{Contest, contests};
 use super::desired::{self, Desired};
-use super::findings::{Finding, compare, name};
 use super::verify::{is_json, output};
 use super::wanted::{Rulings, wanted};
-use crate::node::Node;
 
 const EXAMPLES: &str = "\
 Takes the flags of the proxy, reads the objects once and compares what they ask for with what the

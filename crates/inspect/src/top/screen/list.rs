@@ -5,9 +5,9 @@ use ratatui::style::{Modifier, Style};
 
 use super::canvas::{Canvas, cut_top, put};
 use super::{BAR, CHART, FAINT, STRONG};
-use crate::inspect::top::meter::Row;
-use crate::inspect::top::state::{Sort, State};
-use crate::inspect::top::text::{bar, rate, shorten, total};
+use crate::top::meter::Row;
+use crate::top::state::{Sort, State};
+use crate::top::text::{bar, rate, shorten, total};
 
 /// What a line has room for beside the name.
 #[derive(Clone, Copy, Debug)]

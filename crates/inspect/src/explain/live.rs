@@ -12,7 +12,7 @@ use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode};
 use settings::config::ProxyMode;
 
-use crate::inspect::behaviour::Before;
+use crate::behaviour::Before;
 
 /// Looks, and changes nothing.
 pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {

@@ -9,7 +9,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 
-use proxy::inspect;
 use proxy::run::{self, Options};
 use settings::config::{self, Completed, Config};
 use settings::flags::{self, Flags};

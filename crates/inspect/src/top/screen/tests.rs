@@ -7,13 +7,13 @@ use std::time::Duration;
 use crossterm::event::KeyCode;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proxy::connections::{Endpoint, Frontend, Page, ServicePort};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::super::meter::tests::{page, service_port};
 use super::super::meter::{Meter, Picture};
 use super::*;
-use crate::connections::{Endpoint, Frontend, Page, ServicePort};
 
 fn show(state: &mut State, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -25,7 +25,7 @@ fn show(state: &mut State, width: u16, height: u16) -> String {
 
 #[track_caller]
 fn expect(state: &mut State, width: u16, height: u16, name: &str) {
-    let file = format!("src/inspect/top/screens/{name}-{width}x{height}.txt");
+    let file = format!("src/top/screens/{name}-{width}x{height}.txt");
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let shown = show(state, width, height);
     if std::env::var_os("UPDATE_SCREENS").is_some() {

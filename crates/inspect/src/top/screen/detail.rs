@@ -6,9 +6,9 @@ use ratatui::style::Style;
 use super::canvas::{Canvas, cut_top, put};
 use super::list::colour_bar;
 use super::{FAINT, STRONG};
-use crate::inspect::top::meter::{Part, Row};
-use crate::inspect::top::state::State;
-use crate::inspect::top::text::{bar, rate, share, shorten, total};
+use crate::top::meter::{Part, Row};
+use crate::top::state::State;
+use crate::top::text::{bar, rate, share, shorten, total};
 
 const RATE: usize = 9;
 const SHARE: usize = 8;

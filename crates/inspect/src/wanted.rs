@@ -11,11 +11,11 @@ use kernel::{interfaces, iptables, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use proxy::modes;
+use proxy::node::Node;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::Desired;
-use crate::modes;
-use crate::node::Node;
 
 /// Everything that one family's rules follow from.
 #[derive(Debug)]

@@ -12,16 +12,16 @@ use clap::{Arg, ArgMatches};
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::{Event, Kind};
+use proxy::family::{Message, QUEUE};
+use proxy::metrics::Metrics;
+use proxy::modes;
+use proxy::node::{self, Node};
+use proxy::run::{self, Options};
+use proxy::source::{Lines, Word};
 use settings::config::{self, Config};
 use settings::logs::{Logs, Settings};
 
 use super::arguments;
-use crate::family::{Message, QUEUE};
-use crate::metrics::Metrics;
-use crate::modes;
-use crate::node::{self, Node};
-use crate::run::{self, Options};
-use crate::source::{Lines, Word};
 
 /// For everything to be listed. Longer than a large cluster takes, shorter than a person waits.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,11 +1,8 @@
 //! The packet that somebody asks about, and how the question travels to a running proxy.
 
-use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, anyhow, bail};
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, Command};
 use kernel::interfaces;
 use model::address::Family;
 use model::names::Protocol;
@@ -112,22 +109,6 @@ pub fn protocol(name: &str) -> Option<Protocol> {
         return None;
     }
     Protocol::from_api(Some(&name.to_uppercase()))
-}
-
-/// Tells shells and the help which protocols there are, and takes any: clap would propose tcp to who asks for icmp.
-#[derive(Clone, Debug)]
-pub struct ProtocolParser;
-
-impl TypedValueParser for ProtocolParser {
-    type Value = String;
-
-    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
-        StringValueParser::new().parse_ref(command, arg, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(["tcp", "udp", "sctp"].into_iter().map(PossibleValue::new)))
-    }
 }
 
 #[cfg(test)]
