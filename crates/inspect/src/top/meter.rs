@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use proxy::connections::{Page, Total, Totals};
+use proxy::connections::Page;
+use proxy::totals::{Total, Totals};
 use serde::Serialize;
 
 /// One port of a Service, in both families together.
