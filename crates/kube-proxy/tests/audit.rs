@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use model::address::Family;
 use stage::Stage;
+use testkit::network::of;
 use tests::manifests::{A, B, web};
 use tests::matrix::within;
-use tests::network::of;
 
 /// A look takes milliseconds, more on a busy machine, and is followed by a rest of two hundred times that.
 fn eventually(what: &str, so: impl FnMut() -> bool) {

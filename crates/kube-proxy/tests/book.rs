@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tests::lab::Lab;
-use tests::patience::Deadline;
+use testkit::lab::Lab;
+use testkit::patience::Deadline;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use netlink::testing::{in_fresh_netns, run};
 use serde_json::{Value, json};
 use stage::Stage;
 use tempfile::TempDir;
-use tests::lab::Address;
+use testkit::lab::Address;
 use tests::manifests::{A, B, R, State, web, write};
 use tests::matrix::eventually;
 

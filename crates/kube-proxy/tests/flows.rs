@@ -14,18 +14,18 @@ use model::address::Family;
 use model::names::Protocol;
 use netlink::conntrack::{Connection, Direction, Flow};
 use stage::Stage;
-use tests::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
+use testkit::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::patience::Deadline;
+use testkit::talk::{hear, hear_connected};
 use tests::manifests::{self, A, B, Endpoint, Port, R, Service, State, web};
-use tests::namespace::Namespace;
-use tests::patience::Deadline;
-use tests::talk::{hear, hear_connected};
 
 fn client(stage: &Stage, who: Who, to: Address, port: u16) -> Client {
     client_at(stage, who, to, port, 4321)
 }
 
 fn client_at(stage: &Stage, who: Who, to: Address, port: u16, own: u16) -> Client {
-    let any: IpAddr = tests::network::of(stage.family, [[0; 4].into(), [0_u16; 8].into()]);
+    let any: IpAddr = testkit::network::of(stage.family, [[0; 4].into(), [0_u16; 8].into()]);
     let socket = stage.lab.namespace(who).enter(|| UdpSocket::bind((any, own)).unwrap());
     socket.connect(SocketAddr::new(to.ip(stage.family), port)).unwrap();
     Client { socket, family: stage.family }
@@ -310,7 +310,7 @@ fn lead_cluster_ips_into_the_void(stage: &Stage) {
 /// Connects to the web service from this port and never begins again: only the kernel repeats what was lost.
 fn connect(from: &Namespace, family: Family, own: u16, patience: Duration) -> Result<IpAddr, ErrorKind> {
     let to = SocketAddr::new(Address::ClusterIp.ip(family), 80);
-    let any: IpAddr = tests::network::of(family, [[0; 4].into(), [0_u16; 8].into()]);
+    let any: IpAddr = testkit::network::of(family, [[0; 4].into(), [0_u16; 8].into()]);
     let bind = |socket: &OwnedFd| Ok(rustix::net::bind(socket, &SocketAddr::new(any, own))?);
     let answer = from.enter(|| hear_connected(to, patience, bind));
     let text = answer.map_err(|error| error.kind())?;
@@ -379,8 +379,8 @@ fn connections_begun_before_the_service_is_created_succeed() {
         stage.hold_text(&format!("{other}---{slice}"));
         let other = SocketAddr::new(Address::OtherClusterIp.ip(stage.family), 80);
         tests::matrix::eventually("the proxy serves", || {
-            let answer = tests::talk::ask(stage.lab.namespace(Who::Pod), Protocol::Tcp, other);
-            matches!(answer, tests::talk::Answer::From { .. })
+            let answer = testkit::talk::ask(stage.lab.namespace(Who::Pod), Protocol::Tcp, other);
+            matches!(answer, testkit::talk::Answer::From { .. })
         });
         clients_come_too_early(stage, |stage| stage.hold_text(&web));
     });
@@ -398,7 +398,7 @@ fn flows_that_went_astray_while_a_stranger_had_flushed_the_rules_find_back() {
                 first.settles_on(Some(Place::PodA), TARGET);
                 // By then flows have been looked at for the last time because of that change.
                 std::thread::sleep(Duration::from_secs(3));
-                let iptables = tests::network::of(family, ["iptables", "ip6tables"]);
+                let iptables = testkit::network::of(family, ["iptables", "ip6tables"]);
                 let mut astray = None;
                 // The rules may be back before anybody notices.
                 for port in 5_000..5_100 {

@@ -13,11 +13,11 @@ use hammer::{Hammer, Load};
 use model::address::Family;
 use model::names::Protocol;
 use stage::Stage;
-use tests::echo;
-use tests::lab::{Address, NODE_PORT, Place, Who};
+use testkit::echo;
+use testkit::lab::{Address, NODE_PORT, Place, Who};
+use testkit::network::of;
 use tests::manifests::{A, B, Port, R, Service, web};
 use tests::matrix::eventually;
-use tests::network::of;
 
 /// Where the servers are that say everything back.
 const ECHO: Port = Port { number: 7, target: 8082, node_port: Some(30007), protocols: &[Protocol::Tcp] };

@@ -13,14 +13,14 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use tempfile::TempDir;
+use testkit::lab::{Address, Lab, Place, TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::talk::{Answer, ask};
 use tests::cluster::http;
 use tests::cluster::proxy::{HEALTH, METRICS};
 use tests::container::{Confinement, Container, Image};
-use tests::lab::{Address, Lab, Place, TARGET, Who};
 use tests::manifests::{A, B, Endpoint, web, write};
 use tests::matrix::within;
-use tests::namespace::Namespace;
-use tests::talk::{Answer, ask};
 
 const APPLY_TIMEOUT: Duration = Duration::from_secs(60);
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");

@@ -11,9 +11,9 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use tempfile::TempDir;
-use tests::network::Network;
-use tests::patience::Deadline;
-use tests::talk::{Answer, Server, ask};
+use testkit::network::Network;
+use testkit::patience::Deadline;
+use testkit::talk::{Answer, Server, ask};
 
 const SERVICES: usize = 300;
 

@@ -13,10 +13,10 @@ use model::address::Family;
 use model::names::Protocol;
 use serde_json::Value;
 use stage::Stage;
-use tests::lab::{Address, NODE_PORT, Who};
+use testkit::lab::{Address, NODE_PORT, Who};
+use testkit::patience::Deadline;
+use testkit::talk::{Answer, ask};
 use tests::manifests::{A, B, web};
-use tests::patience::Deadline;
-use tests::talk::{Answer, ask};
 
 fn top(stage: &Stage, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));

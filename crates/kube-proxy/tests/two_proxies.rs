@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use tempfile::TempDir;
-use tests::patience::Deadline;
+use testkit::patience::Deadline;
 
 /// A running proxy, killed when dropped.
 struct Proxy {

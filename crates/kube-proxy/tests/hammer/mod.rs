@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use model::address::Family;
 use model::names::Protocol;
-use tests::lab::NODE_PORT;
-use tests::namespace::Namespace;
-use tests::network::of;
-use tests::patience::{Deadline, Patient};
-use tests::talk::{Answer, ask_here, hear};
+use testkit::lab::NODE_PORT;
+use testkit::namespace::Namespace;
+use testkit::network::of;
+use testkit::patience::{Deadline, Patient};
+use testkit::talk::{Answer, ask_here, hear};
 
 /// Longer than the kernel takes for anything it is going to answer at all.
 const PATIENCE: Duration = Duration::from_secs(2);

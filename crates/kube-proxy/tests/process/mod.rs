@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tests::patience::{Deadline, Patient};
+use testkit::patience::{Deadline, Patient};
 
 /// A running proxy, killed when dropped.
 pub struct Proxy {

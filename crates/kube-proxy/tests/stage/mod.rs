@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use model::address::Family;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tests::lab::Lab;
+use testkit::lab::Lab;
 use tests::manifests::{Service, write};
 
 /// A proxy in the node of a lab, killed when dropped.

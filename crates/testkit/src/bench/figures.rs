@@ -1,4 +1,4 @@
-//! Figures that a process of its own finds out, and what is made of them.
+//! Figures that a process of its own measures and prints, and what the benchmark makes of them.
 
 use std::collections::BTreeSet;
 use std::env::current_exe;
@@ -6,12 +6,14 @@ use std::process::Command;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::objects::Size;
+use super::clusters::Size;
 use super::record::Record;
 
-/// What a process of its own has found out: lines of a name and a number.
+/// What a child process has measured: lines of a name and a number.
+#[derive(Debug)]
 pub struct Figures(String);
 
+/// Runs this benchmark again as a child process, with these arguments.
 pub fn run(words: &[&str]) -> Figures {
     let output = Command::new(current_exe().unwrap()).args(words).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -34,7 +36,7 @@ impl Figures {
         self.all(name).iter().sum()
     }
 
-    /// The median of everything that was found out.
+    /// Records the median of every figure.
     pub fn keep(&self, size: Size, record: &mut Record) {
         let names = self.0.lines().filter_map(|line| line.split_once(' ')).map(|(name, _)| name);
         for name in names.collect::<BTreeSet<_>>() {
@@ -55,7 +57,7 @@ pub fn goal(value: f64, most: f64) -> String {
     format!("{value:.2} {}", if value <= most { "ok" } else { "MISSED" })
 }
 
-/// Milliseconds of processor time this thread has had.
+/// Milliseconds of processor time that this thread has used.
 pub fn processor() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6

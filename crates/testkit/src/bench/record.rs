@@ -1,16 +1,17 @@
-//! Figures for machines: a line of JSON for each, in `bench` of the target folder. `charts` draws some of them.
+//! Figures as lines of JSON, in the folder `bench` of the target folder. `make charts` draws some of them.
 
 use std::env::current_exe;
 use std::fs::{File, create_dir_all};
 use std::io::Write;
 
+#[derive(Debug)]
 pub struct Record {
     bench: &'static str,
     file: File,
 }
 
 impl Record {
-    /// What an earlier run of this benchmark has left is gone.
+    /// Overwrites what an earlier run of this benchmark has recorded.
     pub fn of(bench: &'static str) -> Self {
         // A benchmark is in `release/deps`.
         let folder = current_exe().unwrap().ancestors().nth(3).unwrap().join("bench");

@@ -12,8 +12,8 @@ use netlink::nftables::Connection;
 use netlink::testing::run as command;
 use plan::nftables::program::Settings;
 
-use super::figures::{Figures, goal, processor, run, say};
-use super::objects::{Fate, deletions, here, service, slice};
+use testkit::bench::clusters::{Fate, deletions, here, service, slice};
+use testkit::bench::figures::{Figures, goal, processor, run, say};
 
 /// How many Services there are besides the one that is looked at.
 const SERVICES: usize = 5_000;

@@ -1,4 +1,5 @@
-//! Clusters that benchmarks are made of: services alike, each with so many endpoints.
+//! Clusters of any size: ClusterIP Services that differ only in name and address, each with the same number of
+//! endpoints in one slice.
 
 use model::address::Family;
 use model::api;
@@ -6,7 +7,9 @@ use model::cluster::Here;
 use model::event::Event;
 use model::names::NamespacedName;
 
-#[derive(Clone, Copy)]
+use crate::routings::node;
+
+#[derive(Clone, Copy, Debug)]
 pub struct Size {
     pub services: usize,
     pub endpoints: usize,
@@ -18,25 +21,20 @@ impl Size {
     }
 }
 
+/// A node that has some of the endpoints.
 pub fn here() -> Here {
-    Here {
-        family: Family::V4,
-        node_name: "node-7".into(),
-        node_ip: "192.168.0.7".parse().unwrap(),
-        serve_external_ips: true,
-        started: "2026-11-15T10:00:00Z".parse().unwrap(),
-    }
+    Here { node_name: "node-7".into(), ..node(Family::V4) }
 }
 
-/// How many changes of a kind are made at most.
+/// The number of changes that [`replacements`] and [`flips`] make.
 pub const CHANGES: usize = 500;
 
-/// Endpoints of random services replaced by others, each put back by the event after it.
+/// Replaces one endpoint of a random Service by another; the next event puts it back.
 pub fn replacements(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
     there_and_back(size, Fate::Replaced, random)
 }
 
-/// Endpoints of random services not ready, each ready again by the event after it.
+/// Makes one endpoint of a random Service unready; the next event makes it ready again.
 pub fn flips(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
     there_and_back(size, Fate::Unready, random)
 }
@@ -50,8 +48,12 @@ fn there_and_back(size: Size, fate: Fate, random: &mut Random) -> impl Iterator<
 }
 
 pub fn service(number: usize) -> Event {
+    Event::ServiceApplied(Box::new(service_object(number)))
+}
+
+fn service_object(number: usize) -> api::Service {
     let ip = format!("10.{}.{}.{}", 96 + number / 65536, number / 256 % 256, number % 256);
-    Event::ServiceApplied(Box::new(api::Service {
+    api::Service {
         metadata: metadata(number, ""),
         spec: api::ServiceSpec {
             r#type: Some("ClusterIP".into()),
@@ -69,16 +71,28 @@ pub fn service(number: usize) -> Event {
             ..Default::default()
         },
         ..Default::default()
-    }))
+    }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The same with session affinity.
+pub fn sticky_service(number: usize, seconds: i64) -> Event {
+    let mut service = service_object(number);
+    service.spec.session_affinity = Some("ClientIP".into());
+    service.spec.session_affinity_config = Some(api::SessionAffinityConfig {
+        client_ip: Some(api::ClientIpConfig { timeout_seconds: Some(seconds) }),
+    });
+    Event::ServiceApplied(Box::new(service))
+}
+
+/// What happens to one endpoint of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
+    /// It has another address.
     Replaced,
     Unready,
 }
 
-/// Everything is as usual but for one endpoint.
+/// The slice of a Service; at most one endpoint is not ready, or not the usual one.
 pub fn slice(number: usize, endpoints: usize, special: Option<(usize, Fate)>) -> Event {
     let mut metadata = metadata(number, "-x7k2p");
     metadata.labels.service_name = Some(format!("service-{number}"));
@@ -130,7 +144,8 @@ fn metadata(number: usize, suffix: &str) -> api::Metadata {
     }
 }
 
-/// The same numbers every time: xorshift.
+/// The same numbers in every run: xorshift.
+#[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
@@ -138,6 +153,6 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
+        usize::try_from(self.0 % limit as u64).unwrap()
     }
 }
