@@ -8,8 +8,7 @@
 
 mod complete;
 pub mod defaults;
-pub mod document;
-mod fields;
+mod document;
 mod logging;
 mod scalars;
 pub mod v1alpha1;
