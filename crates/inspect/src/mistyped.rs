@@ -1,11 +1,11 @@
-//! What somebody may have meant whose words are no subcommand.
+//! Which subcommand a mistyped word may have meant.
 
 use super::TOOLS;
 
 /// A line to say after what is wrong with the command line; nothing if the word is like no subcommand's name.
 pub fn hint(word: &str) -> Option<String> {
     let name = nearest(word)?;
-    // Whoever has the name right has it in the wrong place.
+    // A right name is in the wrong place.
     let place = if word == name { " Subcommands come first." } else { "" };
     Some(format!("Did you mean \"kube-proxy {name}\"?{place}"))
 }

@@ -79,8 +79,8 @@ fn read_yaml(text: &str, reader: Reader<'_>) -> Result<Value, String> {
 
 /// The line goes first; the parser's own words end with it.
 fn yaml_error(error: &serde_saphyr::Error) -> String {
-    let told = error.to_string();
-    let fault = told.rsplit_once(" at line ").map_or(told.as_str(), |(fault, _)| fault);
+    let message = error.to_string();
+    let fault = message.rsplit_once(" at line ").map_or(message.as_str(), |(fault, _)| fault);
     match error.location() {
         Some(at) => format!("yaml: line {}: {fault}", at.line()),
         None => format!("yaml: {fault}"),

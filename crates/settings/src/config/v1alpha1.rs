@@ -219,8 +219,8 @@ pub struct Decoded {
 impl KubeProxyConfiguration {
     /// Reads a file's content without applying defaults; the error follows `failed to decode: `.
     ///
-    /// Unknown fields and duplicate keys are no errors here: they are left out, the last one wins, and the caller is
-    /// told what a strict reader would have said.
+    /// Unknown fields and duplicate keys are no errors here: unknown fields are left out, the last of two equal keys wins,
+    /// and `strict_error` says what a strict reader would have refused.
     pub fn decode(text: &str) -> Result<Decoded, String> {
         let document = document::read(text)?;
         check_kind(&document.root, text)?;
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_keeps_the_order_of_the_reference() {
+    fn json_keeps_the_order_of_upstream() {
         let json = KubeProxyConfiguration::with_defaults().to_json().unwrap();
         let mut rest = json.as_str();
         for part in [
