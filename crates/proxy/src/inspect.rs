@@ -8,9 +8,7 @@
 //! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
 
 mod behaviour;
-mod changes;
 pub mod completion;
-mod contests;
 pub mod desired;
 pub mod explain;
 pub mod findings;

@@ -325,7 +325,7 @@ fn a_plan_prints_the_edit_and_nothing_else() {
 
 #[test]
 fn a_change_of_policy_is_told_whatever_changes_besides() {
-    for (mode, at) in [("nftables", "node port 30080/TCP"), ("iptables", "external traffic")] {
+    for mode in MODES {
         in_fresh_netns(move || {
             let cluster = Cluster::new(mode);
             cluster.sync();
@@ -339,7 +339,7 @@ fn a_change_of_policy_is_told_whatever_changes_besides() {
                 [
                     "~ ipv4 default/web:http",
                     "    - endpoint 10.244.0.7:8080",
-                    &format!("    + {at} keeps client addresses")
+                    "    + node port 30080/TCP keeps client addresses"
                 ],
                 "{mode}"
             );
@@ -497,14 +497,15 @@ fn an_endpoint_that_only_some_addresses_lead_to_makes_no_contest() {
 /// Only the iptables mode writes beside its rules whose they are.
 fn a_service_that_goes(cluster: &Cluster) {
     fs::remove_file(cluster.folder.path().join("dns.yaml")).unwrap();
-    let (first, at) = match cluster.mode {
-        "iptables" => ("- ipv4 default/dns:http", ""),
-        _ => ("- ipv4 of no service", " at node port 30053/TCP, 10.96.0.53:53/TCP"),
-    };
-    let endpoint = format!("    - endpoint 10.244.0.9:8080{at}");
+    let service = if cluster.mode == "iptables" { "default/dns:http" } else { "of no service" };
     assert_eq!(
         cluster.plan("a service that goes"),
-        [first, "    - node port 30053/TCP", "    - 10.96.0.53:53/TCP", &endpoint],
+        [
+            &format!("- ipv4 {service}"),
+            "    - node port 30053/TCP",
+            "    - 10.96.0.53:53/TCP",
+            "    - endpoint 10.244.0.9:8080"
+        ],
         "{}",
         cluster.mode
     );
@@ -627,7 +628,7 @@ fn what_is_refused_is_named_and_the_rest_is_answered_for() {
         let dns = ["--from=10.244.0.9", "tcp", "10.96.0.53:53"];
         for (tool, more, code, part) in [
             ("plan", &[][..], 2, "    - 10.96.0.10:80/TCP\n"),
-            ("verify", &[], 2, "surplus element cluster-ips { 10.96.0.10 }"),
+            ("verify", &[], 2, "unexpected element cluster-ips { 10.96.0.10 }"),
             ("render", &["--family=ipv4"], 0, "10.96.0.53 . tcp . 53"),
             ("explain", &dns, 0, "cluster IP of default/dns:http"),
         ] {

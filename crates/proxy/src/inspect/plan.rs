@@ -4,16 +4,15 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use kernel::difference::Kind;
+use plan::difference::Kind;
+use plan::served::{Change, Comparison, Contest, changes, contests};
 use serde::Serialize;
 
 use super::behaviour::{self, Before};
-use super::changes::{self, Change};
-use super::contests::{Contest, contests};
 use super::desired::{self, Desired};
-use super::findings::{Finding, compare, name};
+use super::findings::{Finding, compare, findings, name};
 use super::verify::{is_json, output};
-use super::wanted::{Rulings, wanted};
+use super::wanted::{Rulings, desired_state};
 use crate::config::{Config, ProxyMode};
 use crate::node::Node;
 
@@ -85,23 +84,25 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 impl Section {
     fn of(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<Option<Self>> {
         let family = rulings.family;
-        let Some(wanted) = wanted(rulings, config, node)? else { return Ok(None) };
-        let (_, found) = compare(family, wanted)?;
+        let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
+        let comparison = compare(family, state)?;
+        let Comparison { differences, desired, actual, .. } = &comparison;
         let before = Before::look(family, config.mode)?;
         let behaviour = match &before {
             Some(before) => behaviour::changes(before, rulings, config, node)?,
             None => Vec::new(),
         };
-        let count = |kind| found.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count();
+        let count =
+            |kind| differences.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count();
         Ok(Some(Self {
             family: name(family),
-            changes: changes::changes(config.mode, &found, &rulings.routings),
-            contested: contests(config.mode, &found, &rulings.routings),
+            changes: changes(differences, desired, actual),
+            contested: contests(desired, actual),
             takes_over_from: before.as_ref().map(Before::describe),
             behaviour,
             add: count(Kind::Missing),
-            remove: count(Kind::Surplus),
-            objects: found.iter().map(Finding::from).collect(),
+            remove: count(Kind::Unexpected),
+            objects: findings(&comparison),
             left_out: rulings.left_out.clone(),
         }))
     }
@@ -136,7 +137,7 @@ impl Section {
             for Finding { kind, object, .. } in &self.objects {
                 let sign = match kind.as_str() {
                     "missing" => '+',
-                    "surplus" => '-',
+                    "unexpected" => '-',
                     _ => '~',
                 };
                 let _ = writeln!(text, "    {sign} {object}");

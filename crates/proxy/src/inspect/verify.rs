@@ -10,7 +10,7 @@ use clap::{Arg, ArgMatches, Command};
 use super::desired::{self, Desired};
 use super::findings::Findings;
 use super::running;
-use super::wanted::{Rulings, wanted};
+use super::wanted::{Rulings, desired_state};
 
 /// Where the running proxy is asked; see `status::local`.
 pub const PATH: &str = "verify";
@@ -55,9 +55,9 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
         let mut found = Vec::new();
         for rulings in &all {
-            if let Some(wanted) = wanted(rulings, &config, &node)? {
+            if let Some(state) = desired_state(rulings, &config, &node)? {
                 let left_out = rulings.left_out.clone();
-                found.push(Findings { left_out, ..Findings::of(rulings.family, wanted)? });
+                found.push(Findings { left_out, ..Findings::of(rulings.family, state)? });
             }
         }
         found
