@@ -118,3 +118,6 @@ impl Service {
         self.endpoints.iter().chain(self.inside.iter().flatten()).copied()
     }
 }
+
+#[cfg(test)]
+mod tests;

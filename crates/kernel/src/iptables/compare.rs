@@ -17,7 +17,7 @@ use plan::iptables::listing::Listing;
 use plan::iptables::plan::Plan;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
 use plan::iptables::saved_rule::SavedRule;
-use plan::served::{Comparison, Served};
+use plan::served::Comparison;
 
 use super::runner::Runner;
 use super::{Access, Error, Programs, Variant};
@@ -135,14 +135,7 @@ impl Inspection {
         let [filter, nat] = [self.save(Table::Filter)?, self.save(Table::Nat)?];
         let mut differences = self.compare_with(Table::Filter, &filter)?;
         differences.extend(self.compare_with(Table::Nat, &nat)?);
-        let [desired_filter, desired_nat] = self.listings(&filter);
-        let count = |Listing(chains): &Listing| chains.values().map(|rules| 1 + rules.len()).sum::<usize>();
-        Ok(Comparison {
-            objects: Jump::ALL.len() + count(desired_filter) + count(desired_nat),
-            desired: Served::from_rules(desired_filter, desired_nat),
-            actual: Served::from_rules(&filter, &nat),
-            differences,
-        })
+        Ok(Comparison::of_rules(self.listings(&filter), &[filter, nat], differences))
     }
 
     /// One of the differences; reads the second table only if the first one has none.

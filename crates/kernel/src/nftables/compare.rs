@@ -1,7 +1,7 @@
 //! The table compared with the desired one: read by a connection of its own, so that it does not matter which process
 //! owns the table.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use plan::difference::{Class, Difference, Kind, Object};
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
-use plan::served::{Comparison, Served};
+use plan::served::Comparison;
 
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
@@ -125,24 +125,8 @@ impl Inspection {
         let Program { sets, chains, .. } = self.program();
         let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
         let objects = 1 + sets.len() + chains.len() + rules + self.elements.len();
-        let desired = Served::from_plan(&self.desired.plan, &self.elements, self.family());
-        let mut actual = Served::from_elements(&self.actual(&differences), self.family());
-        actual.name_after(&desired);
-        Ok(Comparison { objects, differences, desired, actual })
-    }
-
-    /// The elements in the kernel, given how they differ from the desired ones.
-    fn actual(&self, differences: &[Difference]) -> Vec<Element> {
-        let of_kind = |kind| {
-            let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
-            of_kind.filter_map(|difference| match difference.object {
-                Object::Element(_, element) => Some(element),
-                _ => None,
-            })
-        };
-        let missing: HashSet<Element> = of_kind(Kind::Missing).collect();
-        let held = self.elements.iter().filter(|element| !missing.contains(element)).copied();
-        held.chain(of_kind(Kind::Unexpected)).collect()
+        let (plan, elements) = (&self.desired.plan, &self.elements);
+        Ok(Comparison::of_elements(plan, elements, differences, objects, self.family()))
     }
 
     fn differences(&mut self) -> io::Result<Vec<Difference>> {

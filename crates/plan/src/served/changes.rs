@@ -100,8 +100,9 @@ impl Sides<'_> {
             let mut say = |what: String| lines.push(format!("{sign} {what}"));
             for (frontend, service) in side {
                 let also = other.get(frontend).map(|it| facts(frontend, it)).unwrap_or_default();
+                let has_details = sign == '+' || other.get(frontend).is_some_and(|it| it.forwards);
                 let is_told = |fact: &(Scope, String)| {
-                    !also.contains(fact) && (fact.0 == Scope::Frontend || sign == '+' || !also.is_empty())
+                    !also.contains(fact) && (fact.0 == Scope::Frontend || has_details)
                 };
                 let told = facts(frontend, service).into_iter().filter(is_told);
                 told.for_each(|(_, fact)| say(fact));
@@ -128,7 +129,7 @@ impl Sides<'_> {
 enum Scope {
     /// The frontend as a whole.
     Frontend,
-    /// What need not be said of a frontend that goes.
+    /// What need not be said of a frontend that no longer forwards connections.
     Detail,
 }
 

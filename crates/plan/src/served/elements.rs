@@ -1,15 +1,45 @@
 //! What the elements of the nftables sets serve. They do not hold the names of service ports.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{Refusal, Served, Service};
+use super::{Comparison, Refusal, Served, Service};
+use crate::difference::{Difference, Kind, Object};
 use crate::nftables::elements::Frontend;
 use crate::nftables::plan::Plan;
 use crate::nftables::sets::{Data, Element, Set, show_range};
+
+impl Comparison {
+    /// Of the elements that a plan desires, given how those in the kernel differ.
+    pub fn of_elements(
+        plan: &Plan,
+        elements: &[Element],
+        differences: Vec<Difference>,
+        objects: usize,
+        family: Family,
+    ) -> Self {
+        let of_kind = |kind| {
+            let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
+            of_kind.filter_map(|difference| match &difference.object {
+                Object::Element(_, element) => Some(element),
+                Object::Chain(_)
+                | Object::Other(..)
+                | Object::SavedChain { .. }
+                | Object::SavedRule { .. } => None,
+            })
+        };
+        let missing: HashSet<&Element> = of_kind(Kind::Missing).collect();
+        let held = elements.iter().filter(|element| !missing.contains(element));
+        let mut actual = Served::from_elements(held.chain(of_kind(Kind::Unexpected)), family);
+        let mut desired = Served::from_elements(elements, family);
+        desired.claim(plan);
+        actual.name_after(&desired);
+        Self { objects, differences, desired, actual }
+    }
+}
 
 impl Served {
     pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
@@ -18,14 +48,12 @@ impl Served {
         served
     }
 
-    /// What a plan for the sets serves.
-    pub fn from_plan(plan: &Plan, elements: &[Element], family: Family) -> Self {
-        let mut served = Self::from_elements(elements, family);
-        for (frontend, service) in &mut served.frontends {
+    /// Names the service ports that claim the frontends.
+    fn claim(&mut self, plan: &Plan) {
+        for (frontend, service) in &mut self.frontends {
             service.claims = plan.claims(frontend).to_vec();
             service.precedence = plan.precedence(frontend);
         }
-        served
     }
 
     fn add_element(&mut self, element: &Element, family: Family) -> Option<()> {
@@ -68,7 +96,7 @@ impl Served {
     /// Gives frontends that have no name that of the service port in `desired` which has them. One that is not desired
     /// belonged to a service port that gets another frontend instead: the only one with the same endpoints, or else the
     /// only one at the same address.
-    pub fn name_after(&mut self, desired: &Self) {
+    fn name_after(&mut self, desired: &Self) {
         let is_new = |frontend: &&Frontend| !self.frontends.contains_key(frontend);
         let gained: BTreeSet<&ServicePortName> =
             desired.frontends.keys().filter(is_new).filter_map(|frontend| desired.owner(frontend)).collect();

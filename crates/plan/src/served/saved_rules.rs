@@ -10,16 +10,28 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 
-use super::{Refusal, Served, Service, Target};
-use crate::iptables::chains::{EXTERNAL_SERVICES, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES};
+use super::{Comparison, Refusal, Served, Service, Target};
+use crate::difference::Difference;
+use crate::iptables::chains::{EXTERNAL_SERVICES, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES};
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::SavedRule;
 use crate::nftables::claims::Precedence;
 use crate::nftables::elements::Frontend;
 use crate::nftables::sets::show_range;
 
+impl Comparison {
+    /// Of the filter and the nat table.
+    pub fn of_rules(desired: &[Listing; 2], actual: &[Listing; 2], differences: Vec<Difference>) -> Self {
+        let chains = desired.iter().flat_map(|Listing(chains)| chains.values());
+        let objects = Jump::ALL.len() + chains.map(|rules| 1 + rules.len()).sum::<usize>();
+        let [desired, actual] = [desired, actual].map(Served::from_rules);
+        Self { objects, differences, desired, actual }
+    }
+}
+
 impl Served {
-    pub fn from_rules(filter: &Listing, nat: &Listing) -> Self {
+    /// Of the rules of the filter and the nat table.
+    pub fn from_rules([filter, nat]: &[Listing; 2]) -> Self {
         let mut served = Self::default();
         for rule in parsed(nat, SERVICES).chain(parsed(nat, NODE_PORTS)) {
             served.enter(nat, &rule);
