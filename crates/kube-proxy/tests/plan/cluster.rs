@@ -11,7 +11,7 @@ use testkit::patience::Deadline;
 
 pub const MODES: [&str; 2] = ["nftables", "iptables"];
 
-/// A folder of manifests, and how proxies and tools are told of it.
+/// A folder of manifests, and the flags with which proxies and tools read it.
 pub struct Cluster {
     pub folder: TempDir,
     pub mode: &'static str,
@@ -65,7 +65,7 @@ impl Cluster {
         Proxy(command.args(self.flags()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// What a proxy leaves that has synced and ended.
+    /// Leaves what a proxy leaves that has synced and ended.
     pub fn sync(&self) {
         let _proxy = self.start();
         self.wait_until_verified();

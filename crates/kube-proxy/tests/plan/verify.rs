@@ -8,8 +8,8 @@ use testkit::patience::Deadline;
 
 use crate::cluster::{Cluster, MODES, outcome, web};
 
-/// A stranger's command. The table of a proxy that was killed is its own for a moment longer.
-fn harm(command: &str) {
+/// Runs the command of a foreign writer. The table of a proxy that was killed belongs to it for a moment longer.
+fn damage(command: &str) {
     let mut deadline = Deadline::after(Duration::from_secs(10));
     let mut words = command.split(' ');
     let program = words.next().unwrap();
@@ -22,7 +22,7 @@ fn harm(command: &str) {
 
 #[test]
 fn verify_names_the_damage_and_only_that() {
-    for (mode, damage, want) in [
+    for (mode, command, want) in [
         (
             "nftables",
             "nft delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
@@ -37,7 +37,7 @@ fn verify_names_the_damage_and_only_that() {
         in_fresh_netns(move || {
             let cluster = Cluster::new(mode);
             cluster.sync();
-            harm(damage);
+            damage(command);
             let (code, text) = cluster.tool("verify", &[]);
             assert_eq!(code, 2, "{text}");
             let lines: Vec<&str> = text.lines().collect();
@@ -59,7 +59,7 @@ fn verify_running() -> (i32, String) {
 }
 
 #[test]
-fn the_running_proxy_can_be_asked() {
+fn the_running_proxy_answers() {
     for mode in MODES {
         in_fresh_netns(move || {
             let (code, text) = verify_running();
@@ -73,7 +73,7 @@ fn the_running_proxy_can_be_asked() {
             let lines: Vec<&str> = text.lines().collect();
             assert!(lines[0].starts_with("ipv4: kernel and plan agree ("), "{text}");
             assert!(lines[1].starts_with("ipv6: kernel and plan agree ("), "{text}");
-            // It hears of edits: what it wants is what is in the kernel, not what we read first.
+            // It applies edits: the desired state is compared as it is now.
             cluster.write("dns", &web("10.96.0.53", "53", "30053", &["10.244.0.8"]).replace("web", "dns"));
             cluster.wait_until_verified();
             assert_eq!(verify_running().0, 0);
