@@ -1,11 +1,12 @@
 //! `kube-proxy plan`: what a proxy with this command line would change in the kernel, and what clients would notice.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use plan::difference::Kind;
-use plan::served::{Change, Comparison, Contest, changes, contests};
+use plan::difference::{Class, Difference, Kind};
+use plan::served::{Change, Contest};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
 use proxy::node::Node;
 use serde::Serialize;
@@ -13,8 +14,8 @@ use settings::config::{Config, ProxyMode};
 
 use super::behaviour::{self, Before};
 use super::desired::{self, Desired};
+use super::rulings::{Rulings, desired_state};
 use super::verify::{is_json, output};
-use super::wanted::{Rulings, desired_state};
 
 const EXAMPLES: &str = "\
 Takes the flags of the proxy, reads the objects once and compares what they ask for with what the
@@ -41,11 +42,14 @@ pub fn command() -> Command {
 /// More services than this are only counted where a mode takes over.
 const MANY: usize = 20;
 
+/// If more objects than these belong to no service port, they are only counted.
+const MAX_LISTED: usize = 10;
+
 /// Of one family.
 #[derive(Debug, Serialize)]
 struct Section {
     family: String,
-    changes: Vec<Change>,
+    changes: Vec<ServiceChange>,
     /// Addresses that several services ask for or asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     contested: Vec<Contest>,
@@ -60,6 +64,55 @@ struct Section {
     /// What of a folder was not understood; see `Desired::left_out`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
+}
+
+/// What happens to one service port, or to what belongs to no service port.
+#[derive(Debug, Serialize)]
+struct ServiceChange {
+    /// `+`, `-` or `~`.
+    sign: char,
+    /// None for what belongs to no service port that is known.
+    service: Option<String>,
+    /// Each with its own sign.
+    lines: Vec<String>,
+    /// How many objects of the kernel that takes.
+    objects: usize,
+}
+
+impl From<&Change<'_>> for ServiceChange {
+    fn from(change: &Change<'_>) -> Self {
+        let Change { service, kind, facts, differences } = change;
+        let mut lines = Vec::new();
+        if service.is_none() {
+            // What serves frontends that go is said by these.
+            let is_told = |it: &&&Difference| facts.is_empty() || !it.object.serves();
+            lines = list(&differences.iter().filter(is_told).copied().collect::<Vec<_>>());
+        }
+        lines.extend(facts.iter().map(|fact| format!("{} {}", fact.kind.sign(), fact.text)));
+        if lines.is_empty() {
+            lines = differences.iter().map(|it| object(it)).collect();
+        }
+        let service = service.as_ref().map(ToString::to_string);
+        Self { sign: kind.sign(), service, lines, objects: differences.len() }
+    }
+}
+
+fn object(difference: &Difference) -> String {
+    format!("{} {}", difference.kind.sign(), difference.text())
+}
+
+/// The objects, or how many there are of each class.
+fn list(differences: &[&Difference]) -> Vec<String> {
+    if differences.len() <= MAX_LISTED {
+        return differences.iter().map(|it| object(it)).collect();
+    }
+    let mut counts: BTreeMap<(Kind, Class), usize> = BTreeMap::new();
+    differences.iter().for_each(|it| *counts.entry((it.kind, it.object.class())).or_default() += 1);
+    let line = |((kind, class), count): (&(Kind, Class), &usize)| {
+        let plural = if *count == 1 { "" } else { "s" };
+        format!("{} {count} {class}{plural} of no service", kind.sign())
+    };
+    counts.iter().map(line).collect()
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -86,18 +139,18 @@ impl Section {
         let family = rulings.family;
         let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
         let comparison = compare(family, state)?;
-        let Comparison { differences, desired, actual, .. } = &comparison;
-        let before = Before::look(family, config.mode)?;
+        let before = Before::read(family, config.mode)?;
         let behaviour = match &before {
             Some(before) => behaviour::changes(before, rulings, config, node)?,
             None => Vec::new(),
         };
-        let count =
-            |kind| differences.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count();
+        let count = |kind| {
+            comparison.differences.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count()
+        };
         Ok(Some(Self {
             family: name(family),
-            changes: changes(differences, desired, actual),
-            contested: contests(desired, actual),
+            changes: comparison.changes().iter().map(ServiceChange::from).collect(),
+            contested: comparison.contests(),
             takes_over_from: before.as_ref().map(Before::describe),
             behaviour,
             add: count(Kind::Missing),
@@ -115,13 +168,13 @@ impl Section {
         let mut text = String::new();
         let family = &self.family;
         // Another mode writes every service anew, which says little. Writing to a string cannot fail.
-        let anew = |change: &&Change| change.sign == '+' && change.service.is_some();
+        let anew = |change: &&ServiceChange| change.sign == '+' && change.service.is_some();
         let anew = if self.takes_over_from.is_some() { self.changes.iter().filter(anew).count() } else { 0 };
         let in_brief = anew > MANY && !with_objects;
         if in_brief {
             let _ = writeln!(text, "+ {family} {anew} services");
         }
-        for Change { sign, service, lines, .. } in &self.changes {
+        for ServiceChange { sign, service, lines, .. } in &self.changes {
             if in_brief && *sign == '+' && service.is_some() {
                 continue;
             }

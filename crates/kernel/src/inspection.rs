@@ -18,8 +18,8 @@ use crate::{iptables, nftables};
 /// What the rules of one family should be. A snapshot that shares what is large with the family worker.
 #[derive(Debug)]
 pub enum DesiredState {
-    Nftables(Box<nftables::DesiredTable>),
-    Iptables(Box<iptables::DesiredTables>),
+    Nftables(Box<nftables::TableSnapshot>),
+    Iptables(Box<iptables::RulesSnapshot>),
 }
 
 impl DesiredState {

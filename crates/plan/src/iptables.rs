@@ -16,6 +16,7 @@ pub mod desired;
 pub mod edits;
 pub mod listing;
 pub mod plan;
+pub mod present;
 pub mod program;
 pub mod quoting;
 pub mod restore;

@@ -18,14 +18,14 @@ use crate::difference::Difference;
 use crate::nftables::claims::Precedence;
 use crate::nftables::elements::Frontend;
 
-pub mod changes;
-pub mod contests;
+mod changes;
+mod contests;
 mod elements;
 mod owners;
 mod saved_rules;
 
-pub use changes::{Change, changes};
-pub use contests::{Contest, contests};
+pub use changes::{Change, Fact};
+pub use contests::Contest;
 use owners::Owners;
 
 /// The kernel compared with what it should hold.

@@ -10,13 +10,13 @@ use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::accounting;
 use plan::difference::{Difference, Kind, Object};
-use plan::iptables::chains::{FORWARD, Jump, NODE_PORTS, SERVICES, Table, is_ours};
+use plan::iptables::chains::{FORWARD, Jump, SERVICES, Table, saved_chains};
 use plan::iptables::compare::{Tolerance, compare};
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::listing::Listing;
 use plan::iptables::plan::Plan;
+use plan::iptables::present::PresentRules;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
-use plan::iptables::saved_rule::SavedRule;
 use plan::served::Comparison;
 
 use super::runner::Runner;
@@ -26,14 +26,14 @@ pub const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
 /// What the tables of one family should hold.
 #[derive(Debug)]
-pub struct DesiredTables {
+pub struct RulesSnapshot {
     pub(super) runner: Arc<Runner>,
     pub(super) rules: DesiredRules,
     /// Whether it is known of each rule whether it has a comment and counts. If not, the kernel decides both.
     pub(super) is_exact: bool,
 }
 
-impl DesiredTables {
+impl RulesSnapshot {
     /// What the tables should hold for a process that starts with these routings, which come in the order of their names.
     /// `endpoints` counts all there are, usable or not; `interfaces` are the addresses of the node.
     pub fn new(
@@ -51,56 +51,21 @@ impl DesiredTables {
     }
 }
 
-/// What the rules of this mode do, written by upstream or by us.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Present {
-    /// Node ports answer at 127.0.0.1.
-    pub serves_localhost: bool,
-    /// The addresses that serve node ports; none if all do.
-    pub node_port_ips: Option<BTreeSet<IpAddr>>,
-    /// Forwarded packets that belong to no connection are dropped.
-    pub drops_invalid: bool,
-    /// The kernel's own chain drops what no rule accepts.
-    pub forward_drops: bool,
-    /// Chains, their rules, and the jumps to them.
-    pub objects: usize,
-}
-
-/// Whether there are rules of this mode in the kernel. None where there is no iptables to look with.
-pub fn present(family: Family) -> io::Result<Option<Present>> {
+/// What the rules of this mode do that are in the kernel. None if there are none, or no iptables to read them with.
+pub fn present(family: Family) -> io::Result<Option<PresentRules>> {
     let Ok(runner) = Runner::open(Arc::new(Programs::default()), family) else { return Ok(None) };
     if !may_have_tables(&runner) || runner.check_presence().is_err() {
         return Ok(None);
     }
-    let nat = Listing::parse(&runner.save(Table::Nat.name()).map_err(other)?);
-    let Some(services) = nat.0.get(SERVICES) else { return Ok(None) };
-    let text = runner.save(Table::Filter.name()).map_err(other)?;
-    let filter = Listing::parse(&text);
-    let rules_of = |chain: &str| filter.0.get(chain).map(Vec::as_slice).unwrap_or_default();
-    let tail = services.iter().map(|rule| SavedRule::parse(rule));
-    let tail: Vec<SavedRule<'_>> = tail.filter(|rule| rule.target() == Some(NODE_PORTS)).collect();
-    let is_everywhere = tail.iter().any(|rule| rule.value("--dst-type") == Some("LOCAL"));
-    let ips: BTreeSet<IpAddr> = tail
-        .iter()
-        .filter_map(|rule| rule.value("-d")?.split('/').next()?.parse().ok())
-        .filter(|_| !is_everywhere)
-        .collect();
-    let excludes_loopback = tail
-        .iter()
-        .flat_map(|rule| &rule.options)
-        .any(|option| option.is_negated && (option.name, option.value) == ("-d", "127.0.0.0/8"));
-    let serves_localhost = family == Family::V4
-        && ((is_everywhere && !excludes_loopback) || ips.iter().any(IpAddr::is_loopback));
-    Ok(Some(Present {
-        serves_localhost,
-        node_port_ips: (!is_everywhere).then_some(ips),
-        drops_invalid: rules_of(FORWARD).iter().any(|rule| rule.contains("--ctstate INVALID")),
-        objects: [&filter, &nat].into_iter().map(objects).sum(),
-        forward_drops: text.lines().any(|line| line.starts_with(":FORWARD DROP")),
-    }))
+    let nat = runner.save(Table::Nat.name()).map_err(other)?;
+    if saved_chains(&nat).all(|chain| chain != SERVICES) {
+        return Ok(None);
+    }
+    let filter = runner.save(Table::Filter.name()).map_err(other)?;
+    Ok(PresentRules::read(family, &filter, &nat))
 }
 
-/// The legacy variant makes a table when a command reads it. This only reads.
+/// The legacy variant makes a table when a command reads it; this must change nothing.
 fn may_have_tables(runner: &Runner) -> bool {
     let names = match runner.family() {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -111,22 +76,16 @@ fn may_have_tables(runner: &Runner) -> bool {
             .is_ok_and(|names| names.lines().any(|name| name == Table::Nat.name()))
 }
 
-fn objects(table: &Listing) -> usize {
-    let jumps = table.0.values().flatten().filter(|rule| Jump::own().any(|jump| jump.rule() == **rule));
-    let ours = table.0.iter().filter(|(chain, _)| is_ours(chain));
-    jumps.count() + ours.map(|(_, rules)| 1 + rules.len()).sum::<usize>()
-}
-
 /// A comparison of the kernel's tables with the desired ones.
 #[derive(Debug)]
 pub struct Inspection {
-    desired: DesiredTables,
+    desired: RulesSnapshot,
     /// Of the filter and of the nat table, once they are known.
     listings: Option<[Listing; 2]>,
 }
 
 impl Inspection {
-    pub fn new(desired: DesiredTables) -> Self {
+    pub fn new(desired: RulesSnapshot) -> Self {
         Self { desired, listings: None }
     }
 

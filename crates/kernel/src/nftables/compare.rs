@@ -29,7 +29,7 @@ const ATTEMPTS: usize = 5;
 
 /// What the table of one family should hold.
 #[derive(Debug)]
-pub struct DesiredTable {
+pub struct TableSnapshot {
     pub(super) settings: Settings,
     pub(super) plan: Plan,
     pub(super) service_cidrs: Vec<IpNet>,
@@ -38,7 +38,7 @@ pub struct DesiredTable {
     pub(super) has_slots: bool,
 }
 
-impl DesiredTable {
+impl TableSnapshot {
     /// What the table should hold for a process that starts with these routings and adopts the table.
     pub fn new(
         settings: Settings,
@@ -65,7 +65,7 @@ impl DesiredTable {
 
 /// Whose table there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Present {
+pub struct PresentTable {
     /// Whether this program wrote it, in any version; otherwise upstream or a foreign writer did.
     pub is_ours: bool,
     /// The addresses that serve node ports; none if all but loopback do.
@@ -75,7 +75,7 @@ pub struct Present {
 }
 
 /// What is in the kernel by the name of our table.
-pub fn present(family: Family) -> io::Result<Option<Present>> {
+pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let mut connection = Connection::open()?;
     let mut reader = Reader { family, connection: &mut connection };
     if !reader.has_table()? {
@@ -89,20 +89,20 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
     let family = wire_family(family);
     let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
-    Ok(Some(Present { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
+    Ok(Some(PresentTable { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
 }
 
 /// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
 pub struct Inspection {
     connection: Connection,
-    desired: DesiredTable,
+    desired: TableSnapshot,
     /// In order.
     elements: Vec<Element>,
 }
 
 impl Inspection {
-    pub fn open(desired: DesiredTable) -> io::Result<Self> {
+    pub fn open(desired: TableSnapshot) -> io::Result<Self> {
         let elements = desired.elements();
         Ok(Self { connection: Connection::open()?, desired, elements })
     }

@@ -1,9 +1,9 @@
 //! What the tables hold otherwise than they should, by what both variants print.
 
-use kernel::iptables::{Access, DesiredTables, Inspection, Variant};
+use kernel::iptables::{Access, Inspection, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
 use plan::difference::{Difference, Kind};
-use plan::served::{Comparison, changes};
+use plan::served::Comparison;
 
 use crate::commands::{Commands, VARIANTS};
 use crate::given::{events, names, options};
@@ -26,7 +26,7 @@ fn elsewhere(machine: &mut Machine<'_>) -> Comparison {
     let mut routings: Vec<_> = routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
-    let desired = DesiredTables::new(access, machine.options.settings(), routings, endpoints, &interfaces());
+    let desired = RulesSnapshot::new(access, machine.options.settings(), routings, endpoints, &interfaces());
     Inspection::new(desired).compare_all().unwrap()
 }
 
@@ -101,10 +101,12 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
             let mut machine = synced(&commands);
             machine.hear("slice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
             let found = elsewhere(&mut machine);
-            let changes = changes(&found.differences, &found.desired, &found.actual);
+            let changes = found.changes();
             let [change] = changes.as_slice() else { panic!("{changes:?}") };
-            assert_eq!(change.service.as_deref(), Some("ns/a:p"));
-            assert_eq!(change.lines, ["- endpoint 10.244.2.1:8080", "+ endpoint 10.244.2.7:8080"]);
+            assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:p");
+            let facts = change.facts.iter().map(|fact| format!("{} {}", fact.kind, fact.text));
+            let facts: Vec<String> = facts.collect();
+            assert_eq!(facts, ["unexpected endpoint 10.244.2.1:8080", "missing endpoint 10.244.2.7:8080"]);
         });
     }
 }

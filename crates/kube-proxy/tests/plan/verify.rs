@@ -22,16 +22,27 @@ fn damage(command: &str) {
 
 #[test]
 fn verify_names_the_damage_and_only_that() {
-    for (mode, command, want) in [
+    for (mode, command, want, for_users) in [
         (
             "nftables",
             "nft delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
             "  missing element cluster-ips { 10.96.0.10 } (default/web:http)\n",
+            &[][..],
+        ),
+        (
+            "nftables",
+            "nft delete element ip kube-proxy endpoints { 10.96.0.53 . tcp . 53 . 0 }",
+            "  missing element endpoints { 10.96.0.53 . tcp . 53 . 0 : 10.244.0.9 . 8080 } (default/dns:http)\n",
+            &[
+                "ipv4: for users of services:",
+                "  default/dns:http: missing endpoint 10.244.0.9:8080 at 10.96.0.53:53/TCP",
+            ],
         ),
         (
             "iptables",
             "iptables -t nat -D KUBE-SERVICES 1",
             "  missing -t nat -A KUBE-SERVICES -d 10.96.0.53/32 -p tcp -m comment --comment \"default/dns:http cluster IP\" -m tcp --dport 53 -j KUBE-SVC-",
+            &["ipv4: for users of services:", "  default/dns:http: missing 10.96.0.53:53/TCP"],
         ),
     ] {
         in_fresh_netns(move || {
@@ -43,8 +54,8 @@ fn verify_names_the_damage_and_only_that() {
             let lines: Vec<&str> = text.lines().collect();
             assert!(lines[0].starts_with("ipv4: 1 of "), "{text}");
             assert!(format!("{}\n", lines[1]).starts_with(want), "{text}");
-            assert!(lines[2].starts_with("ipv6: kernel and plan agree ("), "{text}");
-            assert_eq!(lines.len(), 3, "{text}");
+            assert_eq!(lines[2..lines.len() - 1], *for_users, "{text}");
+            assert!(lines[lines.len() - 1].starts_with("ipv6: kernel and plan agree ("), "{text}");
             let (code, text) = cluster.tool("verify", &["-o=json"]);
             assert_eq!(code, 2);
             let found: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -5,80 +5,57 @@ use std::fmt::Write as _;
 
 use model::address::host_port;
 use model::names::{Protocol, ServicePortName};
-use serde::Serialize;
 
-use super::{Frontends, Owners, Refusal, Served, Service, Target};
-use crate::difference::{Class, Difference, Kind};
+use super::{Comparison, Frontends, Refusal, Service, Target};
+use crate::difference::{Difference, Kind};
 use crate::nftables::elements::Frontend;
 
-/// What happens to one service port, or to what belongs to no service port.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
-    /// `+`, `-` or `~`.
-    pub sign: char,
-    /// None for what belongs to no service port that is known.
-    pub service: Option<String>,
-    /// Each with its own sign.
-    pub lines: Vec<String>,
-    /// How many objects of the kernel differ.
-    pub objects: usize,
+/// What differs of one service port, or of what belongs to no service port that is known.
+#[derive(Debug)]
+pub struct Change<'a> {
+    pub service: Option<ServicePortName>,
+    /// Whether the service port is desired, but not in the kernel, or the other way round.
+    pub kind: Kind,
+    /// What users notice. Empty if they notice nothing.
+    pub facts: Vec<Fact>,
+    /// Never empty.
+    pub differences: Vec<&'a Difference>,
 }
 
-/// If more objects than these belong to no service port, they are only counted.
-const MAX_LISTED: usize = 10;
+/// Something that a service port should do and does not, or does and should not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    pub kind: Kind,
+    pub text: String,
+}
 
-/// What these differences mean, in the order of names; what belongs to no service port comes first.
-pub fn changes(differences: &[Difference], desired: &Served, actual: &Served) -> Vec<Change> {
-    let owners = Owners::new(desired, actual);
-    let mut groups: BTreeMap<Option<ServicePortName>, Vec<&Difference>> = BTreeMap::new();
-    for difference in differences {
-        groups.entry(owners.of(&difference.object)).or_default().push(difference);
-    }
-    let names = desired.names();
-    let (before, after) = (actual.by_owner(), desired.by_owner());
-    let change = |(service, group): (&Option<ServicePortName>, &Vec<&Difference>)| {
-        let [before, after] =
-            [&before, &after].map(|owners| owners.get(&service.as_ref()).cloned().unwrap_or_default());
-        let all = |kind| group.iter().all(|difference| difference.kind == kind);
-        let sign = match service {
-            Some(name) if !names.contains(name) => '-',
-            Some(_) if before.is_empty() && !after.is_empty() => '+',
-            Some(_) => '~',
-            None if all(Kind::Unexpected) => '-',
-            None if all(Kind::Missing) => '+',
-            None => '~',
+impl Comparison {
+    /// What the differences mean, in the order of names; what belongs to no service port comes first.
+    pub fn changes<'a>(&'a self) -> Vec<Change<'a>> {
+        let mut groups: BTreeMap<Option<ServicePortName>, Vec<&Difference>> = BTreeMap::new();
+        for (difference, owner) in self.with_owners() {
+            groups.entry(owner).or_default().push(difference);
+        }
+        let (desired, actual) = (&self.desired, &self.actual);
+        let names = desired.names();
+        let (before, after) = (actual.by_owner(), desired.by_owner());
+        let change = |(service, differences): (Option<ServicePortName>, Vec<&'a Difference>)| {
+            let [before, after] =
+                [&before, &after].map(|owners| owners.get(&service.as_ref()).cloned().unwrap_or_default());
+            let all = |kind| differences.iter().all(|difference| difference.kind == kind);
+            let kind = match &service {
+                Some(name) if !names.contains(name) => Kind::Unexpected,
+                Some(_) if before.is_empty() && !after.is_empty() => Kind::Missing,
+                Some(_) => Kind::Changed,
+                None if all(Kind::Unexpected) => Kind::Unexpected,
+                None if all(Kind::Missing) => Kind::Missing,
+                None => Kind::Changed,
+            };
+            let facts = Sides { before, after, hairpins: [&actual.hairpins, &desired.hairpins] }.facts();
+            Change { service, kind, facts, differences }
         };
-        let sides = Sides { before, after, hairpins: [&actual.hairpins, &desired.hairpins] };
-        let mut lines = sides.lines();
-        if service.is_none() {
-            let is_told = |it: &&Difference| lines.is_empty() || !it.object.serves();
-            let unserved: Vec<&Difference> = group.iter().copied().filter(is_told).collect();
-            lines.splice(0..0, list(&unserved));
-        }
-        if lines.is_empty() {
-            lines = group.iter().map(|it| object(it)).collect();
-        }
-        Change { sign, service: service.as_ref().map(ToString::to_string), lines, objects: group.len() }
-    };
-    groups.iter().map(change).collect()
-}
-
-fn object(difference: &Difference) -> String {
-    format!("{} {}", difference.kind.sign(), difference.text())
-}
-
-/// The objects, or how many there are of each class.
-fn list(differences: &[&Difference]) -> Vec<String> {
-    if differences.len() <= MAX_LISTED {
-        return differences.iter().map(|it| object(it)).collect();
+        groups.into_iter().map(change).collect()
     }
-    let mut counts: BTreeMap<(Kind, Class), usize> = BTreeMap::new();
-    differences.iter().for_each(|it| *counts.entry((it.kind, it.object.class())).or_default() += 1);
-    let line = |((kind, class), count): (&(Kind, Class), &usize)| {
-        let plural = if *count == 1 { "" } else { "s" };
-        format!("{} {count} {class}{plural} of no service", kind.sign())
-    };
-    counts.iter().map(line).collect()
 }
 
 /// What a service port has and what it should have.
@@ -90,24 +67,24 @@ struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    fn lines(&self) -> Vec<String> {
+    fn facts(&self) -> Vec<Fact> {
         let [actual, desired] = self.hairpins;
-        let mut lines = Vec::new();
-        for (sign, side, other, hairpins, other_hairpins) in [
-            ('-', &self.before, &self.after, actual, desired),
-            ('+', &self.after, &self.before, desired, actual),
+        let mut all = Vec::new();
+        for (kind, side, other, hairpins, other_hairpins) in [
+            (Kind::Unexpected, &self.before, &self.after, actual, desired),
+            (Kind::Missing, &self.after, &self.before, desired, actual),
         ] {
-            let mut say = |what: String| lines.push(format!("{sign} {what}"));
+            let mut say = |text: String| all.push(Fact { kind, text });
             for (frontend, service) in side {
-                let also = other.get(frontend).map(|it| facts(frontend, it)).unwrap_or_default();
-                let has_details = sign == '+' || other.get(frontend).is_some_and(|it| it.forwards);
-                let is_told = |fact: &(Scope, String)| {
-                    !also.contains(fact) && (fact.0 == Scope::Frontend || has_details)
+                let also = other.get(frontend).map(|it| lines(frontend, it)).unwrap_or_default();
+                let has_details = kind == Kind::Missing || other.get(frontend).is_some_and(|it| it.forwards);
+                let is_told = |line: &(Scope, String)| {
+                    !also.contains(line) && (line.0 == Scope::Frontend || has_details)
                 };
-                let told = facts(frontend, service).into_iter().filter(is_told);
-                told.for_each(|(_, fact)| say(fact));
+                let told = lines(frontend, service).into_iter().filter(is_told);
+                told.for_each(|(_, line)| say(line));
             }
-            affinity(sign, side, other).into_iter().for_each(&mut say);
+            affinity(kind, side, other).into_iter().for_each(&mut say);
             endpoints(side, other).into_iter().for_each(&mut say);
             // An endpoint that comes or goes brings or takes this.
             let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
@@ -120,7 +97,7 @@ impl Sides<'_> {
                 }
             }
         }
-        lines
+        all
     }
 }
 
@@ -133,33 +110,33 @@ enum Scope {
     Detail,
 }
 
-fn facts(frontend: &Frontend, service: &Service) -> Vec<(Scope, String)> {
-    let mut facts = Vec::new();
+fn lines(frontend: &Frontend, service: &Service) -> Vec<(Scope, String)> {
+    let mut lines = Vec::new();
     if service.forwards {
-        facts.push((Scope::Frontend, frontend.to_string()));
+        lines.push((Scope::Frontend, frontend.to_string()));
     }
     match service.refusal {
         Some(Refusal::NoEndpoints) => {
-            facts.push((Scope::Frontend, format!("{frontend} refused: no endpoints")));
+            lines.push((Scope::Frontend, format!("{frontend} refused: no endpoints")));
         }
         Some(Refusal::NoLocalEndpoints) => {
-            facts.push((Scope::Frontend, format!("{frontend} dropped: no endpoints on this node")));
+            lines.push((Scope::Frontend, format!("{frontend} dropped: no endpoints on this node")));
         }
         None => {}
     }
     if service.inside.is_some() {
-        facts.push((Scope::Detail, format!("{frontend} keeps client addresses")));
+        lines.push((Scope::Detail, format!("{frontend} keeps client addresses")));
     }
     if let Some(sources) = &service.sources {
         let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
-        facts.push((Scope::Detail, format!("{frontend} only from {}", sources.join(", "))));
+        lines.push((Scope::Detail, format!("{frontend} only from {}", sources.join(", "))));
     }
-    facts
+    lines
 }
 
 /// Session affinity that is only on this side, unless it comes or goes with all frontends that have it.
-fn affinity(sign: char, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
-    let is_new = sign == '+' && other.is_empty();
+fn affinity(kind: Kind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
+    let is_new = kind == Kind::Missing && other.is_empty();
     let lasts = |frontend: &Frontend| other.get(frontend).is_some_and(|it| it.forwards);
     let told = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
     let also: BTreeSet<u32> = other.values().filter_map(|it| it.affinity).collect();

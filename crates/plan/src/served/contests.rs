@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::names::ServicePortName;
 use serde::Serialize;
 
-use super::{Frontends, Served, Service};
+use super::{Comparison, Frontends, Served, Service};
 use crate::nftables::claims::Precedence;
 use crate::nftables::elements::Frontend;
 
@@ -26,29 +26,32 @@ pub struct Contest {
     pub given_up_by: Vec<String>,
 }
 
-/// In the order of frontends.
-pub fn contests(desired: &Served, actual: &Served) -> Vec<Contest> {
-    let (new, by_owner) = (new(desired, actual), desired.by_owner());
-    let contest = |(frontend, service): (&Frontend, &Service)| {
-        let (owner, denied_to) = service.claims.split_first()?;
-        let before = actual.frontends.get(frontend);
-        let claims_before = before.map(|it| it.claims.as_slice()).unwrap_or_default();
-        let given_up_by: Vec<_> =
-            claims_before.iter().filter(|name| !service.claims.contains(name)).collect();
-        let begins = !denied_to.is_empty()
-            && (before.is_none() || service.claims.iter().any(|name| new.contains(name)));
-        // A service port that comes in place of another is not new to the frontend: their changes say it.
-        let ends = !given_up_by.is_empty() && claims_before.contains(owner);
-        let changes_owner = || changes_owner(frontend, service, by_owner.get(&Some(owner))?, actual);
-        (begins || ends || changes_owner().is_some()).then(|| Contest {
-            frontend: frontend.to_string(),
-            service: owner.to_string(),
-            precedence: service.precedence,
-            denied_to: denied_to.iter().map(ToString::to_string).collect(),
-            given_up_by: given_up_by.iter().map(ToString::to_string).collect(),
-        })
-    };
-    desired.frontends.iter().filter_map(contest).collect()
+impl Comparison {
+    /// In the order of frontends.
+    pub fn contests(&self) -> Vec<Contest> {
+        let Self { desired, actual, .. } = self;
+        let (new, by_owner) = (new(desired, actual), desired.by_owner());
+        let contest = |(frontend, service): (&Frontend, &Service)| {
+            let (owner, denied_to) = service.claims.split_first()?;
+            let before = actual.frontends.get(frontend);
+            let claims_before = before.map(|it| it.claims.as_slice()).unwrap_or_default();
+            let given_up_by: Vec<_> =
+                claims_before.iter().filter(|name| !service.claims.contains(name)).collect();
+            let begins = !denied_to.is_empty()
+                && (before.is_none() || service.claims.iter().any(|name| new.contains(name)));
+            // A service port that comes in place of another is not new to the frontend: their changes say it.
+            let ends = !given_up_by.is_empty() && claims_before.contains(owner);
+            let changes_owner = || changes_owner(frontend, service, by_owner.get(&Some(owner))?, actual);
+            (begins || ends || changes_owner().is_some()).then(|| Contest {
+                frontend: frontend.to_string(),
+                service: owner.to_string(),
+                precedence: service.precedence,
+                denied_to: denied_to.iter().map(ToString::to_string).collect(),
+                given_up_by: given_up_by.iter().map(ToString::to_string).collect(),
+            })
+        };
+        desired.frontends.iter().filter_map(contest).collect()
+    }
 }
 
 /// Service ports of which the kernel holds none of the frontends that no other claims.

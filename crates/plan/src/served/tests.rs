@@ -109,12 +109,13 @@ fn rules_compared(held: &[Listing; 2], after: &str) -> Comparison {
     Comparison::of_rules(&desired, held, all)
 }
 
-/// Each change, and its lines.
-fn told(Comparison { differences, desired, actual, .. }: &Comparison) -> Vec<String> {
+/// Each change, and its facts.
+fn told(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
-    for change in changes(differences, desired, actual) {
-        lines.push(format!("{} {}", change.sign, change.service.as_deref().unwrap_or("of no service")));
-        lines.extend(change.lines);
+    for change in comparison.changes() {
+        let service = change.service.map_or("of no service".into(), |name| name.to_string());
+        lines.push(format!("{} {service}", change.kind.sign()));
+        lines.extend(change.facts.iter().map(|fact| format!("{} {}", fact.kind.sign(), fact.text)));
     }
     lines
 }
@@ -411,8 +412,7 @@ fn a_contest_is_reported_when_it_begins_or_ends() {
     for (what, before, after, want) in cases {
         let [before, after] = [before, after].map(|all| all.iter().map(|it| it.as_str()).collect::<String>());
         for (mode, want) in MODES.into_iter().zip(want) {
-            let Comparison { desired, actual, .. } = comparison(mode, &before, &after);
-            let contests = contests(&desired, &actual);
+            let contests = comparison(mode, &before, &after).contests();
             let contest = |it: &Contest| {
                 assert_eq!(it.frontend, "198.51.100.1:80/TCP", "{what}");
                 let mut text = short(&[it.service.clone()]).trim().to_owned();
@@ -434,8 +434,8 @@ fn a_contest_is_reported_when_it_begins_or_ends() {
 fn a_service_port_that_is_renamed_makes_no_contest() {
     for mode in MODES {
         let cluster = CLUSTER.replace("http:80@30081", "http:80@30081 external-ips=198.51.100.9");
-        let Comparison { desired, actual, .. } = comparison(mode, &cluster, &cluster.replace("http", "www"));
-        assert_eq!(contests(&desired, &actual), [], "{mode:?}");
+        let contests = comparison(mode, &cluster, &cluster.replace("http", "www")).contests();
+        assert_eq!(contests, [], "{mode:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use kernel::inspection::DesiredState;
 use model::address::Family;
 use model::names::ServicePortName;
 use plan::difference::Difference;
-use plan::served::Comparison;
+use plan::served::{Change, Comparison, Fact};
 use serde::{Deserialize, Serialize};
 
 /// Of one family.
@@ -17,6 +17,9 @@ pub struct Findings {
     /// How many objects there should be.
     pub objects: usize,
     pub differences: Vec<Finding>,
+    /// What users of services notice of them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub served: Vec<ServedFinding>,
     /// What of a folder was not understood; see `Desired::left_out`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub left_out: Vec<String>,
@@ -33,6 +36,16 @@ pub struct Finding {
     pub service: Option<String>,
 }
 
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ServedFinding {
+    /// `missing` or `unexpected`.
+    pub kind: String,
+    /// A frontend, an endpoint, or what they do.
+    pub what: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub service: Option<String>,
+}
+
 impl Findings {
     /// Compares the kernel with the desired state.
     pub fn of(family: Family, desired: DesiredState) -> anyhow::Result<Self> {
@@ -41,6 +54,7 @@ impl Findings {
             family: name(family),
             objects: comparison.objects,
             differences: findings(&comparison),
+            served: served(&comparison),
             left_out: Vec::new(),
         })
     }
@@ -48,9 +62,11 @@ impl Findings {
     /// Keeps only what an earlier comparison found, too. A sync between the reads of one comparison makes it find what is
     /// no difference.
     pub fn keep_what_was_in(&mut self, before: &Self) {
+        let served: HashSet<&ServedFinding> = before.served.iter().collect();
         let before: HashSet<(&str, &str)> =
             before.differences.iter().map(|it| (it.kind.as_str(), it.object.as_str())).collect();
         self.differences.retain(|it| before.contains(&(it.kind.as_str(), it.object.as_str())));
+        self.served.retain(|it| served.contains(it));
     }
 }
 
@@ -63,6 +79,19 @@ pub fn findings(comparison: &Comparison) -> Vec<Finding> {
         service: service.map(|name| name.to_string()),
     };
     comparison.with_owners().map(finding).collect()
+}
+
+fn served(comparison: &Comparison) -> Vec<ServedFinding> {
+    let mut all = Vec::new();
+    for Change { service, facts, .. } in comparison.changes() {
+        let service = service.map(|name| name.to_string());
+        all.extend(facts.into_iter().map(|Fact { kind, text }| ServedFinding {
+            kind: kind.to_string(),
+            what: text,
+            service: service.clone(),
+        }));
+    }
+    all
 }
 
 pub fn compare(family: Family, desired: DesiredState) -> anyhow::Result<Comparison> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use plan::difference::Kind;
-use plan::served::{Comparison, changes};
+use plan::served::Comparison;
 
 use crate::inspection::DesiredState;
 
@@ -19,10 +19,10 @@ fn all(family: Family) -> Change {
 fn elsewhere(family: Family, change: Change) -> Comparison {
     let Change { routings, service_cidrs, node_port_ips } = change;
     let (service_cidrs, node_port_ips) = (service_cidrs.unwrap(), node_port_ips.unwrap());
-    compare(DesiredTable::new(settings(family), routings, service_cidrs, node_port_ips))
+    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips))
 }
 
-fn compare(desired: DesiredTable) -> Comparison {
+fn compare(desired: TableSnapshot) -> Comparison {
     Inspection::open(desired).unwrap().compare_all().unwrap()
 }
 
@@ -66,10 +66,12 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
         let mut edited = all(family);
         edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
         let found = elsewhere(family, edited);
-        let changes = changes(&found.differences, &found.desired, &found.actual);
+        let changes = found.changes();
         let [change] = changes.as_slice() else { panic!("{changes:?}") };
-        assert_eq!(change.service.as_deref(), Some("ns/a:http"));
-        assert_eq!(change.lines, ["- endpoint 10.244.1.3:8080", "+ endpoint 10.244.1.4:8080"]);
+        assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:http");
+        let facts = change.facts.iter().map(|fact| format!("{} {}", fact.kind, fact.text));
+        let facts: Vec<String> = facts.collect();
+        assert_eq!(facts, ["unexpected endpoint 10.244.1.3:8080", "missing endpoint 10.244.1.4:8080"]);
         let text = texts(&found).join("\n");
         assert!(
             text.contains(

@@ -353,7 +353,7 @@ fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
         fresh.apply(&event);
     }
     let changes = fresh.take_changes();
-    let desired = DesiredTable::new(
+    let desired = TableSnapshot::new(
         settings(follower.family),
         changes.routings,
         changes.service_cidrs.unwrap_or_default(),

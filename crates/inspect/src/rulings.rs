@@ -1,4 +1,4 @@
-//! What a mode would make of what is desired of this node.
+//! What the desired state of a node follows from, and what a mode makes of it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -78,7 +78,7 @@ pub fn desired_state(
         ProxyMode::Nftables => {
             let settings = modes::nftables_settings(config, family, node)?;
             let routings = rulings.routings.iter();
-            Ok(Some(DesiredState::Nftables(Box::new(nftables::DesiredTable::new(
+            Ok(Some(DesiredState::Nftables(Box::new(nftables::TableSnapshot::new(
                 settings,
                 routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
                 rulings.service_cidrs.clone(),
@@ -96,7 +96,7 @@ pub fn desired_state(
                 Err(error) => bail!("iptables is not available on this host: {error}"),
             };
             let settings = modes::iptables_settings(config, family, node, access.abilities())?;
-            Ok(Some(DesiredState::Iptables(Box::new(iptables::DesiredTables::new(
+            Ok(Some(DesiredState::Iptables(Box::new(iptables::RulesSnapshot::new(
                 access,
                 settings,
                 rulings.routings.clone(),
