@@ -309,7 +309,7 @@ fn a_service_that_goes_is_told_by_its_frontends() {
 
 /// The nouns may not see it, but it is found, and belongs to the right service.
 #[test]
-fn any_element_that_is_missing_or_unexpected_is_found() {
+fn any_element_that_is_missing_is_found_with_its_service() {
     let all = plan(CLUSTER).elements();
     for (at, element) in all.iter().enumerate() {
         let mut held = all.clone();
@@ -324,6 +324,25 @@ fn any_element_that_is_missing_or_unexpected_is_found() {
         );
         let owners: BTreeSet<_> = found.with_owners().map(|(_, service)| service).collect();
         assert!(owners.len() == 1 && !owners.contains(&None), "{element:?}: {owners:?}");
+    }
+}
+
+#[test]
+fn any_element_that_is_unexpected_is_found() {
+    let all = plan(CLUSTER).elements();
+    let more = format!(
+        "{CLUSTER}
+         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local
+         slice ns/new-1 of new http:8080 | 10.244.0.20 local"
+    );
+    let (_, unexpected) = difference(&all, &plan(&more).elements());
+    assert!(unexpected.len() > 10, "{unexpected:?}");
+    for element in unexpected {
+        let mut held = all.clone();
+        held.push(element);
+        held.sort_unstable();
+        let found = elements_compared(held, CLUSTER).differences;
+        assert_eq!(found, [Difference::new(Kind::Unexpected, Object::Element(FAMILY, element))]);
     }
 }
 
@@ -377,54 +396,53 @@ fn a_lost_rule_belongs_to_its_service() {
 
 #[test]
 fn a_contest_is_reported_when_it_begins_or_ends() {
-    let service = |name: &str, number: u8, endpoint: u8| {
+    // `mid=9` has another endpoint than `mid`; `other` claims another address.
+    let service = |word: &str| {
+        let (name, endpoint) = word.split_once('=').unwrap_or((word, ""));
+        let (number, at) = match name {
+            "mid" => (1, "198.51.100.1"),
+            "zed" => (2, "198.51.100.1"),
+            "abc" => (3, "198.51.100.1"),
+            _ => (4, "198.51.100.9"),
+        };
         format!(
-            "service ns/{name} 10.96.1.{number} http:80 external-ips=198.51.100.1
-             slice ns/{name}-1 of {name} http:8080 | 10.244.1.{endpoint}\n"
+            "service ns/{name} 10.96.1.{number} http:80 external-ips={at}
+             slice ns/{name}-1 of {name} http:8080 | 10.244.1.{endpoint}{number}\n"
         )
     };
-    let (abc, mid, zed) = (service("abc", 3, 3), service("mid", 1, 1), service("zed", 2, 2));
-    let mid_moved = service("mid", 1, 9);
-    let other = service("other", 9, 8).replace("198.51.100.1", "198.51.100.9");
-    let cases: [(&str, &[&String], &[&String], [&str; 2]); 8] = [
-        ("a later one comes", &[&mid], &[&mid, &zed], ["mid also zed", "mid also zed"]),
-        ("both come", &[], &[&mid, &zed], ["mid also zed", "mid also zed"]),
-        ("another endpoint", &[&mid, &zed], &[&mid_moved, &zed], ["", ""]),
-        ("one that claims another address", &[&mid, &zed], &[&mid, &zed, &other], ["", ""]),
-        (
-            "an earlier one comes",
-            &[&mid, &zed],
-            &[&abc, &mid, &zed],
-            ["abc also mid zed", "abc also mid zed"],
-        ),
+    let objects = |names: &str| names.split_whitespace().map(service).collect::<String>();
+    let line = |text: &str| match text {
+        "" => String::new(),
+        text => format!("198.51.100.1:80/TCP goes to {text}"),
+    };
+    for (what, before, after, want) in [
+        ("a later one comes", "mid", "mid zed", ["mid, also claimed by zed"; 2]),
+        ("both come", "", "mid zed", ["mid, also claimed by zed"; 2]),
+        ("another endpoint", "mid zed", "mid=9 zed", [""; 2]),
+        ("one that claims another address", "mid zed", "mid zed other", [""; 2]),
+        ("an earlier one comes", "mid zed", "abc mid zed", ["abc, also claimed by mid and zed"; 2]),
         (
             "the one that has it goes",
-            &[&abc, &mid, &zed],
-            &[&mid, &zed],
-            ["mid also zed", "mid also zed without abc"],
+            "abc mid zed",
+            "mid zed",
+            ["mid, also claimed by zed", "mid, also claimed by zed, no longer claimed by abc"],
         ),
-        ("only one is left", &[&mid, &zed], &[&zed], ["zed", "zed without mid"]),
-        ("one that does not have it goes", &[&mid, &zed], &[&mid], ["", "mid without zed"]),
-    ];
-    let short = |names: &[String]| -> String {
-        names.iter().map(|name| format!(" {}", name.replace("ns/", "").replace(":http", ""))).collect()
-    };
-    for (what, before, after, want) in cases {
-        let [before, after] = [before, after].map(|all| all.iter().map(|it| it.as_str()).collect::<String>());
+        (
+            "only one is left",
+            "mid zed",
+            "zed",
+            ["zed, another service had it", "zed, no longer claimed by mid"],
+        ),
+        ("one that does not have it goes", "mid zed", "mid", ["", "mid, no longer claimed by zed"]),
+    ] {
         for (mode, want) in MODES.into_iter().zip(want) {
-            let contests = comparison(mode, &before, &after).contests();
-            let contest = |it: &Contest| {
-                assert_eq!(it.frontend, "198.51.100.1:80/TCP", "{what}");
-                let mut text = short(&[it.service.clone()]).trim().to_owned();
-                for (word, names) in [("also", &it.denied_to), ("without", &it.given_up_by)] {
-                    if !names.is_empty() {
-                        text += &format!(" {word}{}", short(names));
-                    }
-                }
-                text
-            };
-            let found: Vec<String> = contests.iter().map(contest).collect();
-            assert_eq!(found.join(", "), want, "{mode:?}: {what}");
+            let contests = comparison(mode, &objects(before), &objects(after)).contests();
+            let found: Vec<String> = contests
+                .into_iter()
+                .map(|contest| Contest { precedence: None, ..contest }.to_string())
+                .map(|text| text.replace("ns/", "").replace(":http", ""))
+                .collect();
+            assert_eq!(found.join("\n"), line(want), "{mode:?}: {what}");
         }
     }
 }
