@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod conntrack;
-pub mod difference;
 pub mod holder;
+pub mod inspection;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;

@@ -32,7 +32,7 @@ use rustix::io::Errno;
 use crate::holder::Holder;
 use crate::stranger::Drift;
 use crate::wire_family;
-pub use compare::{Inspection, Present, Wanted, present};
+pub use compare::{Inspection, PresentTable, TableSnapshot, present};
 use compile::{add_rule, declare, hook};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
@@ -224,13 +224,13 @@ impl Table {
     }
 
     /// What the table should hold, for others to compare with what it does.
-    pub fn wanted(&self) -> Wanted {
-        Wanted {
+    pub fn desired(&self) -> TableSnapshot {
+        TableSnapshot {
             settings: self.settings.clone(),
             plan: self.plan.clone(),
             service_cidrs: self.service_cidrs.clone(),
             node_port_ips: self.node_port_ips.clone(),
-            is_seated: true,
+            has_slots: true,
         }
     }
 

@@ -11,9 +11,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use kernel::difference::{Difference, Inspection, Part, persistent};
+use kernel::inspection::{Inspection, Part};
 use kernel::stranger::Drift;
 use model::address::Family;
+use plan::difference::{Difference, persistent};
 
 use crate::family::Message;
 use crate::threads;
@@ -130,7 +131,7 @@ impl Auditor {
 
     fn tell(&mut self, part: Part, wrong: &[Difference]) -> anyhow::Result<()> {
         let Some(found) = wrong.first() else { return Ok(()) };
-        let first = format!("{}: {}", found.kind, found.object);
+        let first = found.to_string();
         let stubborn = self.stubborn.entry(part).or_default();
         if stubborn.first == first {
             // We may read it otherwise than it is written: better not to write it for ever.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kernel::conntrack::{Conntrack, Contended, Report};
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
 use kernel::stranger::Drift;
 use model::address::Family;
@@ -60,7 +60,7 @@ pub enum Message {
     /// Somebody wants to count connections, and to know whose they are.
     Owners(SyncSender<Owners>),
     /// Somebody wants to compare the kernel with what it should hold. No answer before there was a pass.
-    Compare(SyncSender<Wanted>),
+    Compare(SyncSender<DesiredState>),
     /// Somebody wants to know what would happen to a packet.
     Explain(Box<Question>, SyncSender<Result<Explanation, String>>),
 }
@@ -251,7 +251,7 @@ impl Line {
             }
             Message::Compare(answer) => {
                 if let Some(running) = self.running.as_ref().filter(|running| running.has_passed) {
-                    let _ = answer.try_send(running.backend.wanted());
+                    let _ = answer.try_send(running.backend.desired());
                 }
             }
             Message::Explain(question, answer) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::conntrack::{Contended, Destination};
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::nftables::{self, Outcome, Owners, Table};
 use model::address::Family;
 use model::names::ServicePortName;
@@ -118,8 +118,8 @@ impl Backend for Nftables {
         Contended::FirstOnly
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::Nftables(Box::new(self.table.wanted()))
+    fn desired(&self) -> DesiredState {
+        DesiredState::Nftables(Box::new(self.table.desired()))
     }
 
     fn mode(&self) -> &'static str {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use http::StatusCode;
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use model::address::Family;
 use serde::Serialize;
 
@@ -94,7 +94,7 @@ fn compare(lines: &Lines) -> Reply {
 
 /// A pass may come between what is wanted and what is found: what is wrong stays so.
 fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findings> {
-    let look = || Findings::of(family, ask::<Wanted>(family, line, Message::Compare)?);
+    let look = || Findings::of(family, ask::<DesiredState>(family, line, Message::Compare)?);
     let mut found = look()?;
     for _ in 0..2 {
         if found.differences.is_empty() {
