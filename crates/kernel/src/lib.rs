@@ -3,11 +3,12 @@
 
 pub mod conntrack;
 pub mod difference;
+pub mod drift;
 pub mod holder;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
-pub mod stranger;
+
 pub mod sysctl;
 pub mod version;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use kernel::difference::{Difference, Inspection, Part, persistent};
-use kernel::stranger::Drift;
+use kernel::drift::Drift;
 use model::address::Family;
 
 use crate::family::Message;
@@ -141,7 +141,7 @@ impl Auditor {
         }
         let (differences, rest) = (wrong.len(), stubborn.skip);
         tracing::warn!(ipFamily = %self.family, %part, differences, first, roundsToRest = rest, "The kernel does not hold what it should, writing it again");
-        let told = self.line.send(Message::Drifted(Drift::Heard(None)));
+        let told = self.line.send(Message::Drifted(Drift::Detected(None)));
         told.map_err(|_| anyhow!("the family has ended"))
     }
 }

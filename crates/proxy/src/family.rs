@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kernel::conntrack::{Conntrack, Contended, Report};
 use kernel::difference::Wanted;
+use kernel::drift::Drift;
 use kernel::nftables::Owners;
-use kernel::stranger::Drift;
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
@@ -224,8 +224,8 @@ impl Line {
             Message::Drifted(drift) => {
                 if let Some(running) = &mut self.running {
                     match drift {
-                        Drift::Heard(by) => running.repairs.noticed(by, Instant::now()),
-                        Drift::Unheard => running.distrust(),
+                        Drift::Detected(by) => running.repairs.noticed(by, Instant::now()),
+                        Drift::Unwatched => running.distrust(),
                     }
                 }
             }
