@@ -8,7 +8,6 @@ pub mod holder;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
-
 pub mod sysctl;
 pub mod version;
 
