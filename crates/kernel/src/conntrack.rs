@@ -28,13 +28,12 @@ impl ConntrackTable {
         Ok(Self { family, connection: Connection::open()? })
     }
 
-    /// The flows that pass the filter and are `wanted`. After an error the table has to be opened anew: answers may still come.
-    pub fn list(&mut self, filter: Filter, mut wanted: impl FnMut(&Flow) -> bool) -> io::Result<Vec<Listed>> {
+    /// The flows that the filter lets through and `keep` accepts. After an error the table has to be opened anew: answers may still come.
+    pub fn list(&mut self, filter: Filter, mut keep: impl FnMut(&Flow) -> bool) -> io::Result<Vec<Listed>> {
         let Filter { protocol, destination, only_attempts } = filter;
         let filter = wire::Filter { protocol: number(protocol), destination, only_attempts };
-        let entries = self
-            .connection
-            .flows(wire_family(self.family), filter, |entry| wanted(&flow(protocol, entry)))?;
+        let entries =
+            self.connection.flows(wire_family(self.family), filter, |entry| keep(&flow(protocol, entry)))?;
         let listed = |entry: (wire::Flow, Handle)| Listed { flow: flow(protocol, &entry.0), entry };
         Ok(entries.into_iter().map(listed).collect())
     }

@@ -41,7 +41,7 @@ pub use handle::{ANSWER_TIMEOUT, FamilyHandle, NoAnswer};
 /// The worker of each family that is served.
 pub type Families = BTreeMap<Family, FamilyHandle>;
 
-/// Starts the worker of a family. It applies events from now on, and syncs once it is told to [`start`](FamilyHandle::start).
+/// Starts the worker of a family. It applies events from now on, and syncs once there was a [`start`](FamilyHandle::start).
 pub fn spawn(here: Here, metrics: Arc<Metrics>) -> anyhow::Result<FamilyHandle> {
     let family = here.family;
     let (outbox, inbox) = inbox::inbox();

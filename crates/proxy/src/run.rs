@@ -53,9 +53,9 @@ pub struct Options {
     pub master: Option<String>,
     /// Serve from these files; excludes every way to name an API server.
     pub manifests: Option<String>,
-    /// Whether `/metrics` tells of connections, in the mode that counts them.
+    /// Whether `/metrics` counts new connections, in the mode that counts them.
     pub connection_metrics: bool,
-    /// Between two looks at a part of what the kernel holds; zero for none.
+    /// Between two comparisons of a part of what the kernel holds; zero for none.
     pub audit_interval: Duration,
     pub cleanup: bool,
     pub init_only: bool,
@@ -123,20 +123,20 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let health = Arc::new(NodeHealth::new(config.sync_period, backends.keys().copied(), metrics.clone()));
     match &node.object {
         Some(object) => health.node_applied(object),
-        // Nobody takes a node away that no folder speaks of.
+        // A node that is in no folder is never deleted.
         None if options.manifests.is_some() => health.node_applied(&api::Node::default()),
         None => {}
     }
-    let voice = Voice { node_name: node.name.clone(), recorder };
-    serve_health(&config, &http, &health, &voice)?;
+    let node_events = NodeEvents { node_name: node.name.clone(), recorder };
+    serve_health(&config, &http, &health, &node_events)?;
     let census = Arc::new(Census::new(families.clone()));
-    serve_status(&config, &options, &http, &metrics, &families, &census, &voice)?;
+    serve_status(&config, &options, &http, &metrics, &families, &census, &node_events)?;
     if options.connection_metrics && config.mode == ProxyMode::Nftables {
         count_connections(&families, &census, &metrics);
     }
-    voice.say(Severity::Normal, "Starting", String::new());
-    // Where nobody takes over there is nothing to wait for. Not with `--init-only`: nobody would serve until the rest
-    // of us comes.
+    node_events.record(Severity::Normal, "Starting", String::new());
+    // A family that is not served has no first sync to wait for. Not with `--init-only`: the rules of other modes serve until the
+    // proxy itself starts.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
         cleanup::other_modes(config.mode, family);
     }
@@ -150,7 +150,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             node.name.clone(),
             http.clone(),
             health.clone(),
-            voice.recorder.clone(),
+            node_events.recorder.clone(),
         );
         let flows = FlowFollower::spawn(family, backend.contended(), metrics.clone())?;
         let start = Start {
@@ -178,30 +178,35 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     Err(until_it_ends(node, &health, &inbox))
 }
 
-/// Tells the cluster what happens to us.
-struct Voice {
+/// Records what happens to this proxy as events of the Node.
+struct NodeEvents {
     node_name: String,
     recorder: Recorder,
 }
 
-impl Voice {
-    fn say(&self, severity: Severity, reason: &'static str, note: String) {
+impl NodeEvents {
+    fn record(&self, severity: Severity, reason: &'static str, note: String) {
         let regarding = Regarding::Node(self.node_name.clone());
         self.recorder.record(Notice { regarding, severity, reason, action: "StartKubeProxy", note });
     }
 
-    /// The last words before the process ends get a moment to be heard.
-    fn say_at_last(&self, reason: &'static str, note: String) {
-        self.say(Severity::Warning, reason, note);
+    /// The last event before the process ends gets a moment to be posted.
+    fn record_last(&self, reason: &'static str, note: String) {
+        self.record(Severity::Warning, reason, note);
         self.recorder.flush(Duration::from_secs(1));
     }
 }
 
-fn serve_health(config: &Config, http: &Http, health: &Arc<NodeHealth>, voice: &Voice) -> anyhow::Result<()> {
+fn serve_health(
+    config: &Config,
+    http: &Http,
+    health: &Arc<NodeHealth>,
+    node_events: &NodeEvents,
+) -> anyhow::Result<()> {
     let Some(address) = config.healthz_bind_address else { return Ok(()) };
     let serving = health::node::serve(http, address, config.bind_address_hard_fail, health.clone());
     serving.map_err(|error| {
-        voice.say_at_last("FailedToStartProxierHealthcheck", error.to_string());
+        node_events.record_last("FailedToStartProxierHealthcheck", error.to_string());
         anyhow!("healthz server failed: {error}")
     })
 }
@@ -213,7 +218,7 @@ fn serve_status(
     metrics: &Arc<Metrics>,
     families: &Families,
     census: &Arc<Census>,
-    voice: &Voice,
+    node_events: &NodeEvents,
 ) -> anyhow::Result<()> {
     let facts = Facts {
         mode: config.mode,
@@ -226,7 +231,7 @@ fn serve_status(
         metrics: metrics.clone(),
         families: families.clone(),
         census: census.clone(),
-        node_name: voice.node_name.clone(),
+        node_name: node_events.node_name.clone(),
     };
     if config.mode == ProxyMode::Iptables {
         metrics.collect(Box::new(PacketCounts::new(|| {
@@ -239,7 +244,7 @@ fn serve_status(
     }
     let serving = status::serve(http, config.metrics_bind_address, config.bind_address_hard_fail, facts);
     serving.map_err(|error| {
-        voice.say_at_last("FailedToStartMetricServer", error.to_string());
+        node_events.record_last("FailedToStartMetricServer", error.to_string());
         anyhow!("starting metrics server failed: {error}")
     })
 }

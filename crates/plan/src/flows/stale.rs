@@ -280,9 +280,9 @@ pub(super) enum Recheck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub protocol: Protocol,
-    /// The only address that flows are wanted to.
+    /// The only destination address of interest.
     pub destination: Option<IpAddr>,
-    /// Only flows that were neither translated nor answered are wanted.
+    /// Only flows that were neither translated nor answered are of interest.
     pub only_attempts: bool,
 }
 
@@ -307,7 +307,7 @@ impl Rechecks {
         self.shadowing.extend(newer.shadowing);
     }
 
-    /// Keeps those of UDP destinations that pass.
+    /// Keeps those of UDP destinations that `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(Destination) -> bool) {
         self.of.retain(|(_, destination), _| keep(*destination));
     }
