@@ -7,7 +7,6 @@
 //! ```
 
 mod page;
-mod totals;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +19,6 @@ use model::address::Family;
 use crate::family::{Families, FamilyHandle};
 
 pub use page::{Endpoint, Frontend, Page, ServicePort};
-pub use totals::{Total, Totals};
 
 /// A count is reused for this many times the time it took, however many callers there are: counting takes a twentieth of one core
 /// at most. To list a set takes the kernel time with the square of its size.
