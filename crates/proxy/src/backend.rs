@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use kernel::conntrack::{Contended, Destination};
+use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
-use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use plan::flows::{Contended, Destination};
 use plan::nftables::elements::Seats;
 
 pub use iptables::Iptables;

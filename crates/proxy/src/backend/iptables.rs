@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernel::conntrack::Contended;
 use kernel::inspection::DesiredState;
 use kernel::iptables::{self, Failures, Outcome, Rules};
+use plan::flows::Contended;
 use plan::iptables::plan::RuleCounts;
 use settings::duration::Duration;
 
