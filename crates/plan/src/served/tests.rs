@@ -332,7 +332,7 @@ fn any_element_that_is_unexpected_is_found() {
     let all = plan(CLUSTER).elements();
     let more = format!(
         "{CLUSTER}
-         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local
+         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local health=30999
          slice ns/new-1 of new http:8080 | 10.244.0.20 local"
     );
     let (_, unexpected) = difference(&all, &plan(&more).elements());
