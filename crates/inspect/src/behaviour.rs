@@ -18,12 +18,12 @@ use super::rulings::Rulings;
 
 /// The rules in the kernel that another mode or a foreign writer wrote.
 #[derive(Debug)]
-pub enum Before {
+pub enum FormerRules {
     Iptables(PresentRules),
     Nftables(PresentTable),
 }
 
-impl Before {
+impl FormerRules {
     /// Nothing if there are no rules but those of the mode and of this program.
     pub fn read(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
         Ok(match mode {
@@ -64,7 +64,7 @@ impl Before {
 
 /// What changes for clients, in sentences.
 pub fn changes(
-    before: &Before,
+    before: &FormerRules,
     rulings: &Rulings,
     config: &Config,
     node: &Node,
@@ -72,8 +72,8 @@ pub fn changes(
     let mut lines = Vec::new();
     node_ports(before, rulings, config, node, &mut lines)?;
     match (before, config.mode) {
-        (Before::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut lines),
-        (Before::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut lines),
+        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut lines),
+        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut lines),
         // From upstream's nftables mode to ours.
         _ => affinity(rulings, &mut lines),
     }
@@ -81,7 +81,7 @@ pub fn changes(
 }
 
 fn node_ports(
-    before: &Before,
+    before: &FormerRules,
     rulings: &Rulings,
     config: &Config,
     node: &Node,

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use plan::difference::{Class, Difference, Kind};
-use plan::served::{Change, Contest};
+use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
 use proxy::node::Node;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
-use super::behaviour::{self, Before};
+use super::behaviour::{self, FormerRules};
 use super::desired::{self, Desired};
 use super::rulings::{Rulings, desired_state};
 use super::verify::{is_json, output};
@@ -79,9 +79,9 @@ struct ServiceChange {
     objects: usize,
 }
 
-impl From<&Change<'_>> for ServiceChange {
-    fn from(change: &Change<'_>) -> Self {
-        let Change { service, kind, facts, differences } = change;
+impl From<&ServedChange<'_>> for ServiceChange {
+    fn from(change: &ServedChange<'_>) -> Self {
+        let ServedChange { service, kind, facts, differences } = change;
         let mut lines = Vec::new();
         if service.is_none() {
             // What serves frontends that go is said by these.
@@ -139,7 +139,7 @@ impl Section {
         let family = rulings.family;
         let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
         let comparison = compare(family, state)?;
-        let before = Before::read(family, config.mode)?;
+        let before = FormerRules::read(family, config.mode)?;
         let behaviour = match &before {
             Some(before) => behaviour::changes(before, rulings, config, node)?,
             None => Vec::new(),
@@ -151,7 +151,7 @@ impl Section {
             family: name(family),
             changes: comparison.changes().iter().map(ServiceChange::from).collect(),
             contested: comparison.contests(),
-            takes_over_from: before.as_ref().map(Before::describe),
+            takes_over_from: before.as_ref().map(FormerRules::describe),
             behaviour,
             add: count(Kind::Missing),
             remove: count(Kind::Unexpected),
