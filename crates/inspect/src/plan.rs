@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use plan::difference::{Class, Difference, Kind};
-use plan::served::{Change, Contest};
+use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
 use proxy::node::Node;
 use serde::Serialize;
@@ -79,9 +79,9 @@ struct ServiceChange {
     objects: usize,
 }
 
-impl From<&Change<'_>> for ServiceChange {
-    fn from(change: &Change<'_>) -> Self {
-        let Change { service, kind, facts, differences } = change;
+impl From<&ServedChange<'_>> for ServiceChange {
+    fn from(change: &ServedChange<'_>) -> Self {
+        let ServedChange { service, kind, facts, differences } = change;
         let mut lines = Vec::new();
         if service.is_none() {
             // What serves frontends that go is said by these.

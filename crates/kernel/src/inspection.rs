@@ -11,7 +11,7 @@ use std::{fmt, io};
 use plan::difference::Difference;
 use plan::iptables::chains::Table;
 use plan::nftables::sets::Set;
-use plan::served::Comparison;
+use plan::served::KernelComparison;
 
 use crate::{iptables, nftables};
 
@@ -71,7 +71,7 @@ impl Inspection {
     }
 
     /// Compares everything.
-    pub fn compare_all(&mut self) -> io::Result<Comparison> {
+    pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
         match self {
             Self::Nftables(inspection) => inspection.compare_all(),
             Self::Iptables(inspection) => inspection.compare_all(),

@@ -13,7 +13,7 @@ use crate::nftables::sets::{Element, Set};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Difference {
     pub kind: Kind,
-    pub object: Object,
+    pub object: KernelObject,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,7 +28,7 @@ pub enum Kind {
 
 /// An object of the kernel. Its text is what the tool of its mode prints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Object {
+pub enum KernelObject {
     /// Of a set of the nftables table.
     Element(Family, Element),
     /// A chain of the nftables table, by its name.
@@ -58,14 +58,14 @@ pub fn persistent(first: &[Difference], second: Vec<Difference>) -> Vec<Differen
 }
 
 impl Difference {
-    pub fn new(kind: Kind, object: Object) -> Self {
+    pub fn new(kind: Kind, object: KernelObject) -> Self {
         Self { kind, object }
     }
 
     /// The object, and what is different about it unless the kind says it.
     pub fn text(&self) -> String {
         match (self.kind, &self.object) {
-            (Kind::Changed, Object::SavedChain { .. }) => {
+            (Kind::Changed, KernelObject::SavedChain { .. }) => {
                 format!("{}: its rules are in another order", self.object)
             }
             (_, object) => object.to_string(),
@@ -84,7 +84,7 @@ impl Kind {
     }
 }
 
-impl Object {
+impl KernelObject {
     pub fn class(&self) -> Class {
         match self {
             Self::Element(..) => Class::Element,
@@ -100,7 +100,7 @@ impl Object {
     }
 }
 
-impl fmt::Display for Object {
+impl fmt::Display for KernelObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Element(family, element) => {

@@ -24,13 +24,13 @@ mod elements;
 mod owners;
 mod saved_rules;
 
-pub use changes::{Change, Fact};
+pub use changes::{Fact, ServedChange};
 pub use contests::Contest;
 use owners::Owners;
 
 /// The kernel compared with what it should hold.
 #[derive(Debug)]
-pub struct Comparison {
+pub struct KernelComparison {
     /// How many objects there should be.
     pub objects: usize,
     pub differences: Vec<Difference>,
@@ -41,9 +41,9 @@ pub struct Comparison {
 /// What the kernel serves, or should serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    pub frontends: BTreeMap<Frontend, Service>,
+    pub frontends: BTreeMap<Frontend, ServedFrontend>,
     /// Endpoints that may connect to themselves by way of a service. Only the nftables mode says it of each.
-    pub hairpins: BTreeSet<(Protocol, Target)>,
+    pub hairpins: BTreeSet<(Protocol, ServedEndpoint)>,
     /// By the id under which the nftables mode keeps the clients of a service port: one of its frontends.
     pub affinity_ids: BTreeMap<u32, Frontend>,
     /// By the name of a chain of iptables.
@@ -51,14 +51,14 @@ pub struct Served {
 }
 
 /// Those of one service port.
-type Frontends<'a> = BTreeMap<Frontend, &'a Service>;
+type Frontends<'a> = BTreeMap<Frontend, &'a ServedFrontend>;
 
 /// An endpoint that connections go to.
-pub type Target = (IpAddr, Port);
+pub type ServedEndpoint = (IpAddr, Port);
 
 /// What one frontend does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Service {
+pub struct ServedFrontend {
     /// The service ports that claim the frontend; the first one has it. Empty where the kernel does not say.
     pub claims: Vec<ServicePortName>,
     /// Why the first one has it, if others claim it.
@@ -66,11 +66,11 @@ pub struct Service {
     /// Whether connections are forwarded to the endpoints.
     pub forwards: bool,
     /// Where connections go; those from outside, if `inside` says where the others go.
-    pub endpoints: BTreeSet<Target>,
+    pub endpoints: BTreeSet<ServedEndpoint>,
     /// Where connections of pods and of this node go, if endpoints see the addresses of outside clients.
-    pub inside: Option<BTreeSet<Target>>,
+    pub inside: Option<BTreeSet<ServedEndpoint>>,
     /// What happens to connections that go to no endpoint.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<RefusalReason>,
     /// Seconds of session affinity.
     pub affinity: Option<u32>,
     /// The source ranges that may use it, if not all may.
@@ -78,12 +78,12 @@ pub struct Service {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum RefusalReason {
     NoEndpoints,
     NoLocalEndpoints,
 }
 
-impl Comparison {
+impl KernelComparison {
     /// Each difference with the service port that the object belongs to.
     pub fn with_owners(&self) -> impl Iterator<Item = (&Difference, Option<ServicePortName>)> {
         let owners = Owners::new(&self.desired, &self.actual);
@@ -112,9 +112,9 @@ impl Served {
     }
 }
 
-impl Service {
+impl ServedFrontend {
     /// Every endpoint that connections from anywhere go to.
-    pub fn all_endpoints(&self) -> impl Iterator<Item = Target> {
+    pub fn all_endpoints(&self) -> impl Iterator<Item = ServedEndpoint> {
         self.endpoints.iter().chain(self.inside.iter().flatten()).copied()
     }
 }

@@ -9,7 +9,7 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::accounting;
-use plan::difference::{Difference, Kind, Object};
+use plan::difference::{Difference, KernelObject, Kind};
 use plan::iptables::chains::{FORWARD, Jump, SERVICES, Table, saved_chains};
 use plan::iptables::compare::{Tolerance, compare};
 use plan::iptables::desired::DesiredRules;
@@ -17,7 +17,7 @@ use plan::iptables::listing::Listing;
 use plan::iptables::plan::Plan;
 use plan::iptables::present::PresentRules;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
-use plan::served::Comparison;
+use plan::served::KernelComparison;
 
 use super::runner::Runner;
 use super::{Access, Error, Programs, Variant};
@@ -90,11 +90,11 @@ impl Inspection {
     }
 
     /// Compares both tables.
-    pub fn compare_all(&mut self) -> io::Result<Comparison> {
+    pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
         let [filter, nat] = [self.save(Table::Filter)?, self.save(Table::Nat)?];
         let mut differences = self.compare_with(Table::Filter, &filter)?;
         differences.extend(self.compare_with(Table::Nat, &nat)?);
-        Ok(Comparison::of_rules(self.listings(&filter), &[filter, nat], differences))
+        Ok(KernelComparison::of_rules(self.listings(&filter), &[filter, nat], differences))
     }
 
     /// One of the differences; reads the second table only if the first one has none.
@@ -156,7 +156,8 @@ impl Inspection {
                 || (actual.0.contains_key(jump.to)
                     && self.desired.runner.has_rule(table.name(), jump.from, &jump.arguments())?);
             if !exists {
-                let object = Object::SavedRule { table, chain: jump.from.to_owned(), rule: jump.rule() };
+                let object =
+                    KernelObject::SavedRule { table, chain: jump.from.to_owned(), rule: jump.rule() };
                 all.push(Difference::new(Kind::Missing, object));
             }
         }

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
-use plan::difference::{Class, Difference, Kind, Object};
+use plan::difference::{Class, Difference, KernelObject, Kind};
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
-use plan::served::Comparison;
+use plan::served::KernelComparison;
 
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
@@ -113,7 +113,7 @@ impl Inspection {
     }
 
     /// Compares everything, in one state of the ruleset if it does not keep changing.
-    pub fn compare_all(&mut self) -> io::Result<Comparison> {
+    pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
         let mut differences = Vec::new();
         for _ in 0..ATTEMPTS {
             let generation = self.connection.generation()?.id;
@@ -126,7 +126,7 @@ impl Inspection {
         let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
         let objects = 1 + sets.len() + chains.len() + rules + self.elements.len();
         let (plan, elements) = (&self.desired.plan, &self.elements);
-        Ok(Comparison::of_elements(plan, elements, differences, objects, self.family()))
+        Ok(KernelComparison::of_elements(plan, elements, differences, objects, self.family()))
     }
 
     fn differences(&mut self) -> io::Result<Vec<Difference>> {
@@ -174,7 +174,7 @@ impl Inspection {
             let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
             let (chains, sets) = (program.chains.len(), program.sets.len());
             let table = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
-            return Ok(vec![Difference::new(Kind::Missing, Object::Other(Class::Table, table))]);
+            return Ok(vec![Difference::new(Kind::Missing, KernelObject::Other(Class::Table, table))]);
         }
         let sets = self.reader().sets()?;
         let mut all = self.compare_sets(&program, &sets);
@@ -184,7 +184,7 @@ impl Inspection {
             rules.entry(rule.chain.clone()).or_default().push(rule);
         }
         let by_name: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
-        let chain = |kind, name: &str| Difference::new(kind, Object::Chain(name.to_owned()));
+        let chain = |kind, name: &str| Difference::new(kind, KernelObject::Chain(name.to_owned()));
         for desired in &program.chains {
             let Some(found) = by_name.get(&*desired.name) else {
                 all.push(chain(Kind::Missing, &desired.name));
@@ -213,7 +213,7 @@ impl Inspection {
             let exists = found.iter().any(|found| found.name == set.name());
             let kind = if exists { Kind::Changed } else { Kind::Missing };
             let noun = if set.data().is_empty() { "set" } else { "map" };
-            let object = Object::Other(Class::Set, format!("{noun} {}", set.name()));
+            let object = KernelObject::Other(Class::Set, format!("{noun} {}", set.name()));
             all.push(Difference::new(kind, object));
         }
         all
@@ -234,13 +234,13 @@ impl Inspection {
         let (unexpected, missing) = difference(&held, of_set(&self.elements, set));
         let family = self.family();
         let of_kind = |kind, elements: Vec<Element>| {
-            elements.into_iter().map(move |it| Difference::new(kind, Object::Element(family, it)))
+            elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
         };
         let mut all: Vec<Difference> =
             of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
         if uncounted > 0 {
             let text = format!("{uncounted} elements of {}", set.name());
-            all.push(Difference::new(Kind::Unexpected, Object::Other(Class::Element, text)));
+            all.push(Difference::new(Kind::Unexpected, KernelObject::Other(Class::Element, text)));
         }
         Ok(all)
     }
@@ -281,7 +281,7 @@ impl Inspection {
 
 /// Rules are known by the fingerprint that we write beside them; foreign rules have none.
 fn compare_rules(desired: &Chain, found: &[FoundRule], family: Family) -> Vec<Difference> {
-    let rule = |kind, text| Difference::new(kind, Object::Other(Class::Rule, text));
+    let rule = |kind, text| Difference::new(kind, KernelObject::Other(Class::Rule, text));
     let prints: Vec<Option<u64>> = desired.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
     let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
     let mut all = Vec::new();
@@ -297,7 +297,7 @@ fn compare_rules(desired: &Chain, found: &[FoundRule], family: Family) -> Vec<Di
     }
     if all.is_empty() && held != prints {
         let text = format!("chain {}: its rules are in another order, or repeated", desired.name);
-        all.push(Difference::new(Kind::Changed, Object::Other(Class::Chain, text)));
+        all.push(Difference::new(Kind::Changed, KernelObject::Other(Class::Chain, text)));
     }
     all
 }

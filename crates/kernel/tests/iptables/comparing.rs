@@ -3,7 +3,7 @@
 use kernel::iptables::{Access, Inspection, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
 use plan::difference::{Difference, Kind};
-use plan::served::Comparison;
+use plan::served::KernelComparison;
 
 use crate::commands::{Commands, VARIANTS};
 use crate::given::{events, names, options};
@@ -19,7 +19,7 @@ fn differences(machine: &Machine<'_>) -> Vec<String> {
 }
 
 /// What another process finds that has the same objects.
-fn elsewhere(machine: &mut Machine<'_>) -> Comparison {
+fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
     machine.cluster.take_changes();
     let access = Access::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::difference::{Difference, Kind, Object};
+use crate::difference::{Difference, KernelObject, Kind};
 use crate::iptables::chains::{FIREWALL, Purpose, Table};
 use crate::iptables::listing::{Listing, without_comment};
 
@@ -23,9 +23,12 @@ pub fn compare(
     tolerance: Tolerance<'_>,
 ) -> Vec<Difference> {
     let chain =
-        |kind, name: &str| Difference::new(kind, Object::SavedChain { table, chain: name.to_owned() });
+        |kind, name: &str| Difference::new(kind, KernelObject::SavedChain { table, chain: name.to_owned() });
     let rule = |kind, name: &str, rule: &str| {
-        Difference::new(kind, Object::SavedRule { table, chain: name.to_owned(), rule: rule.to_owned() })
+        Difference::new(
+            kind,
+            KernelObject::SavedRule { table, chain: name.to_owned(), rule: rule.to_owned() },
+        )
     };
     let mut all = Vec::new();
     for (name, rules) in &desired.0 {

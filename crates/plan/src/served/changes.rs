@@ -6,13 +6,13 @@ use std::fmt::Write as _;
 use model::address::host_port;
 use model::names::{Protocol, ServicePortName};
 
-use super::{Comparison, Frontends, Refusal, Service, Target};
+use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
 use crate::difference::{Difference, Kind};
 use crate::nftables::elements::Frontend;
 
 /// What differs of one service port, or of what belongs to no service port that is known.
 #[derive(Debug)]
-pub struct Change<'a> {
+pub struct ServedChange<'a> {
     pub service: Option<ServicePortName>,
     /// Whether the service port is desired, but not in the kernel, or the other way round.
     pub kind: Kind,
@@ -29,9 +29,9 @@ pub struct Fact {
     pub text: String,
 }
 
-impl Comparison {
+impl KernelComparison {
     /// What the differences mean, in the order of names; what belongs to no service port comes first.
-    pub fn changes<'a>(&'a self) -> Vec<Change<'a>> {
+    pub fn changes<'a>(&'a self) -> Vec<ServedChange<'a>> {
         let mut groups: BTreeMap<Option<ServicePortName>, Vec<&Difference>> = BTreeMap::new();
         for (difference, owner) in self.with_owners() {
             groups.entry(owner).or_default().push(difference);
@@ -52,7 +52,7 @@ impl Comparison {
                 None => Kind::Changed,
             };
             let facts = Sides { before, after, hairpins: [&actual.hairpins, &desired.hairpins] }.facts();
-            Change { service, kind, facts, differences }
+            ServedChange { service, kind, facts, differences }
         };
         groups.into_iter().map(change).collect()
     }
@@ -63,7 +63,7 @@ struct Sides<'a> {
     before: Frontends<'a>,
     after: Frontends<'a>,
     /// Before and after, of all service ports.
-    hairpins: [&'a BTreeSet<(Protocol, Target)>; 2],
+    hairpins: [&'a BTreeSet<(Protocol, ServedEndpoint)>; 2],
 }
 
 impl Sides<'_> {
@@ -89,7 +89,7 @@ impl Sides<'_> {
             // An endpoint that comes or goes brings or takes this.
             let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
             for (target, at) in lasting {
-                let is_hairpin = |hairpins: &BTreeSet<(Protocol, Target)>| {
+                let is_hairpin = |hairpins: &BTreeSet<(Protocol, ServedEndpoint)>| {
                     at.iter().any(|frontend| hairpins.contains(&(frontend.protocol, target)))
                 };
                 if is_hairpin(hairpins) && !is_hairpin(other_hairpins) {
@@ -110,16 +110,16 @@ enum Scope {
     Detail,
 }
 
-fn lines(frontend: &Frontend, service: &Service) -> Vec<(Scope, String)> {
+fn lines(frontend: &Frontend, service: &ServedFrontend) -> Vec<(Scope, String)> {
     let mut lines = Vec::new();
     if service.forwards {
         lines.push((Scope::Frontend, frontend.to_string()));
     }
     match service.refusal {
-        Some(Refusal::NoEndpoints) => {
+        Some(RefusalReason::NoEndpoints) => {
             lines.push((Scope::Frontend, format!("{frontend} refused: no endpoints")));
         }
-        Some(Refusal::NoLocalEndpoints) => {
+        Some(RefusalReason::NoLocalEndpoints) => {
             lines.push((Scope::Frontend, format!("{frontend} dropped: no endpoints on this node")));
         }
         None => {}
@@ -171,14 +171,14 @@ fn endpoints(side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
 }
 
 /// Endpoints, and the frontends that lead there.
-fn targets(side: &Frontends<'_>) -> BTreeMap<Target, BTreeSet<Frontend>> {
-    let mut targets: BTreeMap<Target, BTreeSet<Frontend>> = BTreeMap::new();
+fn targets(side: &Frontends<'_>) -> BTreeMap<ServedEndpoint, BTreeSet<Frontend>> {
+    let mut targets: BTreeMap<ServedEndpoint, BTreeSet<Frontend>> = BTreeMap::new();
     for (frontend, service) in side {
         service.all_endpoints().for_each(|it| _ = targets.entry(it).or_default().insert(*frontend));
     }
     targets
 }
 
-fn show((ip, port): &Target) -> String {
+fn show((ip, port): &ServedEndpoint) -> String {
     host_port(*ip, port.get())
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::names::ServicePortName;
 use serde::Serialize;
 
-use super::{Comparison, Frontends, Served, Service};
+use super::{Frontends, KernelComparison, Served, ServedFrontend};
 use crate::nftables::claims::Precedence;
 use crate::nftables::elements::Frontend;
 
@@ -26,12 +26,12 @@ pub struct Contest {
     pub given_up_by: Vec<String>,
 }
 
-impl Comparison {
+impl KernelComparison {
     /// In the order of frontends.
     pub fn contests(&self) -> Vec<Contest> {
         let Self { desired, actual, .. } = self;
         let (new, by_owner) = (new(desired, actual), desired.by_owner());
-        let contest = |(frontend, service): (&Frontend, &Service)| {
+        let contest = |(frontend, service): (&Frontend, &ServedFrontend)| {
             let (owner, denied_to) = service.claims.split_first()?;
             let before = actual.frontends.get(frontend);
             let claims_before = before.map(|it| it.claims.as_slice()).unwrap_or_default();
@@ -69,7 +69,7 @@ fn new<'a>(desired: &'a Served, actual: &Served) -> BTreeSet<&'a ServicePortName
 /// lead to the same endpoints.
 fn changes_owner(
     frontend: &Frontend,
-    service: &Service,
+    service: &ServedFrontend,
     of_owner: &Frontends<'_>,
     actual: &Served,
 ) -> Option<()> {

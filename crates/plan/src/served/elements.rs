@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{Comparison, Refusal, Served, Service};
-use crate::difference::{Difference, Kind, Object};
+use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
+use crate::difference::{Difference, KernelObject, Kind};
 use crate::nftables::elements::Frontend;
 use crate::nftables::plan::Plan;
 use crate::nftables::sets::{Data, Element, Set, show_range};
 
-impl Comparison {
+impl KernelComparison {
     /// Of the elements that a plan desires, given how those in the kernel differ.
     pub fn of_elements(
         plan: &Plan,
@@ -24,11 +24,11 @@ impl Comparison {
         let of_kind = |kind| {
             let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
             of_kind.filter_map(|difference| match &difference.object {
-                Object::Element(_, element) => Some(element),
-                Object::Chain(_)
-                | Object::Other(..)
-                | Object::SavedChain { .. }
-                | Object::SavedRule { .. } => None,
+                KernelObject::Element(_, element) => Some(element),
+                KernelObject::Chain(_)
+                | KernelObject::Other(..)
+                | KernelObject::SavedChain { .. }
+                | KernelObject::SavedRule { .. } => None,
             })
         };
         let missing: HashSet<&Element> = of_kind(Kind::Missing).collect();
@@ -74,8 +74,8 @@ impl Served {
                 service.affinity = Some(sticky.seconds);
                 self.affinity_ids.entry(sticky.service_port()).or_insert(frontend);
             }
-            Set::NoEndpoints(_) => service.refusal = Some(Refusal::NoEndpoints),
-            Set::NoLocalEndpoints(_) => service.refusal = Some(Refusal::NoLocalEndpoints),
+            Set::NoEndpoints(_) => service.refusal = Some(RefusalReason::NoEndpoints),
+            Set::NoLocalEndpoints(_) => service.refusal = Some(RefusalReason::NoLocalEndpoints),
             Set::Firewalled => _ = service.sources.get_or_insert_default(),
             Set::AllowedSources => {
                 let range = show_range(element.range(family)?);
@@ -100,20 +100,20 @@ impl Served {
         let is_new = |frontend: &&Frontend| !self.frontends.contains_key(frontend);
         let gained: BTreeSet<&ServicePortName> =
             desired.frontends.keys().filter(is_new).filter_map(|frontend| desired.owner(frontend)).collect();
-        let candidates: Vec<(&Frontend, &Service, &ServicePortName)> = desired
+        let candidates: Vec<(&Frontend, &ServedFrontend, &ServicePortName)> = desired
             .frontends
             .iter()
             .filter_map(|(frontend, service)| Some((frontend, service, service.claims.first()?)))
             .filter(|(_, _, owner)| gained.contains(owner))
             .collect();
         for (frontend, service) in self.frontends.iter_mut().filter(|(_, it)| it.claims.is_empty()) {
-            let only = |matches: &dyn Fn(&Frontend, &Service) -> bool| -> Option<&ServicePortName> {
+            let only = |matches: &dyn Fn(&Frontend, &ServedFrontend) -> bool| -> Option<&ServicePortName> {
                 let of_protocol = candidates.iter().filter(|(it, ..)| it.protocol == frontend.protocol);
                 let owners = of_protocol.filter(|(at, it, _)| matches(at, it)).map(|(_, _, owner)| *owner);
                 let owners: BTreeSet<&ServicePortName> = owners.collect();
                 owners.first().filter(|_| owners.len() == 1).copied()
             };
-            let is_at = |ip: IpAddr| move |at: &Frontend, _: &Service| at.ip == Some(ip);
+            let is_at = |ip: IpAddr| move |at: &Frontend, _: &ServedFrontend| at.ip == Some(ip);
             let owner = desired
                 .owner(frontend)
                 .or_else(|| only(&|_, it| it.endpoints == service.endpoints))

@@ -7,8 +7,8 @@ use model::address::Family;
 use model::names::{Protocol, ServicePortName};
 
 use super::saved_rules::service_port;
-use super::{Served, Target};
-use crate::difference::Object;
+use super::{Served, ServedEndpoint};
+use crate::difference::KernelObject;
 use crate::iptables::saved_rule::SavedRule;
 use crate::nftables::sets::{Bank, Data, Element, Set, address};
 
@@ -20,7 +20,7 @@ pub(super) struct Owners<'a> {
     served: [&'a Served; 2],
     names: BTreeSet<&'a ServicePortName>,
     ips: Index<'a, IpAddr>,
-    endpoints: Index<'a, (Protocol, Target)>,
+    endpoints: Index<'a, (Protocol, ServedEndpoint)>,
     timeouts: Index<'a, u32>,
 }
 
@@ -45,18 +45,18 @@ impl<'a> Owners<'a> {
         Self { served, names, ips, endpoints, timeouts }
     }
 
-    pub fn of(&self, object: &Object) -> Option<ServicePortName> {
+    pub fn of(&self, object: &KernelObject) -> Option<ServicePortName> {
         match object {
-            Object::Element(family, element) => self.of_element(element, *family).cloned(),
-            Object::Chain(name) => {
+            KernelObject::Element(family, element) => self.of_element(element, *family).cloned(),
+            KernelObject::Chain(name) => {
                 let seconds = Bank::BOTH.into_iter().find_map(|bank| bank.learner_seconds(name))?;
                 self.timeouts.get(&seconds).map(|(_, owner)| (*owner).clone())
             }
-            Object::SavedChain { chain, .. } => self.of_chain(chain).cloned(),
-            Object::SavedRule { chain, rule, .. } => {
+            KernelObject::SavedChain { chain, .. } => self.of_chain(chain).cloned(),
+            KernelObject::SavedRule { chain, rule, .. } => {
                 self.of_chain(chain).cloned().or_else(|| self.of_rule(&SavedRule::parse(rule)))
             }
-            Object::Other(..) => None,
+            KernelObject::Other(..) => None,
         }
     }
 

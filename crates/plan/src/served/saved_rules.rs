@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 
-use super::{Comparison, Refusal, Served, Service, Target};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend};
 use crate::difference::Difference;
 use crate::iptables::chains::{EXTERNAL_SERVICES, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES};
 use crate::iptables::listing::Listing;
@@ -19,7 +19,7 @@ use crate::nftables::claims::Precedence;
 use crate::nftables::elements::Frontend;
 use crate::nftables::sets::show_range;
 
-impl Comparison {
+impl KernelComparison {
     /// Of the filter and the nat table.
     pub fn of_rules(desired: &[Listing; 2], actual: &[Listing; 2], differences: Vec<Difference>) -> Self {
         let chains = desired.iter().flat_map(|Listing(chains)| chains.values());
@@ -47,8 +47,8 @@ impl Served {
         }
         for rule in parsed(filter, SERVICES).chain(parsed(filter, EXTERNAL_SERVICES)) {
             let refusal = match rule.target() {
-                Some("REJECT") => Refusal::NoEndpoints,
-                Some("DROP") => Refusal::NoLocalEndpoints,
+                Some("REJECT") => RefusalReason::NoEndpoints,
+                Some("DROP") => RefusalReason::NoLocalEndpoints,
                 _ => continue,
             };
             let Some(service) = served.claimed(&rule) else { continue };
@@ -65,7 +65,7 @@ impl Served {
     }
 
     /// The service of the frontend that a rule matches; it notes the claim.
-    fn claimed(&mut self, rule: &SavedRule<'_>) -> Option<&mut Service> {
+    fn claimed(&mut self, rule: &SavedRule<'_>) -> Option<&mut ServedFrontend> {
         let service = self.frontends.entry(frontend(rule)?).or_default();
         let name = service_port(rule);
         service.claims.extend(name.filter(|name| !service.claims.contains(name)));
@@ -77,7 +77,7 @@ impl Served {
     fn enter(&mut self, nat: &Listing, rule: &SavedRule<'_>) -> Option<()> {
         let (chain, name) = (rule.target()?, service_port(rule));
         let is_first = !self.frontends.contains_key(&frontend(rule)?);
-        let mut path = Path { nat, service: Service::default(), chains: Vec::new() };
+        let mut path = Path { nat, service: ServedFrontend::default(), chains: Vec::new() };
         path.follow(chain, Side::Outside);
         if let Some(name) = name {
             self.chains.extend(path.chains.into_iter().map(|chain| (chain.to_owned(), name.clone())));
@@ -85,7 +85,7 @@ impl Served {
         let service = self.claimed(rule)?;
         if is_first {
             let claims = std::mem::take(&mut service.claims);
-            *service = Service { claims, forwards: true, ..path.service };
+            *service = ServedFrontend { claims, forwards: true, ..path.service };
         }
         None
     }
@@ -103,7 +103,7 @@ enum Side {
 /// The chains behind a rule that matches a frontend, and what they do.
 struct Path<'a> {
     nat: &'a Listing,
-    service: Service,
+    service: ServedFrontend,
     chains: Vec<&'a str>,
 }
 
@@ -183,7 +183,7 @@ fn range(text: &str) -> String {
     net.map_or(text.to_owned(), |net| show_range((net.network(), net.broadcast())))
 }
 
-fn endpoint(text: &str) -> Option<Target> {
+fn endpoint(text: &str) -> Option<ServedEndpoint> {
     let socket: SocketAddr = text.parse().ok()?;
     Some((socket.ip(), Port::from_api(socket.port().into())?))
 }

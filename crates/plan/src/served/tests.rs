@@ -10,7 +10,7 @@ use model::routing::{Endpoint, Routing, Traffic};
 use testkit::routings;
 
 use super::*;
-use crate::difference::{Kind, Object};
+use crate::difference::{KernelObject, Kind};
 use crate::iptables::compare::{Tolerance, compare};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::listing::Listing;
@@ -79,14 +79,14 @@ fn tables(lines: &str) -> [Listing; 2] {
 }
 
 /// What a proxy with the objects `after` finds where one with the objects `before` has synced.
-fn comparison(mode: Mode, before: &str, after: &str) -> Comparison {
+fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
     match mode {
         Mode::Nftables => elements_compared(plan(before).elements(), after),
         Mode::Iptables => rules_compared(&tables(before), after),
     }
 }
 
-fn elements_compared(held: Vec<Element>, after: &str) -> Comparison {
+fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
     let mut plan = plan(after);
     let of_affinity = held.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied();
     plan.adopt_ids(&of_affinity.collect::<Vec<_>>(), FAMILY);
@@ -94,23 +94,23 @@ fn elements_compared(held: Vec<Element>, after: &str) -> Comparison {
     let desired = plan.elements();
     let (unexpected, missing) = difference(&held, &desired);
     let of_kind = |kind, elements: Vec<Element>| {
-        elements.into_iter().map(move |it| Difference::new(kind, Object::Element(FAMILY, it)))
+        elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
     };
     let all = of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
-    Comparison::of_elements(&plan, &desired, all, 0, FAMILY)
+    KernelComparison::of_elements(&plan, &desired, all, 0, FAMILY)
 }
 
-fn rules_compared(held: &[Listing; 2], after: &str) -> Comparison {
+fn rules_compared(held: &[Listing; 2], after: &str) -> KernelComparison {
     use crate::iptables::chains::Table::{Filter, Nat};
     let desired = tables(after);
     let tolerance = Tolerance { stale: &BTreeSet::new(), comments: false };
     let mut all = compare(Filter, &desired[0], &held[0], tolerance);
     all.extend(compare(Nat, &desired[1], &held[1], tolerance));
-    Comparison::of_rules(&desired, held, all)
+    KernelComparison::of_rules(&desired, held, all)
 }
 
 /// Each change, and its facts.
-fn told(comparison: &Comparison) -> Vec<String> {
+fn told(comparison: &KernelComparison) -> Vec<String> {
     let mut lines = Vec::new();
     for change in comparison.changes() {
         let service = change.service.map_or("of no service".into(), |name| name.to_string());
@@ -121,7 +121,7 @@ fn told(comparison: &Comparison) -> Vec<String> {
 }
 
 /// What the model decided, in the terms of this module.
-fn expected(routings: &Routings) -> BTreeMap<Frontend, Service> {
+fn expected(routings: &Routings) -> BTreeMap<Frontend, ServedFrontend> {
     let mut all = BTreeMap::new();
     for (name, routing) in routings {
         for frontend in frontends(routing) {
@@ -131,10 +131,10 @@ fn expected(routings: &Routings) -> BTreeMap<Frontend, Service> {
     all
 }
 
-fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> Service {
+fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> ServedFrontend {
     let is_external = frontend.ip != Some(routing.addresses.cluster_ip);
     let traffic = if is_external { routing.external } else { routing.internal };
-    let targets = |traffic| -> BTreeSet<Target> {
+    let targets = |traffic| -> BTreeSet<ServedEndpoint> {
         routing.endpoints(traffic).iter().map(|Endpoint { ip, port, .. }| (*ip, *port)).collect()
     };
     let inside = (is_external && routing.preserves_client && routing.has_endpoints())
@@ -146,7 +146,7 @@ fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> Se
         32 => range.addr().to_string(),
         _ => range.to_string(),
     };
-    Service {
+    ServedFrontend {
         claims: vec![name.clone()],
         precedence: None,
         forwards,
@@ -154,8 +154,8 @@ fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> Se
         inside,
         refusal: match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
-            Traffic::RejectNoEndpoints => Some(Refusal::NoEndpoints),
-            Traffic::DropNoLocalEndpoints => Some(Refusal::NoLocalEndpoints),
+            Traffic::RejectNoEndpoints => Some(RefusalReason::NoEndpoints),
+            Traffic::DropNoLocalEndpoints => Some(RefusalReason::NoLocalEndpoints),
         },
         affinity: routing.affinity.filter(|_| forwards),
         sources: (is_balancer && !ranges.is_empty()).then(|| ranges.iter().map(show).collect()),
@@ -316,9 +316,12 @@ fn any_element_that_is_missing_is_found_with_its_service() {
         held.remove(at);
         let found = elements_compared(held, CLUSTER);
         // A slot that is empty in the kernel may be filled otherwise than before; nothing else is.
-        let others = found.differences.iter().filter(|it| it.object != Object::Element(FAMILY, *element));
+        let others =
+            found.differences.iter().filter(|it| it.object != KernelObject::Element(FAMILY, *element));
         assert!(
-            others.clone().all(|it| matches!(&it.object, Object::Element(_, it) if it.set == element.set)),
+            others
+                .clone()
+                .all(|it| matches!(&it.object, KernelObject::Element(_, it) if it.set == element.set)),
             "{element:?}: {:?}",
             others.collect::<Vec<_>>()
         );
@@ -332,7 +335,7 @@ fn any_element_that_is_unexpected_is_found() {
     let all = plan(CLUSTER).elements();
     let more = format!(
         "{CLUSTER}
-         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local
+         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local health=30999
          slice ns/new-1 of new http:8080 | 10.244.0.20 local"
     );
     let (_, unexpected) = difference(&all, &plan(&more).elements());
@@ -342,7 +345,7 @@ fn any_element_that_is_unexpected_is_found() {
         held.push(element);
         held.sort_unstable();
         let found = elements_compared(held, CLUSTER).differences;
-        assert_eq!(found, [Difference::new(Kind::Unexpected, Object::Element(FAMILY, element))]);
+        assert_eq!(found, [Difference::new(Kind::Unexpected, KernelObject::Element(FAMILY, element))]);
     }
 }
 
@@ -476,7 +479,8 @@ fn foreign_rules_are_read_as_far_as_they_make_sense() {
             .as_str(),
     );
     let served = Served::from_rules(&[Listing::default(), nat]).frontends;
-    let services: Vec<(String, &Service)> = served.iter().map(|(at, it)| (at.to_string(), it)).collect();
+    let services: Vec<(String, &ServedFrontend)> =
+        served.iter().map(|(at, it)| (at.to_string(), it)).collect();
     let [(first, open), (second, restricted)] = services.as_slice() else { panic!("{services:?}") };
     assert_eq!((first.as_str(), second.as_str()), ("10.96.0.1:80/TCP", "10.96.0.3:80/TCP"));
     assert_eq!(open.endpoints.len(), 1);

@@ -7,7 +7,7 @@ use kernel::inspection::DesiredState;
 use model::address::Family;
 use model::names::ServicePortName;
 use plan::difference::Difference;
-use plan::served::{Change, Comparison, Fact};
+use plan::served::{Fact, KernelComparison, ServedChange};
 use serde::{Deserialize, Serialize};
 
 /// Of one family.
@@ -71,7 +71,7 @@ impl Findings {
 }
 
 /// Each object that differs, with the service port it belongs to.
-pub fn findings(comparison: &Comparison) -> Vec<Finding> {
+pub fn findings(comparison: &KernelComparison) -> Vec<Finding> {
     let finding = |(difference, service): (&Difference, Option<ServicePortName>)| Finding {
         kind: difference.kind.to_string(),
         class: difference.object.class().to_string(),
@@ -81,9 +81,9 @@ pub fn findings(comparison: &Comparison) -> Vec<Finding> {
     comparison.with_owners().map(finding).collect()
 }
 
-fn served(comparison: &Comparison) -> Vec<ServedFinding> {
+fn served(comparison: &KernelComparison) -> Vec<ServedFinding> {
     let mut all = Vec::new();
-    for Change { service, facts, .. } in comparison.changes() {
+    for ServedChange { service, facts, .. } in comparison.changes() {
         let service = service.map(|name| name.to_string());
         all.extend(facts.into_iter().map(|Fact { kind, text }| ServedFinding {
             kind: kind.to_string(),
@@ -94,7 +94,7 @@ fn served(comparison: &Comparison) -> Vec<ServedFinding> {
     all
 }
 
-pub fn compare(family: Family, desired: DesiredState) -> anyhow::Result<Comparison> {
+pub fn compare(family: Family, desired: DesiredState) -> anyhow::Result<KernelComparison> {
     let reading =
         || format!("reading the {} rules of the kernel (it takes root or CAP_NET_ADMIN)", name(family));
     desired.open().and_then(|mut inspection| inspection.compare_all()).with_context(reading)

@@ -2,7 +2,7 @@
 
 use super::*;
 use plan::difference::Kind;
-use plan::served::Comparison;
+use plan::served::KernelComparison;
 
 use crate::inspection::DesiredState;
 
@@ -16,17 +16,17 @@ fn all(family: Family) -> Change {
 }
 
 /// What another process finds that has the same objects.
-fn elsewhere(family: Family, change: Change) -> Comparison {
+fn elsewhere(family: Family, change: Change) -> KernelComparison {
     let Change { routings, service_cidrs, node_port_ips } = change;
     let (service_cidrs, node_port_ips) = (service_cidrs.unwrap(), node_port_ips.unwrap());
     compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips))
 }
 
-fn compare(desired: TableSnapshot) -> Comparison {
+fn compare(desired: TableSnapshot) -> KernelComparison {
     Inspection::open(desired).unwrap().compare_all().unwrap()
 }
 
-fn texts(comparison: &Comparison) -> Vec<String> {
+fn texts(comparison: &KernelComparison) -> Vec<String> {
     let text = |(difference, service): (&_, Option<ServicePortName>)| match service {
         Some(service) => format!("{difference} ({service})"),
         None => format!("{difference}"),
