@@ -13,6 +13,6 @@ pub mod plan;
 pub mod program;
 pub mod sets;
 pub mod slots;
+pub mod statements;
 pub mod text;
 pub mod timeouts;
-pub mod words;
