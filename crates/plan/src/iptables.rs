@@ -18,5 +18,6 @@ pub mod program;
 pub mod quoting;
 pub mod restore;
 pub mod rules;
+pub mod run;
 pub mod saved_rule;
 pub mod wanted;

@@ -24,7 +24,7 @@ use model::cluster::{Changes, Cluster, Counts, Here};
 use model::event::Event;
 use model::local::NodePortAddresses;
 use model::names::{NamespacedName, ServicePortName};
-use plan::trace::{self, Explanation, HealthCheck};
+use plan::explain::{self, Explanation, HealthCheck};
 
 use crate::backend::{Backend, Change, Pass};
 use crate::duration::Duration as GoDuration;
@@ -73,7 +73,7 @@ pub struct Start {
     /// All addresses of the node.
     pub addresses: Arc<[IpAddr]>,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: trace::Settings,
+    pub tracing: explain::Settings,
     pub pause: Pause,
     /// After a failure.
     pub sync_period: Duration,
@@ -109,7 +109,7 @@ struct Running {
     conntrack: Conntrack,
     /// All addresses of the node.
     addresses: Arc<[IpAddr]>,
-    tracing: trace::Settings,
+    tracing: explain::Settings,
     node_port_addresses: NodePortAddresses,
     /// The node's addresses that serve node ports; none where all do.
     node_port_ips: Vec<IpAddr>,
@@ -267,7 +267,7 @@ impl Line {
         let packet = packet.map_err(|error| error.to_string())?;
         let seats = |name: &ServicePortName| running.backend.seats(name);
         let explained =
-            trace::trace_seated(&packet, &running.tracing, &running.addresses, &self.cluster, seats);
+            explain::explain_in_slots(&packet, &running.tracing, &running.addresses, &self.cluster, seats);
         let mut explanation = explained.map_err(|error| error.to_string())?;
         if let Some(check) = &mut explanation.health_check {
             let service = NamespacedName::new(&check.namespace, &check.service);

@@ -1,4 +1,4 @@
-//! What rules are made of. The same statements are sent to the kernel and printed, so the two cannot disagree.
+//! What rules are made of. The same statements are sent to the kernel, printed, and interpreted by `run`, so that the three cannot disagree.
 
 use std::fmt;
 

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
-use plan::trace::{Explanation, trace};
+use plan::explain::{self, Explanation};
 use serde::Serialize;
 
 use super::desired::{self, Desired};
@@ -154,7 +154,7 @@ fn from_objects(
         }
         kernel_picks(destination)
     })?;
-    Ok((trace(&packet, &settings, &addresses, &cluster)?, left_out))
+    Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, left_out))
 }
 
 /// Those of this machine, and the one that the node is known by: it may be another machine.

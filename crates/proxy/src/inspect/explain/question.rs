@@ -9,7 +9,7 @@ use clap::{Arg, Command};
 use kernel::interfaces;
 use model::address::Family;
 use model::names::Protocol;
-use plan::trace::{Packet, Unanswerable};
+use plan::explain::{Packet, Unanswerable};
 
 use crate::go::os_error;
 
