@@ -10,7 +10,7 @@ use crate::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
 use crate::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
 use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
-    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP,
+    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP, Mode,
     NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
@@ -36,8 +36,18 @@ impl Case {
     }
 }
 
+/// The cases for a mode.
+pub fn of(mode: Mode) -> Vec<Case> {
+    let mut cases = all();
+    cases.extend(match mode {
+        Mode::Nftables => node_ports_not_on_loopback(),
+        Mode::Iptables => node_ports_on_loopback(),
+    });
+    cases
+}
+
 /// The cases for every mode.
-pub fn all() -> Vec<Case> {
+fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(policies_and_masquerading());
     cases.extend(without_endpoints());
@@ -54,7 +64,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// Where a mode keeps node ports from loopback.
-pub fn node_ports_not_on_loopback() -> Vec<Case> {
+fn node_ports_not_on_loopback() -> Vec<Case> {
     let on_loopback = NODE_PORT_AT_NODE_IP.at(Address::Loopback);
     vec![
         case("node ports are not served on loopback, though everywhere else")
@@ -74,7 +84,7 @@ pub fn node_ports_not_on_loopback() -> Vec<Case> {
 }
 
 /// Where a mode serves node ports on loopback, as far as the kernel lets it: in IPv4.
-pub fn node_ports_on_loopback() -> Vec<Case> {
+fn node_ports_on_loopback() -> Vec<Case> {
     let on_loopback = NODE_PORT_AT_NODE_IP.at(Address::Loopback);
     vec![
         case("node ports are served on loopback")
@@ -442,25 +452,6 @@ fn telling_pods() -> Vec<Case> {
     cases
 }
 
-/// Rules that mark every packet before the proxy sees it, and stop it after if the mark is not the same.
-macro_rules! keep_mark {
-    ($mark:literal) => {
-        concat!(
-            "table FAMILY others {
-               chain mark-incoming { type filter hook prerouting priority -150; meta mark set ",
-            $mark,
-            "; }
-               chain mark-outgoing { type filter hook output priority -150; meta mark set ",
-            $mark,
-            "; }
-               chain check { type filter hook postrouting priority 150; meta mark != ",
-            $mark,
-            " drop; }
-             }"
-        )
-    };
-}
-
 fn marks() -> Vec<Case> {
     let bit = |masquerade_bit| Options { masquerade_bit, ..Options::default() };
     let everything = |case: Case| {
@@ -471,16 +462,10 @@ fn marks() -> Vec<Case> {
             .expect(&[PodA], &[OTHER_CLUSTER_IP], masqueraded(&[A]))
     };
     vec![
-        everything(case("the marks of others stay as they are").rules_of_others(keep_mark!("0xffffbfff"))),
-        everything(
-            case("masquerading by another bit").with(bit(3)).rules_of_others(keep_mark!("0x00004000")),
-        ),
-        everything(
-            case("masquerading by the last bit").with(bit(31)).rules_of_others(keep_mark!("0x7fffffff")),
-        ),
-        everything(
-            case("masquerading by the first bit").with(bit(0)).rules_of_others(keep_mark!("0xfffffffe")),
-        ),
+        everything(case("the marks of others stay as they are").keeps_mark(0xffffbfff)),
+        everything(case("masquerading by another bit").with(bit(3)).keeps_mark(0x00004000)),
+        everything(case("masquerading by the last bit").with(bit(31)).keeps_mark(0x7fffffff)),
+        everything(case("masquerading by the first bit").with(bit(0)).keeps_mark(0xfffffffe)),
     ]
 }
 

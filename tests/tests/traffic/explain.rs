@@ -291,17 +291,11 @@ impl Question {
     }
 
     fn packet(&self, family: Family) -> Packet {
-        let interface = match self.from {
-            Who::Pod | Who::PodA => Some("cbr0"),
-            Who::Outside | Who::Crowd => Some("eth0"),
-            Who::RemotePod => Some("eth2"),
-            Who::Node => None,
-        };
         Packet {
             source: self.source(family),
             protocol: self.protocol,
             destination: self.to,
-            interface: interface.map(Into::into),
+            interface: self.from.interface().map(Into::into),
         }
     }
 
