@@ -99,7 +99,8 @@ enum Effect<'p> {
     End,
 }
 
-/// Paths that are through with a base chain. Those to the same endpoint with the same mark are one.
+/// Paths that are through with a base chain. Those to the same endpoint with the same mark are one, which has matched the
+/// rules that led there of both.
 #[derive(Default)]
 struct Ended<'p> {
     paths: Vec<Path<'p>>,
@@ -115,7 +116,10 @@ impl<'p> Ended<'p> {
     fn translate(&mut self, path: &Path<'p>, endpoint: SocketAddr, probability: f64) {
         let at = self.translated.entry((endpoint, path.mark)).or_insert(self.paths.len());
         match self.paths.get_mut(*at) {
-            Some(known) => known.probability += probability,
+            Some(known) => {
+                known.probability += probability;
+                known.rules.extend(path.rules.last());
+            }
             None => self.paths.push(Path { endpoint: Some(endpoint), probability, ..path.clone() }),
         }
     }
