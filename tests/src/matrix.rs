@@ -15,12 +15,12 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
 use crate::manifests::{ALL, Endpoint, Object, write};
-use crate::namespace::Namespace;
 use crate::options::Options;
-use crate::patience::Deadline;
-use crate::talk::{Answer, Flow, ask_here};
+use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::patience::Deadline;
+use testkit::talk::{Answer, Flow, ask_here};
 
 /// A proxy in a node's namespace.
 pub trait Backend {
@@ -55,7 +55,7 @@ enum Step {
     Hold(Vec<Object>),
     /// Neighbours of the same kind are sent at the same time.
     Probe(Probe),
-    /// Time that the world needs to forget something.
+    /// Time that the kernel needs to forget something. What comes after it is not sent at the same time as what came before.
     Pass(Duration),
     /// Gives the node an address.
     Own(Address),
@@ -354,7 +354,7 @@ type Flows = BTreeMap<(Who, Frontend), Flow>;
 
 /// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same.
 fn keep_mark(mark: u32, family: Family) -> String {
-    let family = crate::network::of(family, ["ip", "ip6"]);
+    let family = testkit::network::of(family, ["ip", "ip6"]);
     format!(
         "table {family} others {{
            chain mark-incoming {{ type filter hook prerouting priority -150; meta mark set {mark}; }}
@@ -392,11 +392,9 @@ fn send(lab: &Lab, family: Family, mode: Mode, flows: &Flows, probes: &[&Probe])
     })
 }
 
-impl Who {
-    /// How often it asks when every answer is right but others must not come.
-    fn persistence(self) -> usize {
-        if self == Self::Crowd { CROWD } else { 16 }
-    }
+/// The number of probes where several endpoints may answer and no others.
+fn attempts(from: Who) -> usize {
+    if from == Who::Crowd { CROWD } else { 16 }
 }
 
 impl Probe {
@@ -414,13 +412,15 @@ impl Probe {
             _ if self.in_flow && matches!(fate, Fate::Silence) => vec![ask(0, Duration::from_millis(250))],
             Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
             Fate::Refused | Fate::Strays | Fate::Untouched => {
-                (0..4).map(|attempt| ask(attempt, patient)).collect()
+                // All of a crowd, who may be remembered for it.
+                let times = if self.from == Who::Crowd { CROWD } else { 4 };
+                (0..times).map(|attempt| ask(attempt, patient)).collect()
             }
-            Fate::Sticks(_) => (0..self.from.persistence()).map(|attempt| ask(attempt, patient)).collect(),
+            Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
             Fate::Reaches(endpoints) => {
                 let mut answers = Vec::new();
                 let mut heard = BTreeSet::new();
-                while answers.len() < self.from.persistence() || heard.len() < endpoints.len() {
+                while answers.len() < attempts(self.from) || heard.len() < endpoints.len() {
                     let answer = ask(answers.len(), patient);
                     if let Answer::From { endpoint, .. } = answer {
                         heard.insert(endpoint);

@@ -25,10 +25,10 @@ use plan::walk::{Context, Packet, Path, Verdict};
 
 use super::{Case, Fate, Mode, Probe, Reached, Step};
 use crate::feed::{cluster, list};
-use crate::lab::Who;
 use crate::manifests::write;
-use crate::network::Network;
 use crate::options::Options;
+use testkit::lab::Who;
+use testkit::network::Network;
 
 /// What the program is before the judge runs it: as it is, unless a test changes it.
 pub type Mutation<'a> = &'a dyn Fn(Program) -> Program;

@@ -20,9 +20,9 @@ use plan::walk::{Context, Packet, Verdict};
 use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
 use super::{Case, Mode, Probe, Step};
 use crate::cases;
-use crate::lab::{Address, NODE_PORT, Who};
-use crate::network::Network;
 use crate::options::{DetectLocal, Options};
+use testkit::lab::{Address, NODE_PORT, Who};
+use testkit::network::Network;
 
 /// A change to one chain, wherever a program has it with these rules.
 #[derive(Clone, Debug)]

@@ -109,6 +109,7 @@ fn translation(rule: &Rule) -> Option<(Bank, bool)> {
 /// Why a path is masqueraded: by the first rule that marks it, or else by the one that masquerades.
 fn masquerade(path: &Path<'_>) -> Option<Masquerade> {
     let marks = |rule: &&Rule| rule.statements.iter().any(|it| matches!(it, Statement::SetMark(_)));
+    let masquerades = |rule: &&Rule| rule.statements.contains(&Statement::Masquerade);
     let by = |statement: &Statement| match statement {
         Statement::IsLocal(Field::Source) => Some(Masquerade::FromNode),
         Statement::NotWithin(..) | Statement::NotFromInterface(_) => Some(Masquerade::NotFromPod),
@@ -119,7 +120,7 @@ fn masquerade(path: &Path<'_>) -> Option<Masquerade> {
     let rules = || path.rules.iter().map(|matched| matched.rule);
     match rules().find(marks) {
         Some(rule) => rule.statements.iter().find_map(by).or(Some(Masquerade::All)),
-        None => rules().last()?.statements.iter().find_map(by),
+        None => rules().find(masquerades)?.statements.iter().find_map(by),
     }
 }
 

@@ -275,6 +275,12 @@ fn what_is_delivered_to_the_node_itself_keeps_its_source() {
         assert_eq!(world.brief(CLIENT, NODE_PORT), NODE);
         assert_eq!(world.brief(NODE, NODE_PORT), "192.0.2.11 External");
     }
+    // What the node sends to itself meets more rules after the one that masquerades.
+    for mode in MODES {
+        let mut world = world(mode, &[NODE]);
+        world.settings.from_pod = None;
+        assert_eq!(world.brief(NODE, CLUSTER_IP), "192.0.2.11 Hairpin", "{mode:?}");
+    }
 }
 
 #[test]
