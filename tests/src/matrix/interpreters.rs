@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -19,7 +18,7 @@ use plan::mark::Mark;
 use plan::nftables::desired::Desired;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::{Program, Settings};
-use plan::nftables::run::{AffinityChange, Sets};
+use plan::nftables::run::{AffinityChange, Sets, Slots};
 use plan::nftables::sets::{Data, Element, Key, Set};
 use plan::walk::{Context, Packet, Path, Verdict};
 
@@ -379,7 +378,7 @@ impl Sets for Remembering<'_> {
         Ok(known.map(|((ip, port), _)| Element { set, key, data: Some(Data::Endpoint(*ip, *port)) }))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Infallible> {
         self.desired.slots(map, frontend)
     }
 }

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use model::address::Family;
 use netlink::nftables::{Connection, Value};
 use plan::nftables::elements::Frontend;
-use plan::nftables::run::Sets;
+use plan::nftables::run::{Sets, Slots};
 use plan::nftables::sets::{Element, Key, Set, Type, address};
 use plan::nftables::slots::{Draw, tables};
 
@@ -23,7 +22,7 @@ pub struct Lookup {
     family: Family,
     sets: BTreeSet<String>,
     /// What has been asked for: every draw of the program asks for the same.
-    slots: BTreeMap<(Set, Key), Arc<[(u32, SocketAddr)]>>,
+    slots: BTreeMap<(Set, Key), Slots>,
 }
 
 impl Lookup {
@@ -67,7 +66,7 @@ impl Sets for Lookup {
     }
 
     /// Slot ranges are filled from their first slot on, so that one element tells whether a wide one is in use.
-    fn slots(&mut self, map: Set, frontend: Key) -> io::Result<Arc<[(u32, SocketAddr)]>> {
+    fn slots(&mut self, map: Set, frontend: Key) -> io::Result<Slots> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }
@@ -80,7 +79,7 @@ impl Sets for Lookup {
             slots.extend(self.at(map, all)?.iter().filter_map(slot));
         }
         slots.sort_unstable();
-        let slots: Arc<[_]> = slots.into();
+        let slots: Slots = slots.into();
         self.slots.insert((map, frontend), slots.clone());
         Ok(slots)
     }

@@ -1,4 +1,5 @@
 //! The reasons for a walk through the program of the nftables mode: each rule says by its sets why it is there.
+#![expect(clippy::wildcard_enum_match_arm, reason = "only a few statements and sets say why a rule is there")]
 
 use std::net::IpAddr;
 

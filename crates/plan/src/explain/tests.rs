@@ -1,5 +1,4 @@
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use model::api;
 use model::cluster::Here;
@@ -12,7 +11,7 @@ use crate::iptables::rules::EndpointComments;
 use crate::iptables::wanted::Wanted;
 use crate::nftables::desired::Desired;
 use crate::nftables::plan::Plan;
-use crate::nftables::run::Sets;
+use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Bank, Element, Key, Set};
 use crate::nftables::slots::shares;
 
@@ -351,7 +350,7 @@ impl Sets for Table<'_> {
         Ok(self.desired.find(set, key)?.filter(|element| !(self.is_missing)(element)))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Arc<[(u32, SocketAddr)]>, Self::Error> {
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error> {
         let slots = self.desired.slots(map, frontend)?;
         let element = |(slot, to): &(u32, SocketAddr)| {
             let port = model::names::Port::from_api(to.port().into()).unwrap();

@@ -11,7 +11,7 @@ use model::address::Family;
 
 use crate::nftables::elements::{Frontend, Shared, Unit};
 use crate::nftables::plan::Plan;
-use crate::nftables::run::Sets;
+use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Bank, Element, Key, List, Set, Type, address};
 
 /// The sets as a plan wants them. Nothing is remembered of clients.
@@ -23,7 +23,7 @@ pub struct Desired<'a> {
     node_port_ips: &'a [IpAddr],
     /// What has been asked about, sorted.
     frontends: HashMap<Frontend, Arc<[Element]>, RandomState>,
-    slots: HashMap<(Set, Key), Arc<[(u32, SocketAddr)]>, RandomState>,
+    slots: HashMap<(Set, Key), Slots, RandomState>,
 }
 
 impl<'a> Desired<'a> {
@@ -114,13 +114,13 @@ impl Sets for Desired<'_> {
         Ok(self.lookup(set, key))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Infallible> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }
-        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = map else { return Ok(Arc::default()) };
+        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = map else { return Ok(Slots::default()) };
         let Some((asked, _)) = Frontend::from_key(frontend.as_bytes(), bank, self.family) else {
-            return Ok(Arc::default());
+            return Ok(Slots::default());
         };
         let elements = self.elements(asked);
         let of_map = elements.iter().filter(|element| element.set == map);
@@ -129,7 +129,7 @@ impl Sets for Desired<'_> {
             .map(|(_, slot, endpoint)| (slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
             .collect();
         slots.sort_unstable();
-        let slots: Arc<[_]> = slots.into();
+        let slots: Slots = slots.into();
         self.slots.insert((map, frontend), slots.clone());
         Ok(slots)
     }

@@ -32,9 +32,12 @@ pub trait Sets {
     /// The element that has this key or, in a set of ranges, whose range contains it.
     fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error>;
 
-    /// The endpoints that a map has for a frontend, each with its slot, ordered by slot.
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Arc<[(u32, SocketAddr)]>, Self::Error>;
+    /// The endpoints that a map has for a frontend.
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error>;
 }
+
+/// Endpoints, each with its slot, ordered by slot.
+pub type Slots = Arc<[(u32, SocketAddr)]>;
 
 /// What a packet does to [`Set::Affinity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +170,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         ended: &mut Ended<'p>,
     ) -> Result<Option<Path<'p>>, S::Error> {
         for (number, rule) in chain.rules.iter().enumerate() {
-            let matched = Matched { chain: &*chain.name, number, rule };
+            let matched = Matched { chain: &chain.name, number, rule };
             let depth = stack.len();
             match self.rule(matched, stack, &mut path, ended)? {
                 Effect::Next => {}
@@ -342,9 +345,10 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 let alive = Key::EMPTY.address(ip).port(port).number(list);
                 let found = self.sets.find(Set::StickyEndpoints, alive)?;
                 let Some((ip, port)) = found.and_then(|element| element.endpoint()) else { return Ok(NO) };
-                Ok(match what {
-                    Affinity::Dnat(_) => Outcome::Translate(SocketAddr::new(ip, port.get())),
-                    _ => Outcome::Matches(true),
+                Ok(if matches!(what, Affinity::Dnat(_)) {
+                    Outcome::Translate(SocketAddr::new(ip, port.get()))
+                } else {
+                    Outcome::Matches(true)
                 })
             }
             Affinity::Forget(_) => {
