@@ -56,11 +56,14 @@ impl Sets for Lookup {
 
     /// What the kernel remembers of clients is not found: where a client goes that comes back is no matter of what should be.
     fn find(&mut self, set: Set, key: Key) -> io::Result<Option<Element>> {
-        let is_there = match set {
-            Set::Affinity => false,
-            Set::AllowedSources => self.admits(key)?,
-            Set::ServiceCidrs => self.has_service_cidr_of(key)?,
-            _ => return Ok(self.at(set, vec![key])?.pop()),
+        let is_there = if set == Set::Affinity {
+            false
+        } else if set == Set::AllowedSources {
+            self.admits(key)?
+        } else if set == Set::ServiceCidrs {
+            self.has_service_cidr_of(key)?
+        } else {
+            return Ok(self.at(set, vec![key])?.pop());
         };
         Ok(is_there.then(|| Element::new(set, key)))
     }
