@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use kernel::inspection::DesiredState;
 use kernel::drift::Drift;
+use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
 use model::address::Family;
 use model::event::Event;
-use plan::trace::Explanation;
+use plan::explain::Explanation;
 use thiserror::Error;
 
 use super::Start;
