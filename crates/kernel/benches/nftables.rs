@@ -30,7 +30,7 @@ use model::local::FromPod;
 use netlink::nftables::{Batch, Connection};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
-use plan::nftables::plan::Plan;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::program::Settings;
 
 use shared::affinity;
@@ -353,7 +353,7 @@ fn prepared(size: Size) -> Batch {
         cluster.apply(&service(number));
         cluster.apply(&slice(number, size.endpoints, None));
     }
-    let steps = Plan::default().replace(cluster.take_changes().routings);
+    let steps = DesiredTable::default().replace(cluster.take_changes().routings);
     let mut batch = Batch::new(netlink::Family::Ipv4, TABLE);
     write_steps(&steps, Family::V4, &mut batch);
     batch

@@ -194,7 +194,7 @@ impl Rules {
 
     /// What the tables should hold, for others to compare with what they do.
     pub fn wanted(&self) -> Wanted {
-        Wanted { runner: self.runner.clone(), plan: self.plan.wanted(), is_exact: true }
+        Wanted { runner: self.runner.clone(), plan: self.plan.desired(), is_exact: true }
     }
 
     /// The tables may differ from what we wrote: the next sync compares, and writes everything if they do. A foreign

@@ -1,7 +1,7 @@
 //! The table of one IP family: adopted at start, then changed element by element.
 //!
 //! ```text
-//!   changes ─▶ Plan ─▶ steps ─▶ one transaction         while we know what the kernel holds
+//!   changes ─▶ DesiredTable ─▶ steps ─▶ one transaction         while we know what the kernel holds
 //!                    read back ─▶ steps ─▶ transaction  at start, after an error, after a stranger's change
 //! ```
 
@@ -23,8 +23,8 @@ pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Datum, Ownership, Value, Verdict};
 use plan::flows::Destination;
 use plan::nftables::claims::Contention;
+use plan::nftables::desired::{Changed, DesiredTable, Steps};
 use plan::nftables::elements::{Frontend, Seats};
-use plan::nftables::plan::{Changed, Plan, Steps};
 use plan::nftables::program::{Chain, Program, Settings, learners};
 use plan::nftables::sets::{Bank, Data, Element, Set};
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ pub struct Table {
     connection: Connection,
     settings: Settings,
     abilities: Abilities,
-    plan: Plan,
+    plan: DesiredTable,
     /// Timeouts of session affinity, in seconds, that the program in the kernel has chains for.
     timeouts: BTreeSet<u32>,
     service_cidrs: Vec<IpNet>,
@@ -121,7 +121,7 @@ impl Table {
             connection,
             settings,
             abilities,
-            plan: Plan::default(),
+            plan: DesiredTable::default(),
             timeouts: BTreeSet::new(),
             service_cidrs: Vec::new(),
             node_port_ips: Vec::new(),

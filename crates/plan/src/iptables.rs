@@ -11,6 +11,7 @@
 
 pub mod chains;
 pub mod cleanup;
+pub mod desired;
 pub mod edits;
 pub mod listing;
 pub mod plan;
@@ -19,4 +20,3 @@ pub mod quoting;
 pub mod restore;
 pub mod rules;
 pub mod saved_rule;
-pub mod wanted;

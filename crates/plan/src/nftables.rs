@@ -8,8 +8,8 @@
 //! No rule, chain or verdict depends on how many services there are; see `program` for the way of a packet.
 
 pub mod claims;
+pub mod desired;
 pub mod elements;
-pub mod plan;
 pub mod program;
 pub mod sets;
 pub mod slots;

@@ -15,11 +15,11 @@ use plan::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, FORWARD, Jump, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES,
     Table, is_ours,
 };
+use plan::iptables::desired::{Chains, DesiredChain, DesiredRules};
 use plan::iptables::listing::{Listing, without_comment};
 use plan::iptables::plan::Plan;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
 use plan::iptables::saved_rule::SavedRule;
-use plan::iptables::wanted::{self, Chains, WantedChain};
 use plan::nftables::elements::Frontend;
 
 use super::runner::Runner;
@@ -32,7 +32,7 @@ const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 #[derive(Debug)]
 pub struct Wanted {
     pub(super) runner: Arc<Runner>,
-    pub(super) plan: wanted::Wanted,
+    pub(super) plan: DesiredRules,
     /// Whether we know of each rule whether it has a comment and counts. If not, both may be as they are.
     pub(super) is_exact: bool,
 }
@@ -50,7 +50,7 @@ impl Wanted {
         let comments = Plan::comments_for(endpoints);
         let tail = settings.tail(&settings.node_port_ips(interfaces).0);
         let services = routings.into_iter().map(|(name, routing)| (name, routing, comments)).collect();
-        let plan = wanted::Wanted { settings, services, tail, stale: BTreeSet::new() };
+        let plan = DesiredRules { settings, services, tail, stale: BTreeSet::new() };
         Self { runner: access.runner, plan, is_exact: false }
     }
 }
@@ -271,7 +271,7 @@ impl<'a> Comparison<'a> {
         all
     }
 
-    fn rules(&self, name: &str, wanted: &WantedChain, found: &[String]) -> Vec<Difference> {
+    fn rules(&self, name: &str, wanted: &DesiredChain, found: &[String]) -> Vec<Difference> {
         let has_optional_comments = !self.inspection.wanted.is_exact
             && matches!(Purpose::of(name), Some(Purpose::Cluster | Purpose::Local | Purpose::Endpoint));
         let comparable =

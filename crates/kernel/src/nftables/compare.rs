@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
+use plan::nftables::desired::{Changed, DesiredTable, Held, difference};
 use plan::nftables::elements::{Frontend, Shared};
-use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Sticky, Type, address, show_range};
 
@@ -30,7 +30,7 @@ const ATTEMPTS: usize = 5;
 #[derive(Debug)]
 pub struct Wanted {
     pub(super) settings: Settings,
-    pub(super) plan: Plan,
+    pub(super) plan: DesiredTable,
     pub(super) service_cidrs: Vec<IpNet>,
     pub(super) node_port_ips: Vec<IpAddr>,
     /// Whether endpoints have the slots they should have. If not, they are content with those they have in the kernel.
@@ -45,7 +45,7 @@ impl Wanted {
         service_cidrs: Vec<IpNet>,
         node_port_ips: Vec<IpAddr>,
     ) -> Self {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         plan.accept(routings);
         Self { settings, plan, service_cidrs, node_port_ips, is_seated: false }
     }

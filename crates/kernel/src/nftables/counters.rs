@@ -7,8 +7,8 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::Connection;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
-use plan::nftables::plan::Plan;
 use plan::nftables::sets::{Bank, Set};
 
 use super::Table;
@@ -19,7 +19,7 @@ const PERSISTENCE: Duration = Duration::from_secs(2);
 
 /// Who has which frontend: a snapshot that shares what is large with the table.
 #[derive(Debug, Default)]
-pub struct Owners(Plan);
+pub struct Owners(DesiredTable);
 
 /// New connections that the kernel has counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

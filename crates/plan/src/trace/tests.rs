@@ -11,7 +11,7 @@ use super::*;
 use crate::iptables::chains;
 use crate::iptables::rules::{EndpointComments, Unit};
 use crate::mark::Mark;
-use crate::nftables::plan::Plan;
+use crate::nftables::desired::DesiredTable;
 use crate::nftables::sets::{Bank, Element, Key, Set};
 use crate::nftables::slots::shares;
 
@@ -338,7 +338,7 @@ impl Table {
     /// What the plan for this world puts in.
     fn of(world: &World) -> Self {
         let mut cluster = world.cluster();
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         plan.replace(cluster.take_changes().routings);
         Self { elements: plan.elements(), service_cidrs: cluster.service_cidrs() }
     }

@@ -13,7 +13,7 @@ use plan::iptables::chains::{Jump, Table};
 use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
 use plan::iptables::rules::Unit;
-use plan::nftables::plan::Plan;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::program::Program;
 use plan::nftables::text::{self, Content};
 
@@ -68,7 +68,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn nftables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<String> {
     let settings = modes::nftables_settings(config, rulings.family, node)?;
-    let mut plan = Plan::default();
+    let mut plan = DesiredTable::default();
     let routings = rulings.routings.iter();
     plan.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
     let program = Program::new(&settings, &plan.timeouts());

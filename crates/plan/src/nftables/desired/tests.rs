@@ -109,11 +109,11 @@ prop_compose! {
     }
 }
 
-fn routings(plan: &Plan) -> Vec<Changed> {
+fn routings(plan: &DesiredTable) -> Vec<Changed> {
     plan.units.iter().map(|(name, unit)| (name.clone(), Some(unit.routing.clone()))).collect()
 }
 
-fn ids(plan: &Plan) -> BTreeMap<ServicePortName, u32> {
+fn ids(plan: &DesiredTable) -> BTreeMap<ServicePortName, u32> {
     plan.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?))).collect()
 }
 
@@ -138,7 +138,7 @@ fn changes() -> impl Strategy<Value = Vec<Changed>> {
 proptest! {
     #[test]
     fn steps_lead_from_each_state_to_the_next(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         let mut table = FakeTable::default();
         for pass in passes {
             table.commit(&plan.replace(pass));
@@ -148,12 +148,12 @@ proptest! {
 
     #[test]
     fn a_restart_with_nothing_changed_has_nothing_to_do(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         let mut table = FakeTable::default();
         for pass in passes {
             table.commit(&plan.replace(pass));
         }
-        let mut successor = Plan::default();
+        let mut successor = DesiredTable::default();
         successor.accept(routings(&plan));
         let found = Held { elements: table.elements(), unclear: Vec::new() };
         successor.adopt_ids(&found.elements, Family::V4);
@@ -168,12 +168,12 @@ proptest! {
         missed in changes(),
         unclear in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
     ) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         let mut table = FakeTable::default();
         table.commit(&plan.replace(before));
         plan.accept(missed);
 
-        let mut successor = Plan::default();
+        let mut successor = DesiredTable::default();
         successor.accept(routings(&plan));
         let elements = table.elements().into_iter().filter(|element| !unclear.contains(&element.set)).collect::<Vec<_>>();
         successor.adopt_ids(&elements, Family::V4);
@@ -184,7 +184,7 @@ proptest! {
 
     #[test]
     fn the_order_of_changes_does_not_matter_to_who_gets_what(change in changes()) {
-        let (mut forwards, mut backwards) = (Plan::default(), Plan::default());
+        let (mut forwards, mut backwards) = (DesiredTable::default(), DesiredTable::default());
         let contested = forwards.accept(change.clone());
         prop_assert_eq!(contested, backwards.accept(change.into_iter().rev().collect()));
         // Ids are given in the order of changes.
@@ -197,7 +197,7 @@ proptest! {
         passes in proptest::collection::vec(changes(), 1..8),
         last_id: u32,
     ) {
-        let mut plan = Plan { last_id: last_id & !1, ..Plan::default() };
+        let mut plan = DesiredTable { last_id: last_id & !1, ..DesiredTable::default() };
         let mut given = BTreeSet::new();
         for pass in passes {
             let before = ids(&plan);
@@ -219,11 +219,11 @@ proptest! {
         missed in changes(),
         later in changes(),
     ) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         plan.accept(before);
         let found = plan.elements();
         plan.accept(missed);
-        let mut successor = Plan::default();
+        let mut successor = DesiredTable::default();
         successor.accept(routings(&plan));
         successor.adopt_ids(&found, Family::V4);
         let held: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
@@ -255,7 +255,7 @@ proptest! {
 
     #[test]
     fn the_endpoints_that_clients_may_stick_to_are_those_that_a_frontend_of_theirs_uses(change in changes()) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         plan.accept(change);
         let elements = plan.elements();
         let used = |set: fn(Bank) -> Set, id| {
@@ -277,7 +277,7 @@ proptest! {
 
     #[test]
     fn the_same_routing_again_is_no_step(change in changes()) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         plan.replace(change.clone());
         let again = plan.replace(change);
         prop_assert!(again.is_empty(), "{:?}", again);
@@ -285,7 +285,7 @@ proptest! {
 
     #[test]
     fn nothing_is_left_of_nothing(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         let mut table = FakeTable::default();
         for pass in passes {
             table.commit(&plan.replace(pass));
@@ -335,8 +335,9 @@ fn contention(change: ContentionChange, winner: u8, others: &[u8], frontends: Ve
 fn a_frontend_that_two_claim_goes_to_the_first_by_name_and_is_handed_over() {
     const IP: [u8; 4] = [10, 96, 0, 1];
     let routing = |endpoint: u8| plain(IP, &[], Created::UNKNOWN, endpoint);
-    let target = |plan: &Plan| plan.elements().iter().find_map(Element::endpoint).unwrap().0.to_string();
-    let mut plan = Plan::default();
+    let target =
+        |plan: &DesiredTable| plan.elements().iter().find_map(Element::endpoint).unwrap().0.to_string();
+    let mut plan = DesiredTable::default();
     plan.replace(vec![(name(2), Some(routing(2)))]);
     assert_eq!(target(&plan), "10.1.0.2");
     let steps = plan.replace(vec![(name(1), Some(routing(1)))]);
@@ -366,7 +367,7 @@ fn a_cluster_ip_comes_first_then_the_service_created_first_then_the_first_by_nam
         (name(2), external(2, unknown)),
     ];
     for start in 0..claims.len() {
-        let mut plan = Plan::default();
+        let mut plan = DesiredTable::default();
         let (first, second) = claims.split_at(start);
         plan.accept([second, first].concat());
         for (winner, _) in &claims {
@@ -380,7 +381,7 @@ fn a_cluster_ip_comes_first_then_the_service_created_first_then_the_first_by_nam
 fn a_claim_ranks_anew_when_its_routing_changes() {
     const IP: [u8; 4] = [10, 96, 0, 9];
     let external = |number: u8, created| Some(plain([10, 96, 0, number], &[IP], created, number));
-    let mut plan = Plan::default();
+    let mut plan = DesiredTable::default();
     plan.replace(vec![(name(1), external(1, second(1))), (name(2), external(2, second(2)))]);
     let steps = plan.replace(vec![(name(2), Some(plain(IP, &[], second(2), 2)))]);
     assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
@@ -397,7 +398,7 @@ fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
     let all: Vec<Frontend> = ips.iter().map(|ip| at(*ip)).collect();
     let claimant =
         |number: u8, ips: &[[u8; 4]]| Some(plain([10, 96, 0, number], ips, second(number), number));
-    let mut plan = Plan::default();
+    let mut plan = DesiredTable::default();
     assert_eq!(plan.accept(vec![(name(1), claimant(1, &ips))]), []);
     let began = plan.accept(vec![(name(2), claimant(2, &ips))]);
     assert_eq!(began, [contention(ContentionChange::Began, 1, &[2], all.clone())]);
@@ -422,7 +423,7 @@ fn a_change_costs_the_same_however_many_claim_its_frontends() {
     const IP: [u8; 4] = [203, 0, 113, 1];
     let claimant =
         |number: u8, endpoint: u8| Some(plain([10, 96, 0, number], &[IP], second(number), endpoint));
-    let mut plan = Plan::default();
+    let mut plan = DesiredTable::default();
     plan.accept((1..50).map(|number| (name(number), claimant(number, number))).collect());
     for number in [1, 20, 49] {
         let changes = vec![(name(number), claimant(number, 99))];
@@ -446,7 +447,7 @@ fn endpoints_beyond_the_last_slot_are_counted() {
         fields.local = (0..).map(endpoint).take(local).collect();
         Some(routing)
     };
-    let mut plan = Plan::default();
+    let mut plan = DesiredTable::default();
     for (cluster, local, left_out) in
         [(MOST + 2, 1, 2), (MOST + 3, MOST + 3, 3), (1, MOST + 1, 1), (MOST, MOST, 0)]
     {

@@ -19,7 +19,7 @@ pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
 /// The wanted content of all sets, kept by service port. To clone it is cheap, whatever it holds.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct DesiredTable {
     units: Shards<ServicePortName, Unit>,
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<Frontend, Vec<ServicePortName>>,
@@ -78,7 +78,7 @@ fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
     elements.iter().filter_map(seconds).collect()
 }
 
-impl Plan {
+impl DesiredTable {
     /// Makes these the routings of their service ports, and returns what that changes.
     pub fn replace(&mut self, changes: Vec<Changed>) -> Steps {
         // Whatever the change may touch: what is given up and what is asked for.
@@ -166,7 +166,7 @@ impl Plan {
     }
 
     /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
-    /// by id. New ids are above those. Returns whether any of them changes, and with them [`Plan::elements`].
+    /// by id. New ids are above those. Returns whether any of them changes, and with them [`DesiredTable::elements`].
     pub fn adopt_ids(&mut self, found: &[Element], family: Family) -> bool {
         let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
         let (mut taken, mut highest) = (BTreeSet::new(), 0);

@@ -13,7 +13,7 @@ use crate::iptables::rules::{EndpointComments, Unit};
 
 /// What follows from this is what the tables should hold. A snapshot: routings are shared.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct DesiredRules {
     pub settings: Settings,
     /// In the order of their names.
     pub services: Vec<(ServicePortName, Arc<Routing>, EndpointComments)>,
@@ -24,23 +24,23 @@ pub struct Wanted {
 }
 
 /// The chains of one table.
-pub type Chains = BTreeMap<String, WantedChain>;
+pub type Chains = BTreeMap<String, DesiredChain>;
 
 /// A chain, whose it is, and its rules in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WantedChain {
+pub struct DesiredChain {
     pub service: Option<ServicePortName>,
-    pub rules: Vec<WantedRule>,
+    pub rules: Vec<DesiredRule>,
 }
 
 /// A rule as it is printed, and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedRule {
+pub struct DesiredRule {
     pub text: String,
     pub service: Option<ServicePortName>,
 }
 
-impl Wanted {
+impl DesiredRules {
     /// What the filter and the nat table should hold.
     pub fn chains(&self) -> [Chains; 2] {
         let mut tables = Tables { settings: &self.settings, filter: Chains::new(), nat: Chains::new() };
@@ -67,7 +67,7 @@ struct Tables<'a> {
 }
 
 impl Tables<'_> {
-    fn chain(&mut self, table: Table, chain: &str) -> &mut WantedChain {
+    fn chain(&mut self, table: Table, chain: &str) -> &mut DesiredChain {
         let chains = match table {
             Table::Filter => &mut self.filter,
             Table::Nat => &mut self.nat,
@@ -76,7 +76,7 @@ impl Tables<'_> {
     }
 
     fn add(&mut self, table: Table, chain: &str, rule: &str, service: Option<&ServicePortName>) {
-        let rule = WantedRule { text: as_saved(rule, self.settings.family), service: service.cloned() };
+        let rule = DesiredRule { text: as_saved(rule, self.settings.family), service: service.cloned() };
         self.chain(table, chain).rules.push(rule);
     }
 
