@@ -82,7 +82,7 @@ pub fn wanted(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result
             )))))
         }
         ProxyMode::Iptables => {
-            let access = match iptables::Access::open(family) {
+            let access = match iptables::Rules::open(family) {
                 Ok(access) => access,
                 // As the proxy does, which serves the other family then.
                 Err(error) if family != node.ips.primary => {
@@ -93,7 +93,7 @@ pub fn wanted(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result
             };
             let settings = modes::iptables_settings(config, family, node, access.abilities())?;
             Ok(Some(Wanted::Iptables(Box::new(iptables::Wanted::new(
-                access,
+                &access,
                 settings,
                 rulings.routings.clone(),
                 rulings.endpoints,

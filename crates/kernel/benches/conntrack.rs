@@ -12,13 +12,15 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
+#[path = "../tests/drive/mod.rs"]
+mod drive;
+
 use std::fs::{read_to_string, write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use kernel::conntrack::{Conntrack, Contended, Destination, Report};
-use kernel::nftables::{Change, Table};
 use model::address::Family;
 use model::api;
 use model::cluster::Cluster;
@@ -28,6 +30,7 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
+use drive::Nftables;
 use testkit::bench::clusters::{here, service, slice};
 use testkit::bench::figures::{goal, processor};
 
@@ -99,7 +102,7 @@ fn main() {
 /// A node that serves UDP services, as far as flows and rules are concerned.
 struct Node {
     cluster: Cluster,
-    table: Table,
+    table: Nftables,
     conntrack: Conntrack,
     reports: Receiver<Report>,
 }
@@ -131,7 +134,7 @@ impl Node {
         let (conntrack, scanner) = Conntrack::new(Family::V4, Contended::FirstOnly);
         let (tell, reports) = channel();
         std::thread::spawn(move || scanner.run(|report| _ = tell.send(report)));
-        let mut node = Self { cluster, table: Table::open(settings).unwrap(), conntrack, reports };
+        let mut node = Self { cluster, table: Nftables::open(settings).unwrap(), conntrack, reports };
         node.sync();
         node.settle();
         node
@@ -139,13 +142,12 @@ impl Node {
 
     /// Returns the processor time that was spent on flows, not on rules.
     fn sync(&mut self) -> f64 {
-        let changes = self.cluster.take_changes();
+        let mut changes = self.cluster.take_changes();
         let before = processor();
         self.conntrack.prepare(&changes.routings);
-        self.conntrack.gain(changes.new_frontends);
+        self.conntrack.gain(std::mem::take(&mut changes.new_frontends));
         let prepared = processor() - before;
-        let change = Change { routings: changes.routings, ..Change::default() };
-        self.table.sync(change).unwrap();
+        self.table.sync(changes).unwrap();
         let before = processor();
         let table = &mut self.table;
         self.conntrack.committed(|at: Destination| table.is_unused(at).unwrap());

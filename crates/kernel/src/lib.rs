@@ -7,6 +7,7 @@ pub mod holder;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
+pub mod outcome;
 pub mod stranger;
 pub mod sysctl;
 pub mod version;

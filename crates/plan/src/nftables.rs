@@ -9,10 +9,13 @@
 
 pub mod claims;
 pub mod desired;
+
 pub mod elements;
+pub mod plan;
 pub mod program;
 pub mod sets;
 pub mod slots;
+pub mod steps;
 pub mod text;
 pub mod timeouts;
 pub mod words;

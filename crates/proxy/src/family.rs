@@ -18,6 +18,7 @@ use jiff::Timestamp;
 use kernel::conntrack::{Conntrack, Contended, Report};
 use kernel::difference::Wanted;
 use kernel::nftables::Owners;
+use kernel::outcome::Outcome;
 use kernel::stranger::Drift;
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts, Here};
@@ -27,12 +28,12 @@ use model::names::{NamespacedName, ServicePortName};
 use plan::trace::{self, Explanation, HealthCheck};
 use settings::duration::Duration as GoDuration;
 
-use crate::backend::{Backend, Change, Pass};
+use crate::backend::{Backend, SyncError};
 use crate::debug_api::question::{Question, kernel_picks};
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::metrics::{Metrics, count, ip_family};
-use crate::pace::{Pace, Pause};
+use crate::pace::{Ended, Pace, Pause};
 use crate::repairs::{Repaired, Repairs};
 use crate::threads;
 
@@ -113,8 +114,6 @@ struct Running {
     node_port_addresses: NodePortAddresses,
     /// The node's addresses that serve node ports; none where all do.
     node_port_ips: Vec<IpAddr>,
-    /// The backend has not heard of them.
-    moved: bool,
     /// How to talk to the family.
     kick: SyncSender<Message>,
     /// Somebody listens for strangers.
@@ -251,7 +250,7 @@ impl Line {
             }
             Message::Compare(answer) => {
                 if let Some(running) = self.running.as_ref().filter(|running| running.has_passed) {
-                    let _ = answer.try_send(running.backend.wanted());
+                    let _ = answer.try_send(running.backend.desired());
                 }
             }
             Message::Explain(question, answer) => {
@@ -359,7 +358,6 @@ impl Line {
             tracing,
             node_port_addresses,
             node_port_ips: Vec::new(),
-            moved: true,
             kick,
             listens: false,
             pace,
@@ -393,13 +391,17 @@ impl Line {
         // A sync that fails is due from its first attempt, also if no event asked for it. Upstream counts only events.
         running.health.queued(family);
         let changes = self.cluster.take_changes();
-        let started = Instant::now();
         let outcome = running.pass(changes, &self.cluster);
-        running.pace.ended(Instant::now(), outcome.is_ok());
-        running.measure(started.elapsed(), outcome.as_ref().ok().copied());
-        match outcome {
-            Ok(_) => running.failure = None,
-            Err(error) => running.log_failure(&format!("{error:#}"), Instant::now()),
+        let ended = outcome.as_ref().map_or_else(|error| Ended::Failed(error.retry), |_| Ended::Succeeded);
+        if let Some(elapsed) = running.pace.ended(Instant::now(), ended) {
+            running.measure(elapsed, outcome.as_ref().ok().copied());
+            match outcome {
+                Ok(_) => running.failure = None,
+                Err(error) => running.fail(&error, Instant::now()),
+            }
+        } else if let Err(error) = outcome {
+            let err = format!("{:#}", error.cause);
+            tracing::debug!(v = 2, ipFamily = %family, err, "Sync failed, trying again at once");
         }
         self.show_pending();
     }
@@ -414,24 +416,20 @@ impl Running {
     }
 
     /// Rules first; what follows from them only if they are right.
-    fn pass(&mut self, changes: Changes, cluster: &Cluster) -> anyhow::Result<Pass> {
+    fn pass(&mut self, mut changes: Changes, cluster: &Cluster) -> Result<Outcome, SyncError> {
         self.is_right = false;
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips.clone());
-        let Changes { routings, health_checks, service_cidrs, trigger_times, touches_udp, new_frontends } =
-            changes;
-        if touches_udp {
-            self.conntrack.prepare(&routings);
+        if changes.touches_udp {
+            self.conntrack.prepare(&changes.routings);
         }
-        self.conntrack.gain(new_frontends);
-        self.service_health.hear(health_checks);
-        self.unmeasured.extend(trigger_times.into_iter().flat_map(|(_, times)| times));
-        let counts = cluster.counts();
-        let endpoints = counts.endpoints;
-        let pass = self.backend.sync(Change { routings, service_cidrs, endpoints, node_port_ips })?;
+        self.conntrack.gain(std::mem::take(&mut changes.new_frontends));
+        self.service_health.hear(std::mem::take(&mut changes.health_checks));
+        let triggered = std::mem::take(&mut changes.trigger_times);
+        self.unmeasured.extend(triggered.into_iter().flat_map(|(_, times)| times));
+        let outcome = self.backend.sync(changes)?;
         let family = self.family;
-        self.tell_repairs(pass, cluster);
+        self.tell_repairs(outcome, cluster);
         self.tell_latencies();
-        self.tell_lack_of_local_endpoints(counts);
+        self.tell_lack_of_local_endpoints(cluster.counts());
         self.health.synced(family);
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         self.service_health.settle();
@@ -448,13 +446,15 @@ impl Running {
             self.spawn("take-over", Box::new(take_over));
         }
         self.listen_for_strangers();
-        Ok(pass)
+        Ok(outcome)
     }
 
     /// The same error is logged once per sync period: until the first sync has succeeded, attempts are many.
-    fn log_failure(&mut self, error: &str, now: Instant) {
+    fn fail(&mut self, error: &SyncError, now: Instant) {
+        self.backend.failed();
+        let error = format!("{:#}", error.cause);
         let is_known = self.failure.as_ref().is_some_and(|(logged, known)| {
-            known == error && now.saturating_duration_since(*logged) < self.sync_period
+            *known == error && now.saturating_duration_since(*logged) < self.sync_period
         });
         if is_known {
             return;
@@ -464,7 +464,7 @@ impl Running {
         if let Some(retry) = self.pace.retry() {
             tracing::info!(ipFamily = %family, retryingTime = %GoDuration::from(retry), "Sync failed");
         }
-        self.failure = Some((now, error.to_owned()));
+        self.failure = Some((now, error));
     }
 
     /// The next pass looks at everything.
@@ -474,12 +474,12 @@ impl Running {
     }
 
     /// A foreign writer that does no harm is not worth a word.
-    fn tell_repairs(&mut self, pass: Pass, cluster: &Cluster) {
-        if self.repairs.is_under_way() && pass.full {
+    fn tell_repairs(&mut self, outcome: Outcome, cluster: &Cluster) {
+        if self.repairs.is_under_way() && outcome.is_full {
             // Until then packets may have gone anywhere, and made flows that still do.
             self.conntrack.recheck_everything(cluster.frontends());
         }
-        let Some(repaired) = self.repairs.synced(pass.mended, Instant::now()) else { return };
+        let Some(repaired) = self.repairs.synced(outcome.has_drifted, Instant::now()) else { return };
         self.metrics.drift_repairs.increment([ip_family(self.family)]);
         let family = self.family;
         match repaired {
@@ -513,14 +513,14 @@ impl Running {
     }
 
     /// How long a pass took; one that failed before it knew its kind counts as full, which the next one will be.
-    fn measure(&self, elapsed: Duration, pass: Option<Pass>) {
+    fn measure(&self, elapsed: Duration, outcome: Option<Outcome>) {
         let (family, seconds) = ([ip_family(self.family)], elapsed.as_secs_f64());
         self.metrics.sync_proxy_rules_duration.observe(family, seconds);
-        match pass {
-            Some(Pass { full: false, .. }) => {
+        match outcome {
+            Some(Outcome { is_full: false, .. }) => {
                 self.metrics.sync_partial_proxy_rules_duration.observe(family, seconds)
             }
-            Some(Pass { full: true, .. }) | None => {
+            Some(Outcome { is_full: true, .. }) | None => {
                 self.metrics.sync_full_proxy_rules_duration.observe(family, seconds)
             }
         }
@@ -536,8 +536,8 @@ impl Running {
         let serving = self.node_port_addresses.among(addresses);
         self.conntrack.move_to(serving.iter().copied());
         if serving != self.node_port_ips {
-            self.node_port_ips = serving;
-            self.moved = true;
+            self.node_port_ips.clone_from(&serving);
+            self.backend.move_to(serving);
             self.pace.ask();
         }
     }

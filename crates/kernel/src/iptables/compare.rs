@@ -23,7 +23,7 @@ use plan::iptables::saved_rule::SavedRule;
 use plan::nftables::elements::Frontend;
 
 use super::runner::Runner;
-use super::{Access, Error, Programs, Variant};
+use super::{Error, Programs, Rules, Variant};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 
 const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
@@ -41,7 +41,7 @@ impl Wanted {
     /// What the tables would be made to hold by a process that has these routings from the start. They come in the order
     /// of their names; `endpoints` are all there are, usable or not; `interfaces` the addresses of the node.
     pub fn new(
-        access: Access,
+        rules: &Rules,
         settings: Settings,
         routings: Vec<(ServicePortName, Arc<Routing>)>,
         endpoints: usize,
@@ -51,7 +51,7 @@ impl Wanted {
         let tail = settings.tail(&settings.node_port_ips(interfaces).0);
         let services = routings.into_iter().map(|(name, routing)| (name, routing, comments)).collect();
         let plan = DesiredRules { settings, services, tail, stale: BTreeSet::new() };
-        Self { runner: access.runner, plan, is_exact: false }
+        Self { runner: rules.runner.clone(), plan, is_exact: false }
     }
 }
 

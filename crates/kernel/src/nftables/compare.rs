@@ -8,14 +8,15 @@ use ipnet::IpNet;
 use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
-use plan::nftables::desired::{Changed, DesiredTable, Held, difference};
+use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::elements::{Frontend, Shared};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Sticky, Type, address, show_range};
+use plan::nftables::steps::{Content, Held, HeldTable};
 
+use super::TABLE;
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
-use super::{TABLE, boundaries};
 use crate::difference::{Class, Difference, Fact, Kind, Part};
 use crate::wire_family;
 
@@ -29,12 +30,15 @@ const ATTEMPTS: usize = 5;
 /// What the table of one family should hold.
 #[derive(Debug)]
 pub struct Wanted {
-    pub(super) settings: Settings,
-    pub(super) plan: DesiredTable,
-    pub(super) service_cidrs: Vec<IpNet>,
-    pub(super) node_port_ips: Vec<IpAddr>,
+    desired: DesiredTable,
     /// Whether endpoints have the slots they should have. If not, they are content with those they have in the kernel.
-    pub(super) is_seated: bool,
+    is_seated: bool,
+}
+
+impl From<DesiredTable> for Wanted {
+    fn from(desired: DesiredTable) -> Self {
+        Self { desired, is_seated: true }
+    }
 }
 
 impl Wanted {
@@ -45,9 +49,11 @@ impl Wanted {
         service_cidrs: Vec<IpNet>,
         node_port_ips: Vec<IpAddr>,
     ) -> Self {
-        let mut plan = DesiredTable::default();
-        plan.accept(routings);
-        Self { settings, plan, service_cidrs, node_port_ips, is_seated: false }
+        let mut desired = DesiredTable::new(settings);
+        desired.accept(routings);
+        desired.replace_service_cidrs(service_cidrs);
+        desired.replace_node_port_ips(node_port_ips);
+        Self { desired, is_seated: false }
     }
 }
 
@@ -65,7 +71,7 @@ pub struct Present {
 /// What is in the kernel by the name of our table.
 pub fn present(family: Family) -> io::Result<Option<Present>> {
     let mut connection = Connection::open()?;
-    let mut reader = Reader { family, connection: &mut connection };
+    let mut reader = Reader { family, connection: &mut connection, listed: LISTED };
     if !reader.has_table()? {
         return Ok(None);
     }
@@ -91,7 +97,7 @@ pub struct Inspection {
 
 impl Inspection {
     pub fn open(wanted: Wanted) -> io::Result<Self> {
-        let elements = wanted.plan.elements();
+        let elements = wanted.desired.elements();
         Ok(Self { connection: Connection::open()?, wanted, elements })
     }
 
@@ -103,9 +109,8 @@ impl Inspection {
     pub fn objects(&self) -> usize {
         let program = self.program();
         let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
-        let addresses =
-            if self.wanted.settings.node_ports_everywhere { 0 } else { self.wanted.node_port_ips.len() };
-        let cidrs = ranges(&boundaries(&self.wanted.service_cidrs)).len();
+        let addresses = self.wanted.desired.node_port_ips().len();
+        let cidrs = ranges(&self.wanted.desired.cidr_boundaries()).len();
         let elements = self.elements.len() + addresses + cidrs;
         1 + program.sets.len() + program.chains.len() + rules + elements
     }
@@ -142,12 +147,11 @@ impl Inspection {
     /// Endpoints sit where they do in the kernel and ids are those of the kernel, as when the table is adopted.
     fn take_seats(&mut self) -> io::Result<()> {
         let found = self.reader().sets()?;
-        let mut held = Held::default();
-        let mut ids = Vec::new();
+        let mut content = Content::default();
         for set in self.program().sets {
             let elements = match set {
-                Set::Endpoints(_) | Set::EndpointsInside(_) => &mut held.elements,
-                Set::Sticky(_) => &mut ids,
+                Set::Endpoints(_) | Set::EndpointsInside(_) => &mut content.elements,
+                Set::Sticky(_) => &mut content.ids,
                 Set::ClusterIps
                 | Set::ServiceCidrs
                 | Set::NodePortIps
@@ -166,10 +170,9 @@ impl Inspection {
                 elements.extend(self.held(set, found.count)?.0);
             }
         }
-        let family = self.family();
-        self.wanted.plan.adopt_ids(&ids, family);
-        self.wanted.plan.steps_from(held, std::mem::take(&mut self.elements));
-        self.elements = self.wanted.plan.elements();
+        content.elements.sort_unstable();
+        self.wanted.desired.steps_from(&Held { generation: None, table: HeldTable::Ours(content) });
+        self.elements = self.wanted.desired.elements();
         Ok(())
     }
 
@@ -227,7 +230,7 @@ impl Inspection {
             return Ok(());
         }
         let held = self.stickiness()?;
-        let wanted = self.wanted.plan.shared_owners();
+        let wanted = self.wanted.desired.shared_owners();
         for difference in all {
             let Some((bank, seconds)) = seconds(difference) else { continue };
             let wanted = wanted.get(&Shared::Timeout(bank, seconds).element()).copied();
@@ -238,12 +241,12 @@ impl Inspection {
 
     /// What the frontends of the kernel that have session affinity lead to, and whose they are.
     fn stickiness(&mut self) -> io::Result<Vec<(Sticky, ServicePortName)>> {
-        let (found, family) = (self.reader().sets()?, self.family());
+        let found = self.reader().sets()?;
         let mut all = Vec::new();
         for set in Bank::BOTH.map(Set::Sticky) {
             let Some(found) = self.declared(set, &found) else { continue };
             for element in self.held(set, found.count)?.0 {
-                let owner = self.wanted.plan.owner_of(&element, family).cloned();
+                let owner = self.wanted.desired.owner_of(&element).cloned();
                 if let (Some(Data::Sticky(sticky)), Some(owner)) = (element.data, owner) {
                     all.push((sticky, owner));
                 }
@@ -276,7 +279,7 @@ impl Inspection {
         let found = self.declared(set, sets);
         let family = self.family();
         if set == Set::ServiceCidrs {
-            let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
+            let wanted = ranges(&self.wanted.desired.cidr_boundaries());
             let held = match found {
                 Some(_) => ranges(&self.reader().service_cidrs()?),
                 None => BTreeSet::new(),
@@ -284,7 +287,7 @@ impl Inspection {
             return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
         }
         if set == Set::NodePortIps {
-            let wanted = self.wanted.node_port_ips.iter().copied().collect();
+            let wanted = self.wanted.desired.node_port_ips().iter().copied().collect();
             let held = match found {
                 Some(_) => self.reader().node_port_ips()?,
                 None => BTreeSet::new(),
@@ -303,7 +306,7 @@ impl Inspection {
         let mut all: Vec<Difference> = Vec::new();
         let is_of_affinity = matches!(set, Set::StickyEndpoints | Set::Timeouts(_));
         let sticky = if is_of_affinity && !surplus.is_empty() { self.stickiness()? } else { Vec::new() };
-        let plan = &self.wanted.plan;
+        let plan = &self.wanted.desired;
         let differs = surplus.len() + missing.len() > 0;
         let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin | Set::Timeouts(_));
         let shared = if is_shared && differs { plan.shared_owners() } else { HashMap::default() };
@@ -318,7 +321,7 @@ impl Inspection {
                 Some(Data::Learn(seconds)) => by_timeout(&sticky, seconds),
                 Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
             };
-            let by_frontend = || plan.owner_of(element, family);
+            let by_frontend = || plan.owner_of(element);
             shared.get(element).copied().or(by_id).or_else(by_timeout).or_else(by_frontend).cloned()
         };
         for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
@@ -359,15 +362,19 @@ impl Inspection {
     }
 
     fn program(&self) -> Program {
-        Program::new(&self.wanted.settings, &self.wanted.plan.timeouts())
+        self.wanted.desired.program()
     }
 
     fn family(&self) -> Family {
-        self.wanted.settings.family
+        self.wanted.desired.settings().family
     }
 
     fn reader(&mut self) -> Reader<'_> {
-        Reader { family: self.wanted.settings.family, connection: &mut self.connection }
+        Reader {
+            family: self.wanted.desired.settings().family,
+            connection: &mut self.connection,
+            listed: LISTED,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the tables hold otherwise than they should, by what both variants print.
 
 use kernel::difference::{Difference, Fact, Kind};
-use kernel::iptables::{Access, Inspection, Variant, Wanted};
+use kernel::iptables::{Inspection, Rules, Variant, Wanted};
 use netlink::testing::in_fresh_netns;
 
 use crate::commands::{Commands, VARIANTS};
@@ -20,12 +20,12 @@ fn differences(machine: &Machine<'_>) -> Vec<String> {
 /// What somebody finds who has the same objects, but never spoke to the one that wrote the rules.
 fn as_a_stranger(machine: &mut Machine<'_>) -> Vec<Difference> {
     machine.cluster.take_changes();
-    let access = Access::through(machine.commands.programs(), machine.options.family()).unwrap();
+    let rules = Rules::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();
     let mut routings: Vec<_> = routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
-    let wanted = Wanted::new(access, machine.options.settings(), routings, endpoints, &interfaces());
+    let wanted = Wanted::new(&rules, machine.options.settings(), routings, endpoints, &interfaces());
     Inspection::new(wanted).differences().unwrap()
 }
 

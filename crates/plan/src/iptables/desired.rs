@@ -19,7 +19,7 @@ pub struct DesiredRules {
     pub services: Vec<(ServicePortName, Arc<Routing>, EndpointComments)>,
     /// The last rules of nat KUBE-SERVICES.
     pub tail: Vec<String>,
-    /// Chains that nobody wants and whose time to be removed is still to come.
+    /// Chains that no service port needs and whose time to be removed is still to come.
     pub stale: BTreeSet<String>,
 }
 

@@ -1,29 +1,38 @@
-//! What all service ports together want in the sets, and the steps from one state of that to the next.
+//! What the table should hold: settings, routings, service CIDRs and node-port IPs, rendered into elements on demand.
+//!
+//! ```text
+//!   routings ─▶ replace ─▶ what that changes in the sets
+//!   what the kernel holds ─▶ steps_from ─▶ all that differs
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use model::address::Family;
+use ipnet::IpNet;
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
+use crate::nftables::program::{Program, Settings, learners};
 use crate::nftables::sets::{Bank, Data, Element, Set};
+use crate::nftables::steps::{Boundaries, Content, Held, HeldTable, NewTable, Steps};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
 /// What becomes of a service port; nothing if it is gone.
 pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
-/// The wanted content of all sets, kept by service port. To clone it is cheap, whatever it holds.
-#[derive(Clone, Debug, Default)]
+/// The desired content of the table of one family. To clone it is cheap, whatever it holds.
+#[derive(Clone, Debug)]
 pub struct DesiredTable {
+    settings: Settings,
     units: Shards<ServicePortName, Unit>,
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<Frontend, Vec<ServicePortName>>,
-    /// How often it is asked for what several may ask for.
+    /// How many service ports ask for what several may ask for. Never zero.
     shared: Shards<Shared, usize>,
     /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
     /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
@@ -31,56 +40,71 @@ pub struct DesiredTable {
     last_id: u32,
     /// Service ports with more endpoints than there are slots for, and how many of each have none.
     left_out: BTreeMap<ServicePortName, usize>,
-}
-
-/// What the kernel holds.
-#[derive(Debug, Default)]
-pub struct Held {
-    pub elements: Vec<Element>,
-    /// Sets that hold we don't know what, none of it in `elements`.
-    pub unclear: Vec<Set>,
-}
-
-/// What to change in the sets, in this order: a key whose datum changes must leave before it can come back.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Steps {
-    pub empty: Vec<Set>,
-    pub delete: Vec<Element>,
-    pub add: Vec<Element>,
-    /// Frontends that several service ports claim: where that began, ended or changed the winner.
-    pub contentions: Vec<Contention>,
+    service_cidrs: Vec<IpNet>,
+    /// The node's addresses that serve node ports; empty if all of them do.
+    node_port_ips: Vec<IpAddr>,
 }
 
 /// The claims to frontends that were contended before or during a change, as they were before it.
 type Contended = BTreeMap<Frontend, Vec<ServicePortName>>;
 
-impl Steps {
-    pub fn is_empty(&self) -> bool {
-        self.empty.is_empty() && self.delete.is_empty() && self.add.is_empty()
-    }
-
-    /// Timeouts of session affinity that come into use.
-    pub fn new_timeouts(&self) -> BTreeSet<u32> {
-        timeouts(&self.add)
-    }
-
-    /// Timeouts of session affinity that go out of use.
-    pub fn old_timeouts(&self) -> BTreeSet<u32> {
-        timeouts(&self.delete)
-    }
-}
-
-fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
-    let seconds = |element: &Element| match element.data {
-        Some(Data::Learn(seconds)) => Some(seconds),
-        Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
-    };
-    elements.iter().filter_map(seconds).collect()
-}
-
 impl DesiredTable {
-    /// Makes these the routings of their service ports, and returns what that changes.
-    pub fn replace(&mut self, changes: Vec<Changed>) -> Steps {
+    /// A table of this program that no Service has anything in.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            units: Shards::default(),
+            claims: Shards::default(),
+            shared: Shards::default(),
+            last_id: 0,
+            left_out: BTreeMap::new(),
+            service_cidrs: Vec::new(),
+            node_port_ips: Vec::new(),
+        }
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub fn service_cidrs(&self) -> &[IpNet] {
+        &self.service_cidrs
+    }
+
+    /// The node's addresses that serve node ports; empty if all of them do.
+    pub fn node_port_ips(&self) -> &[IpAddr] {
+        &self.node_port_ips
+    }
+
+    /// Returns whether that is a change.
+    pub fn replace_service_cidrs(&mut self, service_cidrs: Vec<IpNet>) -> bool {
+        let is_change = service_cidrs != self.service_cidrs;
+        self.service_cidrs = service_cidrs;
+        is_change
+    }
+
+    /// Makes these the node's addresses that serve node ports; loopback can't in this mode. Returns whether that is a
+    /// change, which it is not if all addresses serve them.
+    pub fn replace_node_port_ips(&mut self, mut ips: Vec<IpAddr>) -> bool {
+        ips.retain(|ip| !ip.is_loopback() && !self.settings.node_ports_everywhere);
+        let is_change = ips != self.node_port_ips;
+        self.node_port_ips = ips;
+        is_change
+    }
+
+    /// The content of [`Set::ServiceCidrs`].
+    pub fn cidr_boundaries(&self) -> Boundaries {
+        boundaries(&self.service_cidrs)
+    }
+
+    /// The rules and sets, with chains for the timeouts in use.
+    pub fn program(&self) -> Program {
+        Program::new(&self.settings, &self.timeouts())
+    }
+
+    /// Makes these the routings of their service ports, and returns the steps that follow from that, and what becomes of
+    /// contended frontends. The steps lead from a table that holds the desired state as it was before.
+    pub fn replace(&mut self, changes: Vec<Changed>) -> (Steps, Vec<Contention>) {
         // Whatever the change may touch: what is given up and what is asked for.
         let mut affected: BTreeSet<Frontend> = BTreeSet::new();
         let mut shared_before: BTreeMap<Shared, bool> = BTreeMap::new();
@@ -105,7 +129,10 @@ impl DesiredTable {
         before.sort_unstable();
         after.sort_unstable();
         let (delete, add) = difference(&before, &after);
-        Steps { empty: Vec::new(), delete, add, contentions }
+        // Both banks have an element for a timeout, or none does: its chains come and go with them.
+        let old_chains = timeouts(&delete).into_iter().flat_map(chain_names).collect();
+        let chains = timeouts(&add).into_iter().flat_map(learners).collect();
+        (Steps { delete, add, chains, old_chains, ..Steps::default() }, contentions)
     }
 
     /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
@@ -150,31 +177,55 @@ impl DesiredTable {
         all
     }
 
-    /// The steps from what is in the kernel to what should be there, which is `wanted`; but endpoints that have a slot
-    /// in the kernel keep it.
-    pub fn steps_from(&mut self, mut held: Held, wanted: Vec<Element>) -> Steps {
-        let empty = held.unclear;
-        if held.elements.is_empty() {
-            return Steps { empty, add: wanted, ..Steps::default() };
+    /// The steps from what the kernel holds to the desired state. Where the kernel has ids and slots that serve as well,
+    /// they become the desired ones.
+    pub fn steps_from(&mut self, held: &Held) -> Steps {
+        let timeouts = self.timeouts();
+        let new = |replaces| NewTable { program: Program::new(&self.settings, &timeouts), replaces };
+        let nothing = Content::default();
+        let (content, table) = match &held.table {
+            HeldTable::Ours(content) => (content, None),
+            HeldTable::Absent => (&nothing, Some(new(false))),
+            HeldTable::Foreign => (&nothing, Some(new(true))),
+        };
+        self.adopt_ids(&content.ids);
+        let (mut delete, mut add) = (Vec::new(), self.elements());
+        if !content.elements.is_empty() {
+            (delete, add) = difference(&content.elements, &add);
+            if self.keep_seats(&content.elements, &delete) {
+                (delete, add) = difference(&content.elements, &self.elements());
+            }
         }
-        held.elements.sort_unstable();
-        let (mut delete, mut add) = difference(&held.elements, &wanted);
-        if self.keep_seats(&held.elements, &delete) {
-            (delete, add) = difference(&held.elements, &self.elements());
+        // A new table is made with its chains.
+        let missing = timeouts.difference(&content.timeouts).filter(|_| table.is_none());
+        let service_cidrs = self.cidr_boundaries();
+        let node_port_ips: BTreeSet<IpAddr> = self.node_port_ips.iter().copied().collect();
+        Steps {
+            generation: held.generation,
+            is_full: true,
+            unexpected: content.unexpected.clone(),
+            chains: missing.copied().flat_map(learners).collect(),
+            service_cidrs: (content.service_cidrs != service_cidrs).then_some(service_cidrs),
+            node_port_ips: (content.node_port_ips != node_port_ips).then_some(node_port_ips),
+            empty: content.unclear.clone(),
+            delete,
+            add,
+            old_chains: content.timeouts.difference(&timeouts).copied().flat_map(chain_names).collect(),
+            table,
+            has_drifted: false,
         }
-        Steps { empty, delete, add, contentions: Vec::new() }
     }
 
     /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
     /// by id. New ids are above those. Returns whether any of them changes, and with them [`DesiredTable::elements`].
-    pub fn adopt_ids(&mut self, found: &[Element], family: Family) -> bool {
+    pub fn adopt_ids(&mut self, found: &[Element]) -> bool {
         let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
         let (mut taken, mut highest) = (BTreeSet::new(), 0);
         for element in found {
             let Some(Data::Sticky(sticky)) = element.data else { continue };
             let id = sticky.service_port();
             highest = id.max(highest);
-            let owner = self.owner_of(element, family).cloned();
+            let owner = self.owner_of(element).cloned();
             // A frontend may have gone from one service port to another meanwhile: no two get the same.
             if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
                 && taken.insert(id)
@@ -226,7 +277,7 @@ impl DesiredTable {
     }
 
     /// Whose frontend the element is about; nobody's if it is about none, or about one that nobody asks for.
-    pub fn owner_of(&self, element: &Element, family: Family) -> Option<&ServicePortName> {
+    pub fn owner_of(&self, element: &Element) -> Option<&ServicePortName> {
         let bank = match element.set {
             Set::Frontends(bank)
             | Set::ExternalLocal(bank)
@@ -244,7 +295,7 @@ impl DesiredTable {
             | Set::Affinity
             | Set::Timeouts(_) => return None,
         };
-        self.owner(&Frontend::from_key(element.key.as_bytes(), bank, family)?.0)
+        self.owner(&Frontend::from_key(element.key.as_bytes(), bank, self.settings.family)?.0)
     }
 
     /// What several may ask for, each with the first that does.
@@ -396,6 +447,35 @@ impl DesiredTable {
     }
 }
 
+/// Timeouts of session affinity among these elements.
+fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
+    let seconds = |element: &Element| match element.data {
+        Some(Data::Learn(seconds)) => Some(seconds),
+        Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
+    };
+    elements.iter().filter_map(seconds).collect()
+}
+
+/// The chains of a timeout. What the kernel remembers of clients stays when they go, until it expires: no service port
+/// has the id.
+fn chain_names(seconds: u32) -> [String; 2] {
+    Bank::BOTH.map(|bank| bank.learner(seconds))
+}
+
+/// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,
+/// and none where one range begins right after another.
+pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
+    let after = |range: &IpNet| match range.broadcast() {
+        IpAddr::V4(last) => u32::from(last).checked_add(1).map(|next| IpAddr::V4(next.into())),
+        IpAddr::V6(last) => u128::from(last).checked_add(1).map(|next| IpAddr::V6(next.into())),
+    };
+    let ranges = IpNet::aggregate(&ranges.to_vec());
+    let begins: BTreeSet<IpAddr> = ranges.iter().map(IpNet::network).collect();
+    let ends: BTreeSet<IpAddr> = ranges.iter().filter_map(after).collect();
+    let begin = begins.difference(&ends).map(|address| (*address, false));
+    begin.chain(ends.difference(&begins).map(|address| (*address, true))).collect()
+}
+
 /// What sits in the slots of a frontend; none if nothing does. The elements come in order.
 fn seats(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
     let key = frontend.key();
@@ -429,4 +509,4 @@ pub fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<E
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -338,7 +338,7 @@ impl Table {
     /// What the plan for this world puts in.
     fn of(world: &World) -> Self {
         let mut cluster = world.cluster();
-        let mut plan = DesiredTable::default();
+        let mut plan = DesiredTable::new(crate::nftables::desired::tests::settings());
         plan.replace(cluster.take_changes().routings);
         Self { elements: plan.elements(), service_cidrs: cluster.service_cidrs() }
     }

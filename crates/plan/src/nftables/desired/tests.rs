@@ -1,21 +1,26 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use model::address::Family;
 use model::names::{NamespacedName, Port, Protocol};
 use model::routing::Traffic;
 use model::service::{Addresses, Created};
 use proptest::prelude::*;
 
 use super::*;
+use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
 use crate::nftables::slots::MOST;
 
 /// A table made of a map. It refuses what the kernel refuses.
-#[derive(Debug, Default, PartialEq)]
-struct FakeTable(BTreeMap<(Set, crate::nftables::sets::Key), Option<Data>>);
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FakeTable(pub BTreeMap<(Set, crate::nftables::sets::Key), Option<Data>>);
 
 impl FakeTable {
-    fn commit(&mut self, steps: &Steps) {
+    pub fn commit(&mut self, steps: &Steps) {
+        if steps.table.is_some() {
+            self.0.clear();
+        }
         self.0.retain(|(set, _), _| !steps.empty.contains(set));
         for element in &steps.delete {
             let had = self.0.remove(&(element.set, element.key));
@@ -27,22 +32,46 @@ impl FakeTable {
         }
     }
 
-    fn holding(elements: &[Element]) -> Self {
+    pub fn holding(elements: &[Element]) -> Self {
         let mut table = Self::default();
         table.commit(&Steps { add: elements.to_vec(), ..Steps::default() });
         table
     }
 
-    fn elements(&self) -> Vec<Element> {
+    pub fn elements(&self) -> Vec<Element> {
         self.0.iter().map(|((set, key), data)| Element { set: *set, key: *key, data: *data }).collect()
     }
+
+    /// What a read-back finds that learns nothing of these sets.
+    pub fn held(&self, unclear: &[Set]) -> Held {
+        let mut elements = self.elements();
+        elements.retain(|element| !unclear.contains(&element.set));
+        let ids = elements.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
+        let timeouts = timeouts(&self.elements());
+        let content = Content { timeouts, ids, elements, unclear: unclear.to_vec(), ..Content::default() };
+        Held { generation: None, table: HeldTable::Ours(content) }
+    }
+}
+
+pub fn settings() -> Settings {
+    Settings {
+        family: Family::V4,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: None,
+        node_ports_everywhere: false,
+    }
+}
+
+fn desired() -> DesiredTable {
+    DesiredTable::new(settings())
 }
 
 fn port(number: u16) -> Port {
     Port::from_api(number.into()).unwrap()
 }
 
-fn name(number: u8) -> ServicePortName {
+pub fn name(number: u8) -> ServicePortName {
     ServicePortName {
         service: NamespacedName::new("ns", &format!("s{number}")),
         port: "".into(),
@@ -124,7 +153,7 @@ fn sticky_key(element: &Element) -> Option<(Frontend, u32)> {
     Some((frontend, sticky.service_port()))
 }
 
-fn changes() -> impl Strategy<Value = Vec<Changed>> {
+pub fn changes() -> impl Strategy<Value = Vec<Changed>> {
     let change = (0u8..5, proptest::option::weighted(0.7, routing()));
     proptest::collection::btree_map(0u8..5, change, 1..4)
         .prop_map(|changes| changes.into_values().map(|(n, routing)| (name(n), routing)).collect())
@@ -138,27 +167,25 @@ fn changes() -> impl Strategy<Value = Vec<Changed>> {
 proptest! {
     #[test]
     fn steps_lead_from_each_state_to_the_next(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         let mut table = FakeTable::default();
         for pass in passes {
-            table.commit(&plan.replace(pass));
+            table.commit(&plan.replace(pass).0);
             prop_assert_eq!(&table, &FakeTable::holding(&plan.elements()));
         }
     }
 
     #[test]
     fn a_restart_with_nothing_changed_has_nothing_to_do(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         let mut table = FakeTable::default();
         for pass in passes {
-            table.commit(&plan.replace(pass));
+            table.commit(&plan.replace(pass).0);
         }
-        let mut successor = DesiredTable::default();
+        let mut successor = desired();
         successor.accept(routings(&plan));
-        let found = Held { elements: table.elements(), unclear: Vec::new() };
-        successor.adopt_ids(&found.elements, Family::V4);
-        let wanted = successor.elements();
-        prop_assert_eq!(successor.steps_from(found, wanted), Steps::default());
+        let steps = successor.steps_from(&table.held(&[]));
+        prop_assert!(steps.is_empty(), "{:?}", steps);
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
     }
 
@@ -168,27 +195,24 @@ proptest! {
         missed in changes(),
         unclear in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
     ) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         let mut table = FakeTable::default();
-        table.commit(&plan.replace(before));
+        table.commit(&plan.replace(before).0);
         plan.accept(missed);
 
-        let mut successor = DesiredTable::default();
+        let mut successor = desired();
         successor.accept(routings(&plan));
-        let elements = table.elements().into_iter().filter(|element| !unclear.contains(&element.set)).collect::<Vec<_>>();
-        successor.adopt_ids(&elements, Family::V4);
-        let wanted = successor.elements();
-        table.commit(&successor.steps_from(Held { elements, unclear }, wanted));
+        table.commit(&successor.steps_from(&table.held(&unclear)));
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
     }
 
     #[test]
     fn the_order_of_changes_does_not_matter_to_who_gets_what(change in changes()) {
-        let (mut forwards, mut backwards) = (DesiredTable::default(), DesiredTable::default());
+        let (mut forwards, mut backwards) = (desired(), desired());
         let contested = forwards.accept(change.clone());
         prop_assert_eq!(contested, backwards.accept(change.into_iter().rev().collect()));
         // Ids are given in the order of changes.
-        backwards.adopt_ids(&forwards.elements(), Family::V4);
+        backwards.adopt_ids(&forwards.elements());
         prop_assert_eq!(forwards.elements(), backwards.elements());
     }
 
@@ -197,7 +221,7 @@ proptest! {
         passes in proptest::collection::vec(changes(), 1..8),
         last_id: u32,
     ) {
-        let mut plan = DesiredTable { last_id: last_id & !1, ..DesiredTable::default() };
+        let mut plan = DesiredTable { last_id: last_id & !1, ..desired() };
         let mut given = BTreeSet::new();
         for pass in passes {
             let before = ids(&plan);
@@ -219,13 +243,13 @@ proptest! {
         missed in changes(),
         later in changes(),
     ) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         plan.accept(before);
         let found = plan.elements();
         plan.accept(missed);
-        let mut successor = DesiredTable::default();
+        let mut successor = desired();
         successor.accept(routings(&plan));
-        successor.adopt_ids(&found, Family::V4);
+        successor.adopt_ids(&found);
         let held: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
         let now: BTreeMap<_, _> =
             successor.elements().iter().filter_map(sticky_key).collect();
@@ -255,7 +279,7 @@ proptest! {
 
     #[test]
     fn the_endpoints_that_clients_may_stick_to_are_those_that_a_frontend_of_theirs_uses(change in changes()) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         plan.accept(change);
         let elements = plan.elements();
         let used = |set: fn(Bank) -> Set, id| {
@@ -277,27 +301,27 @@ proptest! {
 
     #[test]
     fn the_same_routing_again_is_no_step(change in changes()) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         plan.replace(change.clone());
-        let again = plan.replace(change);
+        let (again, _) = plan.replace(change);
         prop_assert!(again.is_empty(), "{:?}", again);
     }
 
     #[test]
     fn nothing_is_left_of_nothing(passes in proptest::collection::vec(changes(), 1..8)) {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         let mut table = FakeTable::default();
         for pass in passes {
-            table.commit(&plan.replace(pass));
+            table.commit(&plan.replace(pass).0);
         }
-        table.commit(&plan.replace((0..5).map(|n| (name(n), None)).collect()));
+        table.commit(&plan.replace((0..5).map(|n| (name(n), None)).collect()).0);
         prop_assert_eq!(table, FakeTable::default());
         prop_assert!(plan.units.is_empty() && plan.claims.is_empty() && plan.shared.is_empty());
     }
 }
 
 /// A service port at this cluster IP, with these external IPs and one endpoint.
-fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoint: u8) -> Arc<Routing> {
+pub fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoint: u8) -> Arc<Routing> {
     Arc::new(Routing {
         protocol: Protocol::Tcp,
         port: port(80),
@@ -337,16 +361,16 @@ fn a_frontend_that_two_claim_goes_to_the_first_by_name_and_is_handed_over() {
     let routing = |endpoint: u8| plain(IP, &[], Created::UNKNOWN, endpoint);
     let target =
         |plan: &DesiredTable| plan.elements().iter().find_map(Element::endpoint).unwrap().0.to_string();
-    let mut plan = DesiredTable::default();
+    let mut plan = desired();
     plan.replace(vec![(name(2), Some(routing(2)))]);
     assert_eq!(target(&plan), "10.1.0.2");
-    let steps = plan.replace(vec![(name(1), Some(routing(1)))]);
-    assert_eq!(steps.contentions, [contention(ContentionChange::Began, 1, &[2], vec![at(IP)])]);
+    let (_, contentions) = plan.replace(vec![(name(1), Some(routing(1)))]);
+    assert_eq!(contentions, [contention(ContentionChange::Began, 1, &[2], vec![at(IP)])]);
     assert_eq!(target(&plan), "10.1.0.1");
-    let steps = plan.replace(vec![(name(2), Some(routing(9)))]);
-    assert_eq!(steps, Steps::default(), "not its turn, and no news");
-    let steps = plan.replace(vec![(name(1), None)]);
-    assert_eq!(steps.contentions, [contention(ContentionChange::Ended, 2, &[1], vec![at(IP)])]);
+    let unchanged = plan.replace(vec![(name(2), Some(routing(9)))]);
+    assert_eq!(unchanged, (Steps::default(), Vec::new()), "not its turn, and no news");
+    let (_, contentions) = plan.replace(vec![(name(1), None)]);
+    assert_eq!(contentions, [contention(ContentionChange::Ended, 2, &[1], vec![at(IP)])]);
     assert_eq!(target(&plan), "10.1.0.9");
     assert_eq!(plan.owner(&at(IP)), Some(&name(2)));
 }
@@ -367,7 +391,7 @@ fn a_cluster_ip_comes_first_then_the_service_created_first_then_the_first_by_nam
         (name(2), external(2, unknown)),
     ];
     for start in 0..claims.len() {
-        let mut plan = DesiredTable::default();
+        let mut plan = desired();
         let (first, second) = claims.split_at(start);
         plan.accept([second, first].concat());
         for (winner, _) in &claims {
@@ -381,15 +405,15 @@ fn a_cluster_ip_comes_first_then_the_service_created_first_then_the_first_by_nam
 fn a_claim_ranks_anew_when_its_routing_changes() {
     const IP: [u8; 4] = [10, 96, 0, 9];
     let external = |number: u8, created| Some(plain([10, 96, 0, number], &[IP], created, number));
-    let mut plan = DesiredTable::default();
+    let mut plan = desired();
     plan.replace(vec![(name(1), external(1, second(1))), (name(2), external(2, second(2)))]);
-    let steps = plan.replace(vec![(name(2), Some(plain(IP, &[], second(2), 2)))]);
-    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
-    let steps = plan.replace(vec![(name(2), external(2, second(2)))]);
-    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 1, &[2], vec![at(IP)])]);
+    let (_, contentions) = plan.replace(vec![(name(2), Some(plain(IP, &[], second(2), 2)))]);
+    assert_eq!(contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
+    let (_, contentions) = plan.replace(vec![(name(2), external(2, second(2)))]);
+    assert_eq!(contentions, [contention(ContentionChange::WinnerChanged, 1, &[2], vec![at(IP)])]);
     // Deleted and created again between two syncs.
-    let steps = plan.replace(vec![(name(1), external(1, second(3)))]);
-    assert_eq!(steps.contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
+    let (_, contentions) = plan.replace(vec![(name(1), external(1, second(3)))]);
+    assert_eq!(contentions, [contention(ContentionChange::WinnerChanged, 2, &[1], vec![at(IP)])]);
 }
 
 #[test]
@@ -398,7 +422,7 @@ fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
     let all: Vec<Frontend> = ips.iter().map(|ip| at(*ip)).collect();
     let claimant =
         |number: u8, ips: &[[u8; 4]]| Some(plain([10, 96, 0, number], ips, second(number), number));
-    let mut plan = DesiredTable::default();
+    let mut plan = desired();
     assert_eq!(plan.accept(vec![(name(1), claimant(1, &ips))]), []);
     let began = plan.accept(vec![(name(2), claimant(2, &ips))]);
     assert_eq!(began, [contention(ContentionChange::Began, 1, &[2], all.clone())]);
@@ -423,7 +447,7 @@ fn a_change_costs_the_same_however_many_claim_its_frontends() {
     const IP: [u8; 4] = [203, 0, 113, 1];
     let claimant =
         |number: u8, endpoint: u8| Some(plain([10, 96, 0, number], &[IP], second(number), endpoint));
-    let mut plan = DesiredTable::default();
+    let mut plan = desired();
     plan.accept((1..50).map(|number| (name(number), claimant(number, number))).collect());
     for number in [1, 20, 49] {
         let changes = vec![(name(number), claimant(number, 99))];
@@ -447,7 +471,7 @@ fn endpoints_beyond_the_last_slot_are_counted() {
         fields.local = (0..).map(endpoint).take(local).collect();
         Some(routing)
     };
-    let mut plan = DesiredTable::default();
+    let mut plan = desired();
     for (cluster, local, left_out) in
         [(MOST + 2, 1, 2), (MOST + 3, MOST + 3, 3), (1, MOST + 1, 1), (MOST, MOST, 0)]
     {

@@ -1,21 +1,21 @@
 //! The table is compared by others than its owner, and while it has one.
 
 use super::*;
-use crate::difference::{Difference, Fact, Kind};
+use kernel::difference::{self, Difference, Fact, Kind};
 
-fn all(family: Family) -> Change {
+fn all(family: Family) -> Changes {
     let routings = vec![
         (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
         (name("b"), Some(routing(family, 2, &[]))),
         (name("c"), Some(routing(family, 3, &[1]))),
     ];
-    Change { routings, ..node_data(family) }
+    everything(family, routings)
 }
 
 /// What somebody finds who has the same objects, but never spoke to the one that wrote them.
-fn as_a_stranger(family: Family, change: Change) -> Vec<Difference> {
-    let Change { routings, service_cidrs, node_port_ips } = change;
-    let wanted = Wanted::new(settings(family), routings, service_cidrs.unwrap(), node_port_ips.unwrap());
+fn as_a_stranger(family: Family, change: Changes) -> Vec<Difference> {
+    let Changes { routings, service_cidrs, .. } = change;
+    let wanted = Wanted::new(settings(family), routings, service_cidrs.unwrap(), node_port_ips(family));
     Inspection::open(wanted).unwrap().differences().unwrap()
 }
 
@@ -27,7 +27,7 @@ fn texts(differences: &[Difference]) -> Vec<String> {
 fn what_was_just_written_does_not_differ() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(family)).unwrap();
+            let mut table = open(family);
             table.sync(all(family)).unwrap();
             // So that slots are no longer in the order of addresses.
             table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
@@ -36,8 +36,7 @@ fn what_was_just_written_does_not_differ() {
             let mut inspection = Inspection::open(table.wanted()).unwrap();
             assert_eq!(texts(&inspection.differences().unwrap()), [""; 0]);
             assert!(inspection.objects() > 100, "{}", inspection.objects());
-            let mut inspection =
-                crate::difference::Wanted::Nftables(Box::new(table.wanted())).open().unwrap();
+            let mut inspection = difference::Wanted::Nftables(Box::new(table.wanted())).open().unwrap();
             for part in inspection.parts() {
                 assert_eq!(texts(&inspection.compare(part).unwrap()), [""; 0], "{part}");
             }
@@ -51,7 +50,7 @@ fn what_was_just_written_does_not_differ() {
 fn an_endpoint_in_place_of_another_is_the_only_difference() {
     in_fresh_netns(|| {
         let family = Family::V4;
-        let mut table = Table::open(settings(family)).unwrap();
+        let mut table = open(family);
         table.sync(all(family)).unwrap();
         let mut edited = all(family);
         edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
@@ -111,8 +110,7 @@ fn damage_is_named() {
         ("add chain ip kube-proxy mine", &[]),
     ] {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(Family::V4)).unwrap();
-            table.abilities.own = false;
+            let mut table = shared_table(Family::V4);
             table.sync(all(Family::V4)).unwrap();
             run(&format!("nft {damage}"));
             let found = Inspection::open(table.wanted()).unwrap().differences().unwrap();
@@ -129,7 +127,7 @@ fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
     in_fresh_netns(|| {
         let found = as_a_stranger(Family::V4, all(Family::V4));
         assert!(found[0].to_string().starts_with("missing: table ip kube-proxy ("), "{}", found[0]);
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         let outcome = table.sync(all(Family::V4)).unwrap();
         let elements = found.iter().filter(|it| it.service.is_some()).count();
         assert_eq!(elements, outcome.added, "each element has an owner here");
@@ -140,7 +138,7 @@ fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
 #[test]
 fn a_timeout_that_nobody_had_before_is_two_chains() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
         let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
@@ -161,7 +159,7 @@ fn a_timeout_that_nobody_had_before_is_two_chains() {
 #[test]
 fn what_nobody_sticks_to_any_more_is_surplus() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
         for (_, routing) in &mut edited.routings {
@@ -206,11 +204,8 @@ fn clone(routing: &Routing) -> Routing {
 #[test]
 fn affinity_without_endpoints_needs_no_set() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        let refused = || Change {
-            routings: vec![(name("a"), Some(routing(Family::V4, 1, &[])))],
-            ..node_data(Family::V4)
-        };
+        let mut table = open(Family::V4);
+        let refused = || everything(Family::V4, vec![(name("a"), Some(routing(Family::V4, 1, &[])))]);
         table.sync(refused()).unwrap();
         let differences = Inspection::open(table.wanted()).unwrap().differences().unwrap();
         assert_eq!(texts(&differences), [""; 0]);
