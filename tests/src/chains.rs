@@ -13,7 +13,7 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use crate::drive::Iptables;
+use crate::drive::IptablesSync;
 use crate::feed::{cluster, list};
 use crate::matrix::Backend;
 use crate::options::Options;
@@ -24,7 +24,7 @@ use testkit::namespace::Namespace;
 pub struct Chains {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub rules: Iptables,
+    pub rules: IptablesSync,
     _programs: TempDir,
 }
 
@@ -46,7 +46,7 @@ impl Chains {
             };
             set_up(&settings, &Sysctls::default()).unwrap();
             let all = kernel::interfaces::addresses().unwrap();
-            (Iptables::new(rules, settings), addresses.among(&all))
+            (IptablesSync::new(rules, settings), addresses.among(&all))
         });
         let mut chains =
             Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };

@@ -5,7 +5,6 @@ pub mod cases;
 pub mod chains;
 pub mod cluster;
 pub mod container;
-#[path = "../../crates/kernel/tests/drive/mod.rs"]
 pub mod drive;
 pub mod feed;
 pub mod manifests;

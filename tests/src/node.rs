@@ -7,7 +7,7 @@ use model::event::Event;
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
-use crate::drive::Nftables;
+use crate::drive::NftablesSync;
 use crate::feed::{cluster, fold_in, list};
 use crate::matrix::Backend;
 use crate::options::Options;
@@ -18,7 +18,7 @@ use testkit::namespace::Namespace;
 pub struct Node {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub table: Nftables,
+    pub table: NftablesSync,
 }
 
 impl Node {
@@ -44,7 +44,7 @@ impl Node {
         let (table, node_port_ips) = namespace.enter(|| {
             let all = kernel::interfaces::addresses().unwrap();
             let serving = addresses.among(&all);
-            (Nftables::open(settings).unwrap(), serving)
+            (NftablesSync::open(settings).unwrap(), serving)
         });
         let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), table };
         node.table.plan.move_to(node_port_ips);

@@ -12,7 +12,7 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-#[path = "../tests/drive/mod.rs"]
+#[path = "../../../tests/src/drive.rs"]
 mod drive;
 
 use std::fs::{read_to_string, write};
@@ -30,7 +30,7 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
-use drive::Nftables;
+use drive::NftablesSync;
 use testkit::bench::clusters::{here, service, slice};
 use testkit::bench::figures::{goal, processor};
 
@@ -102,7 +102,7 @@ fn main() {
 /// A node that serves UDP services, as far as flows and rules are concerned.
 struct Node {
     cluster: Cluster,
-    table: Nftables,
+    table: NftablesSync,
     conntrack: Conntrack,
     reports: Receiver<Report>,
 }
@@ -134,7 +134,7 @@ impl Node {
         let (conntrack, scanner) = Conntrack::new(Family::V4, Contended::FirstOnly);
         let (tell, reports) = channel();
         std::thread::spawn(move || scanner.run(|report| _ = tell.send(report)));
-        let mut node = Self { cluster, table: Nftables::open(settings).unwrap(), conntrack, reports };
+        let mut node = Self { cluster, table: NftablesSync::open(settings).unwrap(), conntrack, reports };
         node.sync();
         node.settle();
         node

@@ -16,7 +16,7 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-#[path = "../tests/drive/mod.rs"]
+#[path = "../../../tests/src/drive.rs"]
 mod drive;
 
 use std::env::args;
@@ -38,7 +38,7 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use drive::Iptables;
+use drive::IptablesSync;
 use testkit::bench::clusters::{Random, Size, deletions, here, replacements, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -199,7 +199,7 @@ impl Commands {
 /// A cluster that has been told everything, rules that follow it, and what the reference would do.
 struct Load {
     cluster: Cluster,
-    rules: Iptables,
+    rules: IptablesSync,
     reference: Reference,
 }
 
@@ -213,7 +213,7 @@ impl Load {
         let access = Rules::through(commands.programs(), Family::V4).unwrap();
         let settings = settings(&access);
         let reference = Reference::new(commands, settings.clone());
-        Self { cluster, rules: Iptables::new(access, settings), reference }
+        Self { cluster, rules: IptablesSync::new(access, settings), reference }
     }
 
     fn sync(&mut self) -> Outcome {

@@ -14,7 +14,7 @@
 )]
 
 mod affinity;
-#[path = "../tests/drive/mod.rs"]
+#[path = "../../../tests/src/drive.rs"]
 mod drive;
 
 use std::env::args;
@@ -36,7 +36,7 @@ use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::program::Settings;
 
-use drive::Nftables;
+use drive::NftablesSync;
 use testkit::bench::clusters::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
 use testkit::bench::figures::{goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -299,7 +299,7 @@ fn compare(small: Size, large: Size) {
 /// A cluster that has been told everything, and a table that holds it.
 struct Load {
     cluster: Cluster,
-    table: Nftables,
+    table: NftablesSync,
     outcome: Outcome,
     spent: Spent,
 }
@@ -328,7 +328,7 @@ impl Load {
         spent += taking;
         spent.model = spent.total();
         let (syncing, (table, outcome)) = Spent::by(|| {
-            let mut table = Nftables::open(settings()).unwrap();
+            let mut table = NftablesSync::open(settings()).unwrap();
             let outcome = table.sync(changes).unwrap();
             (table, outcome)
         });
@@ -363,7 +363,7 @@ fn prepared(size: Size) -> Batch {
 
 fn replay(batch: &Batch) -> Spent {
     // The program alone, in a table that belongs to nobody when its maker is gone.
-    Nftables::open(settings()).unwrap().sync(Changes::default()).unwrap();
+    NftablesSync::open(settings()).unwrap().sync(Changes::default()).unwrap();
     let mut connection = Connection::open().unwrap();
     Spent::by(|| connection.commit(batch).unwrap()).0
 }

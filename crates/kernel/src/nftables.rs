@@ -47,14 +47,14 @@ const LISTED: usize = 50_000;
 pub struct Table {
     connection: Connection,
     family: Family,
-    abilities: Abilities,
+    abilities: TableAbilities,
     /// What a read-back that failed has found, if no other process can have changed it since.
     reading: Reading,
 }
 
 /// What the kernel can do, and what we make of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Abilities {
+pub struct TableAbilities {
     /// A table may have an owner, which alone can change it, and outlive that; 6.9 and later.
     pub owners: bool,
     /// The kernel may tell how many elements a set has.
@@ -69,17 +69,17 @@ impl Table {
         let mut connection = Connection::open()?;
         let owners = can_own(&mut connection, family)?;
         // Where it does not tell, sets have no count.
-        let abilities = Abilities { owners, counts: true, listed: LISTED };
+        let abilities = TableAbilities { owners, counts: true, listed: LISTED };
         Ok(Self { connection, family, abilities, reading: Reading::default() })
     }
 
-    pub fn abilities(&self) -> Abilities {
+    pub fn abilities(&self) -> TableAbilities {
         self.abilities
     }
 
     /// The same as if the kernel could do less.
     #[must_use]
-    pub fn limited_to(self, abilities: Abilities) -> Self {
+    pub fn limited_to(self, abilities: TableAbilities) -> Self {
         Self { abilities, ..self }
     }
 
@@ -218,20 +218,20 @@ pub fn is_transient(error: &CommitError) -> bool {
     }
 }
 
-/// Calls `tell` whenever someone else has changed the family's table, for as long as it returns true.
+/// Calls `notify` whenever another process has changed the family's table, for as long as it returns true.
 pub fn on_foreign_change(
     family: Family,
     our_port: u32,
-    mut tell: impl FnMut(Drift) -> bool,
+    mut notify: impl FnMut(Drift) -> bool,
 ) -> io::Result<()> {
     let family = wire_family(family);
     let mut monitor = nft::Monitor::open()?;
     let mut drift = Some(Drift::Unheard);
-    // Part of a commit that is not complete yet, after which we hear whose it was.
+    // Part of a commit that is not complete yet; the event that ends it names the process.
     let mut changed = false;
     loop {
         if let Some(drift) = drift.take()
-            && !tell(drift)
+            && !notify(drift)
         {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use netlink::nftables::Connection;
 use netlink::testing::run as command;
 use plan::nftables::program::Settings;
 
-use crate::drive::Nftables;
+use crate::drive::NftablesSync;
 use testkit::bench::clusters::{Fate, deletions, here, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 
@@ -78,7 +78,7 @@ pub fn measure(timeouts: usize, settings: Settings) {
     }
     cluster.apply(&service(UNRELATED));
     cluster.apply(&serving(endpoint));
-    let mut table = Nftables::open(settings.clone()).unwrap();
+    let mut table = NftablesSync::open(settings.clone()).unwrap();
     sync(&mut table, cluster.take_changes());
     say("connect", connect());
     say("change", change(&mut cluster, &mut table, endpoint));
@@ -128,18 +128,18 @@ fn only(endpoint: SocketAddr) -> Vec<Event> {
     vec![service(UNRELATED), serving(endpoint)]
 }
 
-fn restart(events: &[Event], settings: Settings) -> (Nftables, f64) {
+fn restart(events: &[Event], settings: Settings) -> (NftablesSync, f64) {
     let mut cluster = Cluster::new(here());
     events.iter().for_each(|event| _ = cluster.apply(event));
     let changes = cluster.take_changes();
     let start = processor();
-    let mut table = Nftables::open(settings).unwrap();
+    let mut table = NftablesSync::open(settings).unwrap();
     let outcome = table.sync(changes).unwrap();
     assert_eq!((outcome.added, outcome.deleted), (0, 0));
     (table, processor() - start)
 }
 
-fn sync(table: &mut Nftables, changes: Changes) {
+fn sync(table: &mut NftablesSync, changes: Changes) {
     table.sync(changes).unwrap();
 }
 
@@ -157,7 +157,7 @@ fn connect() -> f64 {
 }
 
 /// The same for its endpoint that is replaced and put back.
-fn change(cluster: &mut Cluster, table: &mut Nftables, endpoint: SocketAddr) -> f64 {
+fn change(cluster: &mut Cluster, table: &mut NftablesSync, endpoint: SocketAddr) -> f64 {
     let events = [slice(UNRELATED, 1, Some((0, Fate::Replaced))), serving(endpoint)];
     let spent = events.iter().cycle().take(PROBES).map(|event| {
         cluster.apply(event);

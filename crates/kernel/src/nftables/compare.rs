@@ -12,7 +12,7 @@ use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::elements::{Frontend, Shared};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Sticky, Type, address, show_range};
-use plan::nftables::steps::{Content, Held, HeldTable};
+use plan::nftables::steps::{Held, HeldTable, TableContent};
 
 use super::TABLE;
 use super::compile::{declare, fingerprint};
@@ -147,7 +147,7 @@ impl Inspection {
     /// Endpoints sit where they do in the kernel and ids are those of the kernel, as when the table is adopted.
     fn take_seats(&mut self) -> io::Result<()> {
         let found = self.reader().sets()?;
-        let mut content = Content::default();
+        let mut content = TableContent::default();
         for set in self.program().sets {
             let elements = match set {
                 Set::Endpoints(_) | Set::EndpointsInside(_) => &mut content.elements,

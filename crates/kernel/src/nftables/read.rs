@@ -12,7 +12,7 @@ use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Data, Element, Key, Nature, Set, Sticky, Type, address};
-use plan::nftables::steps::{Boundaries, Content, Unexpected};
+use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
 use super::batch::address_length;
@@ -47,13 +47,13 @@ pub struct Ours {
 #[derive(Debug, Default)]
 pub struct Reading {
     done: BTreeSet<Set>,
-    content: Content,
+    content: TableContent,
 }
 
 impl Reading {
     /// All sets have been read.
-    pub fn finish(self, timeouts: BTreeSet<u32>, unexpected: Unexpected) -> Content {
-        Content { timeouts, unexpected, ..self.content }
+    pub fn finish(self, timeouts: BTreeSet<u32>, unexpected: Unexpected) -> TableContent {
+        TableContent { timeouts, unexpected, ..self.content }
     }
 }
 
@@ -137,7 +137,7 @@ impl Reader<'_> {
         set: Set,
         count: Option<usize>,
         desired: impl Fn() -> &'a [Element],
-        content: &mut Content,
+        content: &mut TableContent,
     ) -> io::Result<()> {
         if set == Set::ServiceCidrs {
             content.service_cidrs = self.service_cidrs()?;

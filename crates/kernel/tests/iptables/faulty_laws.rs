@@ -21,7 +21,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::commands::{Commands, VARIANTS};
-use crate::drive::Iptables;
+use crate::drive::IptablesSync;
 use crate::fake::Kernel;
 use crate::faulty::{Fake, Fault, Faulty};
 use crate::histories::{Op, op};
@@ -83,7 +83,7 @@ struct Tally {
 
 struct Follower {
     cluster: Cluster,
-    rules: Iptables,
+    rules: IptablesSync,
     imagined: usize,
     interfaces: Vec<IpAddr>,
     moved: bool,
@@ -93,7 +93,7 @@ struct Follower {
 impl Follower {
     fn new(rules: Rules) -> Self {
         let options = Options::default();
-        let rules = Iptables::new(rules, options.settings());
+        let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
         Self { cluster, rules, imagined: 0, interfaces: interfaces(), moved: true, has_failed: true }
     }

@@ -8,7 +8,7 @@ use model::cluster::{Changes, Cluster};
 use model::event::Event;
 
 use crate::commands::Commands;
-use crate::drive::Iptables;
+use crate::drive::IptablesSync;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
@@ -16,7 +16,7 @@ pub struct Machine<'a> {
     pub commands: &'a Commands,
     pub options: Options,
     pub cluster: Cluster,
-    pub rules: Iptables,
+    pub rules: IptablesSync,
     /// Endpoints that are counted but not there: large clusters are slow to test.
     pub imagined: usize,
     interfaces: Vec<IpAddr>,
@@ -26,7 +26,7 @@ pub struct Machine<'a> {
 impl<'a> Machine<'a> {
     pub fn new(commands: &'a Commands, options: Options) -> Self {
         let rules = Rules::through(commands.programs(), options.family()).unwrap();
-        let rules = Iptables::new(rules, options.settings());
+        let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
         Self { commands, options, cluster, rules, imagined: 0, interfaces: interfaces(), moved: true }
     }

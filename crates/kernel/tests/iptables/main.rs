@@ -22,7 +22,7 @@ mod saved;
 mod setup;
 mod strangers;
 
-#[path = "../drive/mod.rs"]
+#[path = "../../../../tests/src/drive.rs"]
 mod drive;
 // What happens in the examples and what they expect is told once, beside the crate that decides it.
 #[path = "../../../plan/tests/iptables/fake.rs"]

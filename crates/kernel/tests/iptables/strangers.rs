@@ -8,7 +8,7 @@ use model::address::Family;
 use netlink::testing::in_fresh_netns;
 
 use crate::commands::{Commands, VARIANTS};
-use crate::drive::Iptables;
+use crate::drive::IptablesSync;
 use crate::faults::wait_for_canaries;
 use crate::machine::Machine;
 use crate::options::Options;
@@ -22,7 +22,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 fn machine(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
     let rules = Rules::through(commands.programs(), machine.options.family()).unwrap();
-    machine.rules = Iptables::with_period(rules, machine.options.settings(), PERIOD);
+    machine.rules = IptablesSync::with_period(rules, machine.options.settings(), PERIOD);
     machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     machine
 }

@@ -185,7 +185,7 @@ struct Follower {
     family: Family,
     writers: Writers,
     cluster: Cluster,
-    table: Nftables,
+    table: NftablesSync,
     node_port_ips: Vec<IpAddr>,
     observer: Rc<RefCell<Observer>>,
     has_failed: bool,
@@ -258,7 +258,7 @@ impl Follower {
     }
 }
 
-fn open(family: Family, writers: Writers, faults: &mut Faults) -> Nftables {
+fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
     let table = loop {
         // The process would be started again.
         if let Ok(table) = faults.during(|| Table::open(family)) {
@@ -267,8 +267,8 @@ fn open(family: Family, writers: Writers, faults: &mut Faults) -> Nftables {
     };
     let abilities = table.abilities();
     assert!(abilities.owners, "it was not this kernel that could not: {abilities:?}");
-    let abilities = Abilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
-    Nftables::new(table.limited_to(abilities), settings(family))
+    let abilities = TableAbilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
+    NftablesSync::new(table.limited_to(abilities), settings(family))
 }
 
 fn cluster(family: Family) -> Cluster {

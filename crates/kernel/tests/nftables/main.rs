@@ -8,7 +8,7 @@
     reason = "tests stop at what they did not expect"
 )]
 
-#[path = "../drive/mod.rs"]
+#[path = "../../../../tests/src/drive.rs"]
 mod drive;
 
 mod affinity;
@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use kernel::nftables::{
-    Abilities, CommitError, Inspection, TABLE, Table, Wanted, connections, is_transient, on_foreign_change,
+    CommitError, Inspection, TABLE, Table, TableAbilities, Wanted, connections, is_transient,
+    on_foreign_change,
 };
 use kernel::outcome::Outcome;
 use kernel::stranger::Drift;
@@ -42,9 +43,9 @@ use plan::mark::Mark;
 use plan::nftables::desired::{Changed, boundaries};
 use plan::nftables::program::Settings;
 use plan::nftables::sets::{Bank, Set};
-use plan::nftables::steps::{Content, HeldTable, Steps};
+use plan::nftables::steps::{HeldTable, Steps, TableContent};
 
-use drive::Nftables;
+use drive::NftablesSync;
 
 fn settings(family: Family) -> Settings {
     let pods = match family {
@@ -139,19 +140,19 @@ fn everything(family: Family, routings: Vec<Changed>) -> Changes {
 /// Large sets are those of more than twenty elements.
 const LISTED: usize = 20;
 
-fn open(family: Family) -> Nftables {
-    limited(family, |abilities| Abilities { listed: LISTED, ..abilities })
+fn open(family: Family) -> NftablesSync {
+    limited(family, |abilities| TableAbilities { listed: LISTED, ..abilities })
 }
 
 /// A table that anyone may change, as on kernels that know no owners.
-fn shared_table(family: Family) -> Nftables {
-    limited(family, |abilities| Abilities { listed: LISTED, owners: false, ..abilities })
+fn shared_table(family: Family) -> NftablesSync {
+    limited(family, |abilities| TableAbilities { listed: LISTED, owners: false, ..abilities })
 }
 
-fn limited(family: Family, to: impl Fn(Abilities) -> Abilities) -> Nftables {
+fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
     let table = Table::open(family).unwrap();
     let abilities = to(table.abilities());
-    let mut table = Nftables::new(table.limited_to(abilities), settings(family));
+    let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
     table.plan.move_to(node_port_ips(family));
     table
 }
@@ -160,8 +161,8 @@ fn generation() -> u32 {
     Connection::open().unwrap().generation().unwrap().id
 }
 
-impl Nftables {
-    fn content(&mut self) -> Content {
+impl NftablesSync {
+    fn content(&mut self) -> TableContent {
         let held = self.table.read(self.plan.desired()).unwrap();
         let HeldTable::Ours(content) = held.table else { panic!("{held:?}") };
         content
@@ -269,7 +270,7 @@ fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
         };
         open(Family::V4).sync(with(&[1, 2])).unwrap();
         let mut table =
-            limited(Family::V4, |abilities| Abilities { counts: false, listed: LISTED, ..abilities });
+            limited(Family::V4, |abilities| TableAbilities { counts: false, listed: LISTED, ..abilities });
         assert!(table.plan.steps(with(&[1])).is_none());
         let steps = table.left();
         assert!(steps.empty.contains(&Set::Endpoints(Bank::Addresses)), "{:?}", steps.empty);

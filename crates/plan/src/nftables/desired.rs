@@ -18,7 +18,7 @@ use crate::nftables::claims::{Contention, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
 use crate::nftables::program::{Program, Settings, learners};
 use crate::nftables::sets::{Bank, Data, Element, Set};
-use crate::nftables::steps::{Boundaries, Content, Held, HeldTable, NewTable, Steps};
+use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
@@ -182,7 +182,7 @@ impl DesiredTable {
     pub fn steps_from(&mut self, held: &Held) -> Steps {
         let timeouts = self.timeouts();
         let new = |replaces| NewTable { program: Program::new(&self.settings, &timeouts), replaces };
-        let nothing = Content::default();
+        let nothing = TableContent::default();
         let (content, table) = match &held.table {
             HeldTable::Ours(content) => (content, None),
             HeldTable::Absent => (&nothing, Some(new(false))),

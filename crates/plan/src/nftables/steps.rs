@@ -23,13 +23,13 @@ pub enum HeldTable {
     Absent,
     /// It has another program, that of an older release say: to be replaced.
     Foreign,
-    /// It has our program, apart from what [`Content`] lists.
-    Ours(Content),
+    /// It has our program, apart from what [`TableContent`] lists.
+    Ours(TableContent),
 }
 
 /// What our table holds.
 #[derive(Clone, Debug, Default)]
-pub struct Content {
+pub struct TableContent {
     /// In order.
     pub elements: Vec<Element>,
     /// Sets that hold more than we want, or something else: none of it is in `elements`.

@@ -48,7 +48,8 @@ impl FakeTable {
         elements.retain(|element| !unclear.contains(&element.set));
         let ids = elements.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
         let timeouts = timeouts(&self.elements());
-        let content = Content { timeouts, ids, elements, unclear: unclear.to_vec(), ..Content::default() };
+        let content =
+            TableContent { timeouts, ids, elements, unclear: unclear.to_vec(), ..TableContent::default() };
         Held { generation: None, table: HeldTable::Ours(content) }
     }
 }

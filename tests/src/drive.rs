@@ -17,12 +17,12 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 
 /// The nftables mode.
 #[derive(Debug)]
-pub struct Nftables {
+pub struct NftablesSync {
     pub plan: nftables_plan::plan::Plan,
     pub table: Table,
 }
 
-impl Nftables {
+impl NftablesSync {
     pub fn open(settings: nftables_plan::program::Settings) -> Result<Self, CommitError> {
         Ok(Self::new(Table::open(settings.family)?, settings))
     }
@@ -57,14 +57,14 @@ impl Nftables {
 
 /// The iptables mode.
 #[derive(Debug)]
-pub struct Iptables {
+pub struct IptablesSync {
     pub plan: iptables_plan::plan::Plan,
     pub rules: Rules,
     /// How many rules the last attempt wanted.
     pub counts: RuleCounts,
 }
 
-impl Iptables {
+impl IptablesSync {
     pub fn new(rules: Rules, settings: iptables_plan::program::Settings) -> Self {
         Self::with_period(rules, settings, SYNC_PERIOD)
     }
