@@ -3,9 +3,9 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use kernel::iptables::{Access, Change, Outcome, Programs, Rules, Variant, set_up};
+use kernel::iptables::{Programs, Rules, Variant, set_up};
+use kernel::outcome::Outcome;
 use kernel::sysctl::Sysctls;
 use model::address::Family;
 use model::cluster::Cluster;
@@ -13,6 +13,7 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
+use crate::drive::IptablesSync;
 use crate::feed::{cluster, list};
 use crate::matrix::Backend;
 use crate::options::Options;
@@ -23,7 +24,7 @@ use testkit::namespace::Namespace;
 pub struct Chains {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub rules: Rules,
+    pub rules: IptablesSync,
     _programs: TempDir,
 }
 
@@ -33,7 +34,7 @@ impl Chains {
         let addresses = options.node_port_addresses(family);
         let (rules, node_port_ips) = namespace.enter(|| {
             let exec = Arc::new(Programs::of(programs.path()));
-            let access = Access::through(exec, family).unwrap();
+            let rules = Rules::through(exec, family).unwrap();
             let settings = Settings {
                 family,
                 mark: Mark::from_bit(options.masquerade_bit).unwrap(),
@@ -41,30 +42,30 @@ impl Chains {
                 from_pod: options.from_pod(family),
                 localhost_node_ports: true,
                 node_port_addresses: addresses.clone(),
-                abilities: access.abilities(),
+                abilities: rules.abilities(),
             };
             set_up(&settings, &Sysctls::default()).unwrap();
             let all = kernel::interfaces::addresses().unwrap();
-            (Rules::new(access, settings, Duration::from_secs(30)), addresses.among(&all))
+            (IptablesSync::new(rules, settings), addresses.among(&all))
         });
         let mut chains =
             Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };
         list(&mut chains.cluster, "");
-        chains.pass(Change { node_port_ips: Some(node_port_ips), ..Change::default() });
+        chains.rules.move_to(&node_port_ips);
+        chains.sync();
         chains
     }
 
-    /// Makes these manifests all there is, and makes a pass.
+    /// Makes these manifests all there is, and syncs.
     pub fn replace(&mut self, manifests: &str) -> Outcome {
         list(&mut self.cluster, manifests);
-        self.pass(Change::default())
+        self.sync()
     }
 
-    fn pass(&mut self, change: Change) -> Outcome {
-        let routings = self.cluster.take_changes().routings;
-        let endpoints = self.cluster.counts().endpoints;
+    fn sync(&mut self) -> Outcome {
+        let changes = self.cluster.take_changes();
         let rules = &mut self.rules;
-        self.namespace.enter(|| rules.sync(Change { routings, endpoints, ..change })).unwrap()
+        self.namespace.enter(|| rules.sync(changes)).unwrap()
     }
 }
 

@@ -5,6 +5,7 @@ pub mod cases;
 pub mod chains;
 pub mod cluster;
 pub mod container;
+pub mod drive;
 pub mod feed;
 pub mod manifests;
 pub mod matrix;

@@ -99,6 +99,8 @@ pub struct Changes {
     pub health_checks: Vec<(NamespacedName, Option<HealthCheck>)>,
     /// All service CIDRs of the family, if they changed.
     pub service_cidrs: Option<Vec<IpNet>>,
+    /// Endpoints over all service ports, usable or not, if there are more or fewer than before.
+    pub endpoints: Option<usize>,
     /// When the changes that led here were made, to measure how long we took.
     pub trigger_times: Vec<(NamespacedName, Vec<Timestamp>)>,
     /// Whether UDP flows may now point to where they should not.
@@ -311,9 +313,11 @@ impl Cluster {
             changes.service_cidrs = Some(self.settled_cidrs.clone());
         }
         changes.trigger_times.sort();
+        let before = self.counts.endpoints;
         for name in self.take_pending() {
             self.reconsider(&name, &mut changes);
         }
+        changes.endpoints = (self.counts.endpoints != before).then_some(self.counts.endpoints);
         changes
     }
 

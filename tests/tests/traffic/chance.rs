@@ -70,7 +70,7 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
 }
 
 fn counted(network: &Network, node: &Node) -> BTreeMap<SocketAddr, u64> {
-    let (family, owners) = (node.table.family(), node.table.owners());
+    let (family, owners) = (node.table.table.family(), node.table.owners());
     let counted = network.node.enter(|| connections(family, &owners)).unwrap();
     counted
         .into_iter()

@@ -160,7 +160,7 @@ fn no_connection_fails_while_the_proxy_starts_again() {
                 drop(node);
                 let_connect(&storms);
                 let (again, outcome) = Node::start(&network.node, family, &Options::default(), &manifests);
-                assert_eq!((outcome.full, outcome.added, outcome.deleted), (true, 0, 0));
+                assert_eq!((outcome.is_full, outcome.added, outcome.deleted), (true, 0, 0));
                 node = again;
                 let_connect(&storms);
             }
@@ -211,7 +211,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
                 let outcome = chains.replace(&manifests);
                 // Everything once more, over what is there.
                 chains.rules.require_full();
-                (outcome.restores, chains.replace(&manifests).restores)
+                (outcome.writes, chains.replace(&manifests).writes)
             });
             println!("restores: {batches:?}");
             assert!(batches.iter().all(|(changed, full)| *changed > 1 && *full > 1), "{batches:?}");

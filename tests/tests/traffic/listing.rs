@@ -34,7 +34,7 @@ fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
                         .map(|(number, name)| Plain::new(name, cluster_ip(family, number), &endpoints))
                         .collect();
                     let outcome = node.replace(&list(&services));
-                    assert!(!outcome.full && outcome.added > 0, "{outcome:?}");
+                    assert!(!outcome.is_full && outcome.added > 0, "{outcome:?}");
                     length(&namespace, family)
                 };
                 let (one, ten_thousand) = (length_with(1), length_with(many));

@@ -90,7 +90,7 @@ fn a_client_gets_the_same_endpoint_at_every_address_of_a_service_port() {
             // Another process finds what this one left.
             drop(node);
             let (again, outcome) = Node::start(&lab.network.node, family, &Options::default(), &manifests);
-            assert_eq!((outcome.full, outcome.added, outcome.deleted), (true, 0, 0));
+            assert_eq!((outcome.is_full, outcome.added, outcome.deleted), (true, 0, 0));
             node = again;
             assert_eq!(clients.iter().map(ask).collect::<Vec<_>>(), before, "{protocol} {family}");
         }
@@ -158,7 +158,7 @@ fn an_endpoint_that_goes_is_left_at_once_for_one_other_and_nobody_looks_for_its_
                 let rest: Vec<Endpoint> =
                     all.into_iter().filter(|endpoint| endpoint.place.ip(family) != *old).collect();
                 let outcome = node.replace(&serve(&rest));
-                assert!(!outcome.full);
+                assert!(!outcome.is_full);
                 assert_eq!(remembered(&lab, family), known, "its clients are not looked for");
                 let new = client.ask_all(protocol, &from(client.number));
                 assert_ne!(new, *old);

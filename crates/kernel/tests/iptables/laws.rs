@@ -91,7 +91,7 @@ fn ends_where_a_full_one_would(variant: Variant, family: Family, everywhere: boo
     let mut machine = Machine::new(&commands, options);
     live(&mut machine, ops);
     let nothing = machine.sync();
-    assert!(!nothing.full && nothing.restores == 0, "nothing had changed: {nothing:?}");
+    assert!(!nothing.is_full && nothing.writes == 0, "nothing had changed: {nothing:?}");
     let saved = machine.saved();
     saved.assert_same(&machine.ideal(), &format!("{variant:?} {family}"));
 }

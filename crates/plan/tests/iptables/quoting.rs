@@ -72,7 +72,7 @@ impl Names {
         for (name, routing) in cluster.take_changes().routings {
             plan.replace(name, routing);
         }
-        let attempt = plan.full(Instant::now(), 2, Some(&[]));
+        let attempt = plan.full(Instant::now(), Some(&[]));
         attempt.restores().iter().map(ToString::to_string).collect()
     }
 }

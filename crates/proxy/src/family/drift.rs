@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use kernel::drift::Drift;
+use kernel::outcome::Outcome;
 use model::address::Family;
 
 use super::FamilyHandle;
-use crate::backend::{Backend, Pass};
+use crate::backend::Backend;
 use crate::repairs::{Repaired, Repairs};
 use crate::threads;
 
@@ -63,12 +64,12 @@ impl DriftWatch {
     }
 
     /// Whether a sync looked for drift, so that packets may have gone by other rules before it.
-    pub fn was_repaired_by(&self, pass: Pass) -> bool {
-        self.repairs.is_under_way() && pass.full
+    pub fn was_repaired_by(&self, outcome: Outcome) -> bool {
+        self.repairs.is_under_way() && outcome.is_full
     }
 
     /// A sync succeeded. Returns what to log about it: a foreign writer that does no harm is not worth a line.
-    pub fn synced(&mut self, pass: Pass, now: Instant) -> Option<Repaired> {
-        self.repairs.synced(pass.mended, now)
+    pub fn synced(&mut self, outcome: Outcome, now: Instant) -> Option<Repaired> {
+        self.repairs.synced(outcome.has_drifted, now)
     }
 }

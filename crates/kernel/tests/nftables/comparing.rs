@@ -1,25 +1,24 @@
 //! The table is compared by others than its owner, and while it has one.
 
 use super::*;
+use kernel::inspection::DesiredState;
 use plan::difference::Kind;
 use plan::served::KernelComparison;
 
-use crate::inspection::DesiredState;
-
-fn all(family: Family) -> Change {
+fn all(family: Family) -> Changes {
     let routings = vec![
         (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
         (name("b"), Some(routing(family, 2, &[]))),
         (name("c"), Some(routing(family, 3, &[1]))),
     ];
-    Change { routings, ..node_data(family) }
+    everything(family, routings)
 }
 
 /// What another process finds that has the same objects.
-fn elsewhere(family: Family, change: Change) -> KernelComparison {
-    let Change { routings, service_cidrs, node_port_ips } = change;
-    let (service_cidrs, node_port_ips) = (service_cidrs.unwrap(), node_port_ips.unwrap());
-    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips))
+fn elsewhere(family: Family, changes: Changes) -> KernelComparison {
+    let Changes { routings, service_cidrs, .. } = changes;
+    let service_cidrs = service_cidrs.unwrap();
+    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips(family)))
 }
 
 fn compare(desired: TableSnapshot) -> KernelComparison {
@@ -38,7 +37,7 @@ fn texts(comparison: &KernelComparison) -> Vec<String> {
 fn what_was_just_written_does_not_differ() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(family)).unwrap();
+            let mut table = open(family);
             table.sync(all(family)).unwrap();
             // So that slots are no longer in the order of addresses.
             table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
@@ -61,7 +60,7 @@ fn what_was_just_written_does_not_differ() {
 fn an_endpoint_in_place_of_another_is_the_only_difference() {
     in_fresh_netns(|| {
         let family = Family::V4;
-        let mut table = Table::open(settings(family)).unwrap();
+        let mut table = open(family);
         table.sync(all(family)).unwrap();
         let mut edited = all(family);
         edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
@@ -116,8 +115,7 @@ fn damage_is_named() {
         ("add chain ip kube-proxy mine", &[]),
     ] {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(Family::V4)).unwrap();
-            table.abilities.own = false;
+            let mut table = shared_table(Family::V4);
             table.sync(all(Family::V4)).unwrap();
             run(&format!("nft {damage}"));
             let found = texts(&compare(table.desired()));
@@ -135,7 +133,7 @@ fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
         let found = elsewhere(Family::V4, all(Family::V4));
         let first = &found.differences[0];
         assert!(first.to_string().starts_with("missing: table ip kube-proxy ("), "{first}");
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         let outcome = table.sync(all(Family::V4)).unwrap();
         let elements = found.with_owners().filter(|(_, service)| service.is_some()).count();
         assert_eq!(elements, outcome.added, "each element has an owner here");
@@ -146,7 +144,7 @@ fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
 #[test]
 fn a_new_timeout_is_two_chains() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
         let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
@@ -167,7 +165,7 @@ fn a_new_timeout_is_two_chains() {
 #[test]
 fn what_no_client_sticks_to_any_more_is_unexpected() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
         for (_, routing) in &mut edited.routings {
@@ -213,11 +211,8 @@ fn clone(routing: &Routing) -> Routing {
 #[test]
 fn affinity_without_endpoints_needs_no_set() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        let refused = || Change {
-            routings: vec![(name("a"), Some(routing(Family::V4, 1, &[])))],
-            ..node_data(Family::V4)
-        };
+        let mut table = open(Family::V4);
+        let refused = || everything(Family::V4, vec![(name("a"), Some(routing(Family::V4, 1, &[])))]);
         table.sync(refused()).unwrap();
         assert_eq!(texts(&compare(table.desired())), [""; 0]);
         assert_eq!(texts(&elsewhere(Family::V4, refused())), [""; 0]);

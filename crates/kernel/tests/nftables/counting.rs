@@ -4,12 +4,13 @@ use super::*;
 fn connections_are_counted_beside_the_one_that_has_the_table() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(family)).unwrap();
+            let mut table = open(family);
             let routings =
                 ["b", "a"].into_iter().zip(1..).map(|(it, n)| (name(it), Some(routing(family, n, &[1, 2]))));
-            table.plan.accept(routings.collect());
-            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no pass has made the table");
-            table.sync(node_data(family)).unwrap();
+            let first = table.plan.steps(everything(family, routings.collect()));
+            assert!(first.is_none());
+            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has made the table");
+            table.sync(Changes::default()).unwrap();
 
             let counted = connections(family, &table.owners()).unwrap();
             assert!(counted.iter().all(|it| it.count == 0), "{counted:?}");
@@ -21,7 +22,7 @@ fn connections_are_counted_beside_the_one_that_has_the_table() {
                     "a cluster IP, two others and a node port, and their endpoints: {its:?}"
                 );
             }
-            table.plan.accept(vec![(name("b"), None)]);
+            let _not_committed = table.plan.steps(change(vec![(name("b"), None)]));
             let counted = connections(family, &table.owners()).unwrap();
             assert!(!counted.is_empty() && counted.iter().all(|it| it.service == name("a")), "{counted:?}");
         });

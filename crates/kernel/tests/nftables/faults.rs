@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
 
-#[path = "../../../../model/tests/laws/histories.rs"]
+#[path = "../../../model/tests/laws/histories.rs"]
 #[allow(dead_code, reason = "the laws of the model need more of it")]
 mod histories;
 
@@ -22,9 +22,6 @@ use histories::{Objects, Op, history};
 
 /// Of each kind of table; `SLUICE_FAULT_HISTORIES` says otherwise.
 const HISTORIES: u64 = 350;
-
-/// Enough for a second attempt now and then. Most attempts fail, and a sync that gives up late is one less.
-const READ_BACK_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// Who may change the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +120,7 @@ impl Observer {
     fn observe(&mut self) {
         // Another process writes meanwhile, but not to this table.
         if self.writers == Writers::Anyone && self.chance.below(50) == 0 {
-            let mut batch = Batch::new(wire_family(self.family), "other");
+            let mut batch = Batch::new(wire(self.family), "other");
             batch.add_table(&nft::Table::default());
             self.connection.commit(&batch).unwrap();
         }
@@ -138,7 +135,7 @@ impl Observer {
     }
 
     fn read(&mut self) -> State {
-        let family = wire_family(self.family);
+        let family = wire(self.family);
         if self.connection.tables(family).unwrap().iter().all(|table| table.name != TABLE) {
             return State::default();
         }
@@ -162,7 +159,7 @@ impl Observer {
 
     /// What a foreign writer does, and what we hear of.
     fn interfere(&mut self) {
-        let family = wire_family(self.family);
+        let family = wire(self.family);
         let sets =
             self.states.last().map(|(sets, _)| sets.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
         if sets.is_empty() {
@@ -188,9 +185,8 @@ struct Follower {
     family: Family,
     writers: Writers,
     cluster: Cluster,
-    table: Table,
+    table: NftablesSync,
     node_port_ips: Vec<IpAddr>,
-    moved: bool,
     observer: Rc<RefCell<Observer>>,
     has_failed: bool,
     tally: Tally,
@@ -198,26 +194,24 @@ struct Follower {
 
 impl Follower {
     fn new(family: Family, writers: Writers, observer: Rc<RefCell<Observer>>, faults: &mut Faults) -> Self {
-        Self {
+        let mut new = Self {
             family,
             writers,
             cluster: cluster(family),
             table: open(family, writers, faults),
-            node_port_ips: node_port_ips(family, 1),
-            moved: true,
+            node_port_ips: Vec::new(),
             observer,
             has_failed: true,
             tally: Tally::default(),
-        }
+        };
+        new.move_to(1);
+        new
     }
 
     fn sync(&mut self, faults: &mut Faults) -> Result<Outcome, CommitError> {
         let changes = self.cluster.take_changes();
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.node_port_ips.clone());
-        let change =
-            Change { routings: changes.routings, service_cidrs: changes.service_cidrs, node_port_ips };
         let known = self.observer.borrow().states.len();
-        let outcome = faults.during(|| self.table.sync(change));
+        let outcome = faults.during(|| self.table.sync(changes));
         self.observer.borrow_mut().observe();
         let seen = self.observer.borrow().states.len() - known;
         assert!(seen <= 1, "the kernel went through {seen} states in one sync: {outcome:?}");
@@ -229,7 +223,7 @@ impl Follower {
         match &outcome {
             Ok(outcome) => {
                 assert!(
-                    outcome.full || !self.has_failed,
+                    outcome.is_full || !self.has_failed,
                     "after an error the kernel is read back: {outcome:?}"
                 );
                 self.tally.succeeded += 1;
@@ -238,6 +232,11 @@ impl Follower {
         }
         self.has_failed = outcome.is_err();
         outcome
+    }
+
+    fn move_to(&mut self, count: u8) {
+        self.node_port_ips = some_ips(self.family, count);
+        self.table.plan.move_to(self.node_port_ips.clone());
     }
 
     /// Another process, which knows the cluster but not what the first one did.
@@ -249,29 +248,28 @@ impl Follower {
         let _ = self.cluster.take_changes();
         let routings = self.cluster.routings();
         let routings = routings.into_iter().map(|(name, routing)| (name.clone(), Some(routing.clone())));
-        let change = Change {
+        let changes = Changes {
             routings: routings.collect(),
             service_cidrs: Some(self.cluster.service_cidrs()),
-            node_port_ips: Some(self.node_port_ips.clone()),
+            ..Changes::default()
         };
-        self.has_failed = faults.during(|| self.table.sync(change)).is_err();
+        self.table.plan.move_to(self.node_port_ips.clone());
+        self.has_failed = faults.during(|| self.table.sync(changes)).is_err();
         self.observer.borrow_mut().observe();
     }
 }
 
-fn open(family: Family, writers: Writers, faults: &mut Faults) -> Table {
-    let mut access = loop {
+fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
+    let table = loop {
         // The process would be started again.
-        if let Ok(access) = faults.during(|| Access::open(family)) {
-            break access;
+        if let Ok(table) = faults.during(|| Table::open(family)) {
+            break table;
         }
     };
-    let abilities = access.abilities;
-    assert!(abilities.own, "it was not this kernel that could not: {abilities:?}");
-    if writers == Writers::Anyone {
-        access.abilities = Abilities { own: false };
-    }
-    Table { read_back_timeout: READ_BACK_TIMEOUT, ..Table::new(access, settings(family)) }
+    let abilities = table.abilities();
+    assert!(abilities.owners, "it was not this kernel that could not: {abilities:?}");
+    let abilities = TableAbilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
+    NftablesSync::new(table.limited_to(abilities), settings(family))
 }
 
 fn cluster(family: Family) -> Cluster {
@@ -288,7 +286,7 @@ fn cluster(family: Family) -> Cluster {
     })
 }
 
-fn node_port_ips(family: Family, count: u8) -> Vec<IpAddr> {
+fn some_ips(family: Family, count: u8) -> Vec<IpAddr> {
     let ip = |host: u8| match family {
         Family::V4 => IpAddr::from([192, 0, 2, host]),
         Family::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into()]),
@@ -325,13 +323,10 @@ fn live(seed: u64, family: Family, writers: Writers) -> Tally {
         }
         match chance.below(60) {
             0 => follower.restart(&mut faults),
-            1 => {
-                follower.node_port_ips = node_port_ips(family, u8::try_from(chance.below(4)).unwrap());
-                follower.moved = true;
-            }
+            1 => follower.move_to(u8::try_from(chance.below(4)).unwrap()),
             2..4 if writers == Writers::Anyone => {
                 follower.observer.borrow_mut().interfere();
-                follower.table.distrust();
+                follower.table.plan.distrust();
                 follower.has_failed = true;
             }
             _ => {}
@@ -341,7 +336,7 @@ fn live(seed: u64, family: Family, writers: Writers) -> Tally {
     let mut none = Faults::new(0, 0, &[]);
     follower.sync(&mut none).expect("the first sync without faults");
     let again = follower.sync(&mut none).unwrap();
-    assert!(!again.wrote && !again.full, "there was nothing left to do: {again:?}");
+    assert!(again.writes == 0 && !again.is_full, "there was nothing left to do: {again:?}");
     is_as_if_written_at_once(&follower, &objects);
     follower.tally
 }
@@ -363,8 +358,15 @@ fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
+fn wire(family: Family) -> netlink::Family {
+    match family {
+        Family::V4 => netlink::Family::Ipv4,
+        Family::V6 => netlink::Family::Ipv6,
+    }
+}
+
 /// A UDP service with policy Local: without endpoint 1, which is the one of this node, its frontends are gone.
-fn serve(endpoints: &[u8]) -> Change {
+fn serve(endpoints: &[u8]) -> Changes {
     let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
     routing.protocol = Protocol::Udp;
     // So that a change is one call to the kernel.
@@ -380,13 +382,12 @@ const CLUSTER_IP: &str = "10.96.1.1:80";
 fn a_frontend_has_not_counted_all_along_if_the_answer_to_its_removal_was_lost() {
     in_fresh_netns(|| {
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        table.read_back_timeout = READ_BACK_TIMEOUT;
+        let mut table = super::open(Family::V4);
         table.sync(serve(&[1, 2])).unwrap();
         assert!(table.is_unused(at).unwrap());
         let mut faults = Faults::new(1, 1_000, &[Fault::AnswerLost]);
         faults.during(|| table.sync(serve(&[2, 3]))).unwrap_err();
-        table.sync(Change::default()).unwrap();
+        table.sync(Changes::default()).unwrap();
         table.sync(serve(&[1, 2])).unwrap();
         assert!(!table.is_unused(at).unwrap(), "it was gone for a while");
     });
@@ -396,19 +397,19 @@ fn a_frontend_has_not_counted_all_along_if_the_answer_to_its_removal_was_lost() 
 fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost() {
     in_fresh_netns(|| {
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
-        let mut table = shared_table(Family::V4);
-        table.sync(serve(&[1, 2])).unwrap();
-        assert!(table.is_unused(at).unwrap());
         for seed in 0..100 {
+            let mut table = shared_table(Family::V4);
+            table.sync(serve(&[1, 2])).unwrap();
+            assert!(table.is_unused(at).unwrap());
             run("nft flush ruleset");
-            table.counts_are_whole = Some(true);
-            table.distrust();
+            table.plan.distrust();
             let mut faults = Faults::new(seed, 100, &[Fault::AnswerLost]);
-            // What was written although its answer was lost is found by the next attempt, whether this call makes one or not.
-            if faults.during(|| table.sync(Change::default())).is_err() {
-                table.sync(Change::default()).unwrap();
+            // What was written although its answer was lost is found by the next attempt.
+            if faults.during(|| table.sync(Changes::default())).is_err() {
+                table.sync(Changes::default()).unwrap();
             }
             assert!(!table.is_unused(at).unwrap(), "they were gone for a while, seed {seed}");
+            Table::remove(Family::V4).unwrap();
         }
     });
 }

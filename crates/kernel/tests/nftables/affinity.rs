@@ -45,8 +45,8 @@ fn ids() -> Vec<(Vec<u8>, Sticky)> {
 #[test]
 fn timeouts_that_come_and_go_leave_nothing() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        table.sync(Change { routings: vec![sticky(1, Some(60))], ..node_data(Family::V4) }).unwrap();
+        let mut table = open(Family::V4);
+        table.sync(everything(Family::V4, vec![sticky(1, Some(60))])).unwrap();
         let before = objects();
         let many = || 2..=250_u8;
         // Two of each, and never all at once.
@@ -61,16 +61,16 @@ fn timeouts_that_come_and_go_leave_nothing() {
         assert_eq!(before.2, rules[..before.2.len()], "no rule that was there is touched");
         for some in many().collect::<Vec<_>>().chunks(25) {
             let gone = some.iter().map(|number| (sticky(*number, None).0, None)).collect();
-            assert!(!table.sync(change(gone)).unwrap().full);
+            assert!(!table.sync(change(gone)).unwrap().is_full);
         }
         assert_eq!(objects(), before);
 
         // The same service, with one timeout after the other and then with none.
         for number in 0..10_u32 {
-            assert!(!table.sync(change(vec![sticky(2, Some(60 + 60 * number))])).unwrap().full);
+            assert!(!table.sync(change(vec![sticky(2, Some(60 + 60 * number))])).unwrap().is_full);
         }
-        assert!(!table.sync(change(vec![sticky(2, None)])).unwrap().full);
-        assert!(!table.sync(change(vec![(sticky(2, None).0, None)])).unwrap().full);
+        assert!(!table.sync(change(vec![sticky(2, None)])).unwrap().is_full);
+        assert!(!table.sync(change(vec![(sticky(2, None).0, None)])).unwrap().is_full);
         assert_eq!(objects(), before);
     });
 }
@@ -78,12 +78,12 @@ fn timeouts_that_come_and_go_leave_nothing() {
 #[test]
 fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
     in_fresh_netns(|| {
-        let mut first = Table::open(settings(Family::V4)).unwrap();
+        let mut first = open(Family::V4);
         first.sync(change(vec![sticky(9, Some(77))])).unwrap();
         first.sync(change(vec![sticky(5, Some(10_800)), sticky(6, Some(77))])).unwrap();
         let before = ids();
         drop(first);
-        let mut second = Table::open(settings(Family::V4)).unwrap();
+        let mut second = open(Family::V4);
         // In another order, so that it would give other ids.
         second.sync(change(vec![sticky(4, Some(60)), sticky(5, Some(10_800))])).unwrap();
         let (_, chains, _) = objects();
@@ -115,7 +115,7 @@ fn leftovers_of_an_earlier_version_are_removed_and_the_rest_stays() {
     in_fresh_netns(|| {
         let routings = || vec![sticky(1, Some(60))];
         let mut table = shared_table(Family::V4);
-        table.sync(Change { routings: routings(), ..node_data(Family::V4) }).unwrap();
+        table.sync(everything(Family::V4, routings())).unwrap();
         let before = objects();
         OLD_LAYOUT.iter().for_each(|command| drop(run(&format!("nft {command}"))));
         run(
@@ -123,7 +123,7 @@ fn leftovers_of_an_earlier_version_are_removed_and_the_rest_stays() {
         );
         drop(table);
         let mut table = shared_table(Family::V4);
-        table.sync(Change { routings: routings(), ..node_data(Family::V4) }).unwrap();
+        table.sync(everything(Family::V4, routings())).unwrap();
         assert_eq!(objects(), before);
         let remembered = run("nft list map ip kube-proxy affinity");
         assert!(remembered.contains("10.244.1.1 . 8080"), "clients are still known: {remembered}");
@@ -135,7 +135,7 @@ fn a_program_that_learned_otherwise_is_replaced_in_one_transaction() {
     in_fresh_netns(|| {
         let routings = || vec![sticky(1, Some(60))];
         let mut table = shared_table(Family::V4);
-        table.sync(Change { routings: routings(), ..node_data(Family::V4) }).unwrap();
+        table.sync(everything(Family::V4, routings())).unwrap();
         let (sets, chains, rules) = objects();
         OLD_LAYOUT.iter().for_each(|command| drop(run(&format!("nft {command}"))));
         run(
@@ -144,7 +144,7 @@ fn a_program_that_learned_otherwise_is_replaced_in_one_transaction() {
         drop(table);
         let before = generation();
         let mut table = shared_table(Family::V4);
-        table.sync(Change { routings: routings(), ..node_data(Family::V4) }).unwrap();
+        table.sync(everything(Family::V4, routings())).unwrap();
         assert_eq!(generation() - before, 1);
         let after = objects();
         assert_eq!((after.0, after.1, after.2.len()), (sets, chains, rules.len()));

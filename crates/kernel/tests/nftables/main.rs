@@ -1,22 +1,50 @@
-//! Against the real kernel, each test alone in a network namespace.
+//! Plan and table against the real kernel, each test alone in a network namespace.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm,
+    reason = "tests stop at what they did not expect"
+)]
+
+#[path = "../../../../tests/src/drive.rs"]
+mod drive;
 
 mod affinity;
 mod comparing;
 mod counting;
 mod faults;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use ipnet::IpNet;
+use kernel::nftables::{
+    CommitError, Inspection, TABLE, Table, TableAbilities, TableSnapshot, connections, is_transient,
+    on_foreign_change,
+};
+use kernel::outcome::Outcome;
+use kernel::drift::Drift;
+use model::address::Family;
+use model::cluster::Changes;
 use model::local::FromPod;
-use model::names::{NamespacedName, Protocol, ServicePortName};
+use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 use model::routing::{Endpoint, Routing, Traffic};
 use model::service::{Addresses, Created};
+use netlink::nftables::{self as nft, Batch, Connection};
 use netlink::testing::{in_fresh_netns, run};
+use plan::flows::Destination;
 use plan::mark::Mark;
+use plan::nftables::desired::{Changed, boundaries};
+use plan::nftables::program::Settings;
+use plan::nftables::sets::{Bank, Set};
+use plan::nftables::steps::{HeldTable, Steps, TableContent};
 
-use super::*;
+use drive::NftablesSync;
 
 fn settings(family: Family) -> Settings {
     let pods = match family {
@@ -84,33 +112,65 @@ fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
     })
 }
 
-fn change(routings: Vec<Changed>) -> Change {
-    Change { routings, ..Change::default() }
+fn change(routings: Vec<Changed>) -> Changes {
+    Changes { routings, ..Changes::default() }
 }
 
-fn node_data(family: Family) -> Change {
-    let (cidrs, ip) = match family {
-        Family::V4 => (["10.96.0.0/12", "10.112.0.0/16"], "192.0.2.1"),
-        Family::V6 => (["fd00:96::/112", "fd00:97::/112"], "2001:db8::1"),
+fn service_cidrs(family: Family) -> Vec<IpNet> {
+    let cidrs = match family {
+        Family::V4 => ["10.96.0.0/12", "10.112.0.0/16"],
+        Family::V6 => ["fd00:96::/112", "fd00:97::/112"],
     };
-    Change {
-        service_cidrs: Some(cidrs.map(|cidr| cidr.parse().unwrap()).into()),
-        node_port_ips: Some(vec![ip.parse().unwrap()]),
-        ..Change::default()
+    cidrs.map(|cidr| cidr.parse().unwrap()).into()
+}
+
+fn node_port_ips(family: Family) -> Vec<IpAddr> {
+    match family {
+        Family::V4 => vec!["192.0.2.1".parse().unwrap()],
+        Family::V6 => vec!["2001:db8::1".parse().unwrap()],
     }
+}
+
+/// Everything that a proxy knows when it starts.
+fn everything(family: Family, routings: Vec<Changed>) -> Changes {
+    Changes { routings, service_cidrs: Some(service_cidrs(family)), ..Changes::default() }
+}
+
+/// Large sets are those of more than twenty elements.
+const LISTED: usize = 20;
+
+fn open(family: Family) -> NftablesSync {
+    limited(family, |abilities| TableAbilities { listed: LISTED, ..abilities })
+}
+
+/// A table that anyone may change, as on kernels that know no owners.
+fn shared_table(family: Family) -> NftablesSync {
+    limited(family, |abilities| TableAbilities { listed: LISTED, owners: false, ..abilities })
+}
+
+fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
+    let table = Table::open(family).unwrap();
+    let abilities = to(table.abilities());
+    let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
+    table.plan.move_to(node_port_ips(family));
+    table
 }
 
 fn generation() -> u32 {
     Connection::open().unwrap().generation().unwrap().id
 }
 
-impl Table {
-    fn read_back(&mut self) -> (Ours, Content) {
-        let settings = self.settings.clone();
-        let found = self.reader().find(&settings).unwrap();
-        let Found::Ours(ours) = found else { panic!("{found:?}") };
-        let content = self.read(&ours, Instant::now()).unwrap().0;
-        (ours, content)
+impl NftablesSync {
+    fn content(&mut self) -> TableContent {
+        let held = self.table.read(self.plan.desired()).unwrap();
+        let HeldTable::Ours(content) = held.table else { panic!("{held:?}") };
+        content
+    }
+
+    /// What a read-back finds left to do.
+    fn left(&mut self) -> Steps {
+        let held = self.table.read(self.plan.desired()).unwrap();
+        self.plan.steps_from(held)
     }
 }
 
@@ -118,18 +178,19 @@ impl Table {
 fn the_kernel_holds_what_was_planned() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(family)).unwrap();
+            let mut table = open(family);
             let routings = vec![
                 (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
                 (name("b"), Some(routing(family, 2, &[]))),
             ];
-            let outcome = table.sync(Change { routings, ..node_data(family) }).unwrap();
-            assert!(outcome.full);
-            let (ours, content) = table.read_back();
-            let steps = table.plan.steps_from(content.held, table.plan.elements());
+            let outcome = table.sync(everything(family, routings)).unwrap();
+            assert!(outcome.is_full && !outcome.has_drifted);
+            let steps = table.left();
             assert!(steps.is_empty(), "{steps:?}");
-            assert_eq!(ours.timeouts, [10_800].into());
-            assert_eq!(content.service_cidrs, boundaries(&table.service_cidrs));
+            let content = table.content();
+            assert_eq!(content.timeouts, [10_800].into());
+            assert_eq!(content.service_cidrs, boundaries(&service_cidrs(family)));
+            assert!(content.node_port_ips.into_iter().eq(node_port_ips(family)));
         });
     }
 }
@@ -138,26 +199,22 @@ fn the_kernel_holds_what_was_planned() {
 fn a_restart_with_nothing_changed_changes_nothing() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let all = || Change {
-                routings: (1..50)
-                    .map(|n| (name(&format!("s{n}")), Some(routing(family, n, &[1, 2, 3]))))
-                    .collect(),
-                ..node_data(family)
-            };
-            let mut first = Table::open(settings(family)).unwrap();
+            let one = |n| (name(&format!("s{n}")), Some(routing(family, n, &[1, 2, 3])));
+            let all = || everything(family, (1..50).map(one).collect());
+            let mut first = open(family);
             first.sync(all()).unwrap();
             // So that slots are no longer in the order of addresses.
             first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[2, 3])))])).unwrap();
             first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
             drop(first);
             let before = generation();
-            let mut second = Table::open(settings(family)).unwrap();
+            let mut second = open(family);
             let outcome = second.sync(all()).unwrap();
             assert_eq!((outcome.added, outcome.deleted), (0, 0));
             // Taking the table over is a transaction of its own where tables have owners.
-            assert_eq!(generation() - before, u32::from(second.is_owned()));
+            assert_eq!(generation() - before, u32::from(second.table.is_owned()));
             let before = generation();
-            second.sync(Change::default()).unwrap();
+            second.sync(Changes::default()).unwrap();
             assert_eq!(generation(), before, "nothing to do is nothing done");
         });
     }
@@ -185,19 +242,18 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
                         .collect::<Vec<_>>()
                 };
                 let nothing: Missed = |_, old| Some(old);
-                let mut first = Table::open(settings(family)).unwrap();
-                first.sync(Change { routings: all(&nothing), ..node_data(family) }).unwrap();
+                let mut first = open(family);
+                first.sync(everything(family, all(&nothing))).unwrap();
                 // So that slots are no longer in the order of addresses.
                 first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[2, 3])))])).unwrap();
                 first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[1, 2, 3])))])).unwrap();
                 drop(first);
 
-                let mut second = Table::open(settings(family)).unwrap();
-                let outcome = second.sync(Change { routings: all(&missed), ..node_data(family) }).unwrap();
+                let mut second = open(family);
+                let outcome = second.sync(everything(family, all(&missed))).unwrap();
                 let few = outcome.added + outcome.deleted <= 110;
                 assert!(few || services == 50, "{what}, {services} services: {outcome:?}");
-                let content = second.read_back().1;
-                let steps = second.plan.steps_from(content.held, second.plan.elements());
+                let steps = second.left();
                 assert!(steps.is_empty(), "{what}, {services} services: {steps:?}");
             });
         }
@@ -207,21 +263,21 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
 #[test]
 fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        let routings =
-            (1..50).map(|n| (name(&format!("s{n}")), Some(routing(Family::V4, n, &[1])))).collect();
-        table.sync(Change { routings, ..node_data(Family::V4) }).unwrap();
-        let mut ours = table.read_back().0;
-        ours.sets.iter_mut().for_each(|(_, count)| *count = None);
-        let wanted = table.plan.elements();
-        let content = table.reader().content(&ours.sets, &wanted, Instant::now()).unwrap();
-        assert!(content.held.unclear.contains(&Set::Endpoints(Bank::Addresses)));
-        let mut batch = table.batch();
-        let steps = table.plan.steps_from(content.held, wanted.clone());
-        write_steps(&steps, Family::V4, &mut batch);
-        table.connection.commit(&batch).unwrap();
-        let content = table.read_back().1;
-        let steps = table.plan.steps_from(content.held, wanted);
+        let with = |endpoints: &[u8]| {
+            let one = |n| (name(&format!("s{n}")), Some(routing(Family::V4, n, endpoints)));
+            everything(Family::V4, (1..50).map(one).collect())
+        };
+        open(Family::V4).sync(with(&[1, 2])).unwrap();
+        let mut table =
+            limited(Family::V4, |abilities| TableAbilities { counts: false, listed: LISTED, ..abilities });
+        assert!(table.plan.steps(with(&[1])).is_none());
+        let steps = table.left();
+        assert!(steps.empty.contains(&Set::Endpoints(Bank::Addresses)), "{:?}", steps.empty);
+        table.table.commit(&steps).unwrap();
+        let mut other = open(Family::V4);
+        drop(table);
+        assert!(other.plan.steps(with(&[1])).is_none());
+        let steps = other.left();
         assert!(steps.is_empty(), "{steps:?}");
     });
 }
@@ -234,7 +290,7 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
         run("nft add set ip kube-proxy cluster-ips { type ipv4_addr ; comment \"Active\" ; }");
         run("nft add element ip kube-proxy cluster-ips { 10.0.0.1 }");
         let before = generation();
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
         assert_eq!(generation() - before, 1, "one transaction");
         let listed = run("nft list set ip kube-proxy cluster-ips");
@@ -245,24 +301,19 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
 #[test]
 fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
     in_fresh_netns(|| {
-        let mut table = Table::open(settings(Family::V4)).unwrap();
+        let mut table = open(Family::V4);
         table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))])).unwrap();
-        let rules = |table: &mut Table| {
-            table
-                .connection
-                .rules(netlink::Family::Ipv4, TABLE)
-                .unwrap()
-                .iter()
-                .map(|rule| rule.handle)
-                .collect::<Vec<_>>()
+        let rules = || {
+            let rules = Connection::open().unwrap().rules(netlink::Family::Ipv4, TABLE).unwrap();
+            rules.iter().map(|rule| rule.handle).collect::<Vec<_>>()
         };
-        let before = rules(&mut table);
+        let before = rules();
         let outcome =
             table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 4])))])).unwrap();
-        assert!(!outcome.full);
+        assert!(!outcome.is_full);
         // One slot for each of the frontends that reach it, and what clients may stick to at all of them.
         assert_eq!((outcome.added, outcome.deleted), (5, 5));
-        assert_eq!(rules(&mut table), before);
+        assert_eq!(rules(), before);
     });
 }
 
@@ -270,11 +321,11 @@ fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
 fn nft_lists_the_whole_program() {
     for (family, word) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
         in_fresh_netns(move || {
-            let mut table = Table::open(settings(family)).unwrap();
+            let mut table = open(family);
             let routings = vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))];
-            table.sync(Change { routings, ..node_data(family) }).unwrap();
+            table.sync(everything(family, routings)).unwrap();
             let listed = run(&format!("nft list table {word} kube-proxy"));
-            for chain in &Program::new(&table.settings, &table.timeouts).chains {
+            for chain in &table.plan.desired().program().chains {
                 for rule in &chain.rules {
                     let text = rule.show(family);
                     assert!(listed.contains(&text), "{}: {text}\nis not in\n{listed}", chain.name);
@@ -284,15 +335,8 @@ fn nft_lists_the_whole_program() {
     }
 }
 
-/// A table that anyone may change, as on kernels that know no owners.
-fn shared_table(family: Family) -> Table {
-    let mut access = Access::open(family).unwrap();
-    access.abilities = Abilities { own: false };
-    Table::new(access, settings(family))
-}
-
 #[test]
-fn what_a_stranger_changed_is_healed_by_the_next_pass() {
+fn what_a_foreign_writer_changed_is_repaired_by_the_next_sync() {
     for (what, command) in [
         ("an element", "nft delete element ip kube-proxy cluster-ips { 10.96.1.1 }"),
         ("all elements of a set", "nft flush map ip kube-proxy endpoints"),
@@ -304,11 +348,11 @@ fn what_a_stranger_changed_is_healed_by_the_next_pass() {
         in_fresh_netns(move || {
             let mut table = shared_table(Family::V4);
             let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))];
-            table.sync(Change { routings, ..node_data(Family::V4) }).unwrap();
+            table.sync(everything(Family::V4, routings)).unwrap();
             let before = run("nft list table ip kube-proxy");
             run(command);
-            table.distrust();
-            table.sync(Change::default()).unwrap();
+            table.plan.distrust();
+            assert!(table.sync(Changes::default()).unwrap().has_drifted);
             // Whatever is rewritten has new counters, which are zero here anyway.
             assert_eq!(run("nft list table ip kube-proxy"), before, "{what}");
         });
@@ -316,25 +360,59 @@ fn what_a_stranger_changed_is_healed_by_the_next_pass() {
 }
 
 #[test]
-fn a_refused_change_is_healed_in_the_same_pass() {
+fn drift_counts_as_such_whatever_changes_at_the_same_time() {
+    for (damage, has_drifted) in
+        [("nft flush map ip kube-proxy endpoints", true), ("nft add table ip other", false)]
+    {
+        in_fresh_netns(move || {
+            let mut table = shared_table(Family::V4);
+            let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+            table.sync(with(&[1, 2, 3])).unwrap();
+            run(damage);
+            table.plan.distrust();
+            let outcome = table.sync(with(&[1, 2])).unwrap();
+            assert!(outcome.is_full && outcome.writes == 1);
+            assert_eq!(outcome.has_drifted, has_drifted, "{damage}");
+        });
+    }
+}
+
+#[test]
+fn after_a_refused_change_the_next_sync_starts_from_what_the_kernel_holds() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
         let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
         table.sync(with(&[1, 2, 3])).unwrap();
         run("nft flush map ip kube-proxy endpoints");
-        let outcome = table.sync(with(&[1, 2])).unwrap();
-        assert!(outcome.full, "deleting what is no longer there was refused, and the table read back");
-        let content = table.read_back().1;
-        assert!(table.plan.steps_from(content.held, table.plan.elements()).is_empty());
+        let error = table.sync(with(&[1, 2])).unwrap_err();
+        assert!(matches!(error, CommitError::Refused { .. }), "deleting what is no longer there: {error:?}");
+        assert!(table.sync(Changes::default()).unwrap().is_full, "nothing of the change is lost");
+        assert!(table.left().is_empty());
     });
 }
 
 #[test]
-fn a_stranger_is_heard_of_at_once() {
+fn a_table_of_another_process_is_left_to_it_until_it_ends() {
+    in_fresh_netns(|| {
+        let mut first = open(Family::V4);
+        first.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        let mut second = open(Family::V4);
+        let error = second.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[2])))])).unwrap_err();
+        assert!(
+            is_transient(&error) && error.to_string().contains("it belongs to another running process"),
+            "{error}"
+        );
+        drop(first);
+        assert_eq!(second.sync(Changes::default()).unwrap().writes, 1);
+    });
+}
+
+#[test]
+fn a_foreign_writer_is_reported_at_once() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
         table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
-        let port = table.port();
+        let port = table.table.port();
         let (heard, told) = std::sync::mpsc::channel();
         // Threads start in the namespace of the one that starts them.
         std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| heard.send(drift).is_ok()));
@@ -370,8 +448,8 @@ fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
     in_fresh_netns(move || {
         run("ip link set lo up");
         run("ip route add default dev lo");
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        assert!(!table.is_unused(cluster_ip).unwrap(), "nobody has counted yet");
+        let mut table = open(Family::V4);
+        assert!(!table.is_unused(cluster_ip).unwrap(), "nothing has counted yet");
         table.sync(serve(&[1, 2])).unwrap();
         assert!(table.is_unused(cluster_ip).unwrap() && table.is_unused(node_port).unwrap());
         table.sync(serve(&[1, 3])).unwrap();
@@ -388,20 +466,6 @@ fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
         table.sync(serve(&[1, 2])).unwrap();
         assert!(!table.is_unused(cluster_ip).unwrap(), "it has not counted all along");
         assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())).unwrap(), "unknown");
-    });
-}
-
-#[test]
-fn frontends_that_a_stranger_took_away_have_not_counted_all_along() {
-    in_fresh_netns(|| {
-        let mut table = shared_table(Family::V4);
-        let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1])))];
-        table.sync(change(routings)).unwrap();
-        assert_eq!(table.counts_are_whole, Some(true));
-        run("nft flush ruleset");
-        table.distrust();
-        assert!(table.sync(Change::default()).unwrap().wrote);
-        assert_eq!(table.counts_are_whole, Some(false));
     });
 }
 
@@ -450,21 +514,17 @@ fn a_set_that_cannot_be_read_while_others_write_is_read_once_they_rest() {
                 format!("10.{a}.{b}.{c}/30").parse().unwrap()
             })
             .collect();
-        let mut table = Table::open(settings(Family::V4)).unwrap();
-        table.sync(Change { service_cidrs: Some(cidrs), ..Change::default() }).unwrap();
-        assert!(table.is_owned());
+        let mut table = open(Family::V4);
+        table.sync(Changes { service_cidrs: Some(cidrs), ..Changes::default() }).unwrap();
+        assert!(table.table.is_owned());
 
         let writer = Writer::start();
-        let refused = (0..100).find_map(|_| table.reader().service_cidrs().err());
+        let refused = (0..100).find_map(|_| table.table.read(table.plan.desired()).err());
         let refused = refused.expect("the list keeps changing while it is read");
-        assert!(is_passing(&refused), "{refused}");
-        table.distrust();
-        let resting = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_secs(1));
-            drop(writer);
-        });
-        let outcome = table.sync(Change::default()).unwrap();
-        assert!(outcome.full && !outcome.wrote);
-        resting.join().unwrap();
+        assert!(is_transient(&refused), "{refused}");
+        drop(writer);
+        table.plan.distrust();
+        let outcome = table.sync(Changes::default()).unwrap();
+        assert!(outcome.is_full && outcome.writes == 0);
     });
 }
