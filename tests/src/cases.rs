@@ -5,7 +5,6 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
 use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
     CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP,
@@ -14,6 +13,7 @@ use crate::matrix::{
 use crate::options::{DetectLocal, Options};
 use testkit::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
 use testkit::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
+use testkit::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
 
 const TCP: &[Protocol] = &[Protocol::Tcp];
 const UDP: &[Protocol] = &[Protocol::Udp];
@@ -262,8 +262,8 @@ fn frontends() -> Vec<Case> {
     let unused = CLUSTER_IP.at(Address::UnusedClusterIp);
     let several = Service {
         ports: vec![
-            port(80, TARGET, Some(NODE_PORT), crate::manifests::ALL),
-            port(81, OTHER_TARGET, Some(30081), crate::manifests::ALL),
+            port(80, TARGET, Some(NODE_PORT), testkit::manifests::ALL),
+            port(81, OTHER_TARGET, Some(30081), testkit::manifests::ALL),
         ],
         ..web(&[A, R])
     };
@@ -378,7 +378,7 @@ fn frontends() -> Vec<Case> {
             .expect(&[Outside], EXTERNAL, plain(&[HOST]))
             .expect(&[Pod], EVERYWHERE, plain(&[HOST, R])),
         case("addresses with leading zeros")
-            .hold([Service { sloppy: true, ..web(&[A, R]) }
+            .hold([Service { leading_zeros: true, ..web(&[A, R]) }
                 .only_for(&["192.000.002.000/024", "2001:db8:2::/64"])
                 .into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))

@@ -10,12 +10,12 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::manifests::{ALL, Endpoint, Object, write};
 use crate::options::Options;
 use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::manifests::{ALL, Endpoint, Object, write};
 use testkit::namespace::Namespace;
-use testkit::patience::Deadline;
-use testkit::talk::{Answer, ask_here};
+use testkit::probe::{Answer, probe_here};
+use testkit::wait::eventually;
 
 /// A proxy in a node's namespace.
 pub trait Backend {
@@ -310,7 +310,7 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
                 Step::Own(address) => own(&lab.network.node, address.ip(family)),
                 Step::Rules(rules) => {
                     let rules = rules.replace("FAMILY", testkit::network::of(family, ["ip", "ip6"]));
-                    lab.network.node.feed(Command::new("nft").args(["-f", "-"]), &rules);
+                    lab.network.node.run_with_input(Command::new("nft").args(["-f", "-"]), &rules);
                 }
             }
         }
@@ -358,7 +358,7 @@ impl Probe {
         let fate = self.fate.in_mode(mode);
         let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
         let ask = |attempt: usize, patience| {
-            ask_here(self.from.source(family, attempt), self.protocol, to, patience)
+            probe_here(self.from.source(family, attempt), self.protocol, to, patience)
         };
         let namespace = lab.namespace(self.from);
         let patient = Duration::from_secs(5);
@@ -377,7 +377,8 @@ impl Probe {
                         heard.insert(endpoint);
                     }
                     answers.push(answer);
-                    if answers.len() > 60 * endpoints.len().max(2) || answers.last() == Some(&Answer::Silence)
+                    if answers.len() > 60 * endpoints.len().max(2)
+                        || answers.last() == Some(&Answer::TimedOut)
                     {
                         break;
                     }
@@ -415,7 +416,7 @@ impl Probe {
                             *client == own
                         }
                 }),
-                Answer::Refused | Answer::Silence | Answer::Strayed => false,
+                Answer::Refused | Answer::TimedOut | Answer::LeftNode => false,
             };
             let wrong = seen.iter().enumerate().any(|(attempt, answer)| !right(attempt, answer));
             if wrong { Err("a wrong answer") } else { Ok(()) }
@@ -424,14 +425,14 @@ impl Probe {
             .iter()
             .filter_map(|answer| match answer {
                 Answer::From { endpoint, .. } => Some(*endpoint),
-                Answer::Refused | Answer::Silence | Answer::Strayed => None,
+                Answer::Refused | Answer::TimedOut | Answer::LeftNode => None,
             })
             .collect();
         match fate {
             Fate::Differs(..) => Err("a fate that no mode has"),
             Fate::Refused => only(&Answer::Refused),
-            Fate::Silence => only(&Answer::Silence),
-            Fate::Strays => only(&Answer::Strayed),
+            Fate::Silence => only(&Answer::TimedOut),
+            Fate::Strays => only(&Answer::LeftNode),
             Fate::Untouched => only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) }),
             Fate::Reaches(endpoints) => {
                 among(endpoints)?;
@@ -488,19 +489,5 @@ impl fmt::Display for Fate {
                 write!(f, "in nftables mode {nftables}, in iptables mode {iptables}")
             }
         }
-    }
-}
-
-/// Waits until something is so; a test that waits for it in vain fails.
-pub fn eventually(what: &str, so: impl FnMut() -> bool) {
-    within(Duration::from_secs(30), what, so);
-}
-
-/// The same with another patience.
-pub fn within(patience: Duration, what: &str, mut so: impl FnMut() -> bool) {
-    let mut deadline = Deadline::after(patience);
-    while !so() {
-        assert!(!deadline.has_passed(), "not within {patience:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }

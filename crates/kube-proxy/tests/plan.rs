@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use tempfile::TempDir;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 
 const MODES: [&str; 2] = ["nftables", "iptables"];
 

@@ -17,7 +17,7 @@ mod upstream;
 
 use std::path::Path;
 
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 /// Makes a test of a function for each mode.
 macro_rules! in_each_mode {
@@ -46,10 +46,10 @@ use in_each_mode;
 
 const SUPERVISOR: &str = env!("CARGO_BIN_EXE_control-plane");
 
-fn stage() -> Stage {
-    Stage::new(Path::new(SUPERVISOR))
+fn cluster() -> TestCluster {
+    TestCluster::new(Path::new(SUPERVISOR))
 }
 
-fn stage_without_node() -> Stage {
-    Stage::without_node(Path::new(SUPERVISOR))
+fn cluster_without_node() -> TestCluster {
+    TestCluster::without_node(Path::new(SUPERVISOR))
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use model::address::Family;
 use testkit::lab::{Place, Who};
+use testkit::wait::eventually;
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::cluster_ip;
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::cluster_ip;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
 in_each_mode!(every_metric_of_the_mode_is_there_and_none_of_another, the_mode_is_told);
 
@@ -73,13 +73,13 @@ fn scrape(proxy: &Proxy) -> String {
 
 /// Line 14 of the checklist.
 fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
-    let stage = stage();
-    let proxy = stage.proxy(mode);
+    let cluster = cluster();
+    let proxy = cluster.proxy(mode);
     eventually("health", || proxy.health("/healthz").is_some_and(|answer| answer.code == 200));
     assert_eq!(proxy.health("/livez").unwrap().code, 200);
-    let web = stage.serve("web", &[Place::PodA]);
+    let web = cluster.create_service("web", &[Place::PodA]);
     for family in Family::BOTH {
-        stage.reaches(Who::Pod, cluster_ip(&web, family), &[Place::PodA]);
+        cluster.wait_until_reached(Who::Pod, cluster_ip(&web, family), &[Place::PodA]);
         // Of when a controller saw the cause of it: this is where it is told, and to the fraction of a second.
         let when = jiff::Timestamp::now().to_string();
         let annotation = serde_json::json!({"metadata": {"annotations": {
@@ -87,8 +87,10 @@ fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
         }}});
         let endpoints = [tests::cluster::objects::endpoint(Place::PodB.ip(family))];
         let moved = tests::cluster::objects::slice("web", family, &endpoints);
-        stage.api().replace(&stage.slice("web", family), &tests::cluster::objects::with(moved, annotation));
-        stage.reaches(Who::Pod, cluster_ip(&web, family), &[Place::PodB]);
+        cluster
+            .api()
+            .replace(&cluster.slice("web", family), &tests::cluster::objects::with(moved, annotation));
+        cluster.wait_until_reached(Who::Pod, cluster_ip(&web, family), &[Place::PodB]);
     }
     let (own, foreign): (&[&str], &str) = match mode {
         Mode::Nftables => (NFTABLES, "iptables"),
@@ -117,8 +119,8 @@ fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
 }
 
 fn the_mode_is_told(mode: Mode) {
-    let stage = stage();
-    let proxy = stage.proxy(mode);
+    let cluster = cluster();
+    let proxy = cluster.proxy(mode);
     eventually("the mode", || proxy.metrics("/proxyMode").is_some());
     assert_eq!(proxy.metrics("/proxyMode").unwrap().body, mode.name());
     assert_eq!(proxy.metrics("/healthz").unwrap().body, "ok");

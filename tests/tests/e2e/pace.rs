@@ -3,13 +3,13 @@
 use model::address::Family;
 use model::names::Protocol;
 use testkit::lab::{Place, Who};
-use testkit::talk::Answer;
+use testkit::probe::Answer;
+use testkit::wait::{eventually, within};
 use tests::cluster::objects::{endpoint, service, slice};
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::cluster_ip;
-use tests::matrix::{eventually, within};
+use tests::cluster::test_cluster::cluster_ip;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
 in_each_mode!(a_burst_within_the_minimal_pause_is_two_syncs_at_most);
 
@@ -22,11 +22,11 @@ fn syncs(proxy: &Proxy, family: Family) -> Option<u64> {
 /// Line 16 of the checklist. The flag is for both modes, whatever its name says.
 fn a_burst_within_the_minimal_pause_is_two_syncs_at_most(mode: Mode) {
     const PAUSE: std::time::Duration = std::time::Duration::from_secs(8);
-    let stage = stage();
-    let proxy = stage.proxy_with(mode, &["--iptables-min-sync-period=8s"]);
-    let first = stage.serve("first", &[Place::PodA]);
+    let cluster = cluster();
+    let proxy = cluster.proxy_with(mode, &["--iptables-min-sync-period=8s"]);
+    let first = cluster.create_service("first", &[Place::PodA]);
     let answers = |service: &serde_json::Value, family| {
-        let answer = stage.ask(Who::Pod, Protocol::Tcp, cluster_ip(service, family));
+        let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(service, family));
         matches!(answer, Answer::From { .. })
     };
     for family in Family::BOTH {
@@ -36,12 +36,12 @@ fn a_burst_within_the_minimal_pause_is_two_syncs_at_most(mode: Mode) {
     let before = Family::BOTH.map(|family| syncs(&proxy, family).unwrap());
     let names: Vec<String> = (0..100).map(|number| format!("burst-{number}")).collect();
     let started = std::time::Instant::now();
-    stage.api().create_all(names.iter().map(|name| (stage.services(), service(name))));
+    cluster.api().create_all(names.iter().map(|name| (cluster.services(), service(name))));
     assert!(started.elapsed() < PAUSE, "the burst took {:?}", started.elapsed());
-    let last = stage.api().create(&stage.services(), &service("last"));
+    let last = cluster.api().create(&cluster.services(), &service("last"));
     for family in Family::BOTH {
         let endpoints = [endpoint(Place::PodA.ip(family))];
-        stage.api().create(&stage.slices(), &slice("last", family, &endpoints));
+        cluster.api().create(&cluster.slices(), &slice("last", family, &endpoints));
     }
     for (family, before) in Family::BOTH.into_iter().zip(before) {
         within(PAUSE * 3, "the last service", || answers(&last, family));

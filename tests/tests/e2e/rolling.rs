@@ -10,14 +10,14 @@ use model::names::Protocol;
 use serde_json::json;
 use testkit::lab::{Place, TARGET, Who};
 use testkit::network::remote_pod_ip;
-use testkit::talk::{Answer, Server, ask_here};
+use testkit::probe::{Answer, Server, probe_here};
+use testkit::wait::within;
 use tests::cluster::objects::{service, with};
 use tests::cluster::pods::Pods;
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::{Stage, cluster_ip};
-use tests::matrix::within;
+use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
 in_each_mode!(no_connection_fails_during_a_rolling_update);
 
@@ -31,7 +31,7 @@ const INTERVAL: Duration = Duration::from_millis(4);
 
 /// Connects to one frontend again and again.
 struct Load<'a> {
-    stage: &'a Stage,
+    cluster: &'a TestCluster,
     from: Who,
     protocol: Protocol,
     to: SocketAddr,
@@ -41,10 +41,10 @@ struct Load<'a> {
 
 impl Load<'_> {
     fn press(&self, end: &AtomicBool) {
-        self.stage.lab.namespace(self.from).move_in();
+        self.cluster.lab.namespace(self.from).move_in();
         let source = self.from.source(Family::of(self.to.ip()), 0);
         while !end.load(Ordering::Relaxed) {
-            match ask_here(source, self.protocol, self.to, Duration::from_secs(5)) {
+            match probe_here(source, self.protocol, self.to, Duration::from_secs(5)) {
                 Answer::From { .. } => _ = self.connections.fetch_add(1, Ordering::Relaxed),
                 failure => self.failures.lock().unwrap().push(failure),
             }
@@ -55,24 +55,24 @@ impl Load<'_> {
 
 /// Those that are removed serve on, as pods do for their grace period: what is on its way to them arrives.
 fn no_connection_fails_during_a_rolling_update(mode: Mode) {
-    let stage = stage();
-    let _proxy = stage.proxy(mode);
+    let cluster = cluster();
+    let _proxy = cluster.proxy(mode);
     let all =
         Family::BOTH.map(|family| PODS.map(move |pod| SocketAddr::new(remote_pod_ip(family, pod), TARGET)));
     let all: Vec<SocketAddr> = all.into_iter().flatten().collect();
-    let _servers = Server::start_all(&stage.lab.network.remote, &all);
+    let _servers = Server::start_all(&cluster.lab.network.remote, &all);
     let web = json!({"spec": {"selector": {"app": "web"}}});
-    let web = stage.api().create(&stage.services(), &with(service("web"), web));
-    let pods = Pods::new(&stage, "web");
+    let web = cluster.api().create(&cluster.services(), &with(service("web"), web));
+    let pods = Pods::new(&cluster, "web");
     let first: Vec<Place> = PODS.take(AT_A_TIME.into()).map(Place::Remote).collect();
     first.iter().for_each(|place| pods.add(*place));
-    stage.serves(&web, &first);
+    cluster.wait_until_served(&web, &first);
 
     let loads: Vec<Load<'_>> = Family::BOTH
         .into_iter()
         .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|protocol| (family, protocol)))
         .map(|(family, protocol)| Load {
-            stage: &stage,
+            cluster: &cluster,
             from: Who::Pod,
             protocol,
             to: cluster_ip(&web, family),
@@ -87,7 +87,7 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
         }
         // However it ends, the load has to.
         let rolled =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| roll(&stage, &pods, &web, &loads)));
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| roll(&cluster, &pods, &web, &loads)));
         end.store(true, Ordering::Relaxed);
         rolled.unwrap_or_else(|failure| std::panic::resume_unwind(failure));
     });
@@ -99,14 +99,14 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
 }
 
 /// One new pod, then one old one less, until all are new.
-fn roll(stage: &Stage, pods: &Pods<'_>, web: &serde_json::Value, loads: &[Load<'_>]) {
+fn roll(cluster: &TestCluster, pods: &Pods<'_>, web: &serde_json::Value, loads: &[Load<'_>]) {
     for new in PODS.skip(AT_A_TIME.into()) {
         pods.add(Place::Remote(new));
-        heard(stage, web, new, true);
+        heard(cluster, web, new, true);
         let_connect(loads);
         let old = new - AT_A_TIME;
         pods.terminate(Place::Remote(old));
-        heard(stage, web, old, false);
+        heard(cluster, web, old, false);
         let_connect(loads);
         pods.remove(Place::Remote(old));
     }
@@ -122,11 +122,11 @@ fn let_connect(loads: &[Load<'_>]) {
 }
 
 /// Waits until a pod gets connections, or gets none any more.
-fn heard(stage: &Stage, web: &serde_json::Value, pod: u8, wanted: bool) {
+fn heard(cluster: &TestCluster, web: &serde_json::Value, pod: u8, wanted: bool) {
     for family in Family::BOTH {
         let pod = SocketAddr::new(remote_pod_ip(family, pod), TARGET);
         within(Duration::from_secs(20), "a change of endpoints", || {
-            let answers = (0..30).map(|_| stage.ask(Who::Pod, Protocol::Tcp, cluster_ip(web, family)));
+            let answers = (0..30).map(|_| cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(web, family)));
             let mut answers =
                 answers.map(|it| matches!(it, Answer::From { endpoint, .. } if endpoint == pod));
             answers.any(|it| it) == wanted

@@ -8,35 +8,35 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use testkit::lab::{Place, Who};
-use testkit::talk::{Answer, ask_here};
+use testkit::probe::{Answer, probe_here};
+use testkit::wait::eventually;
 use tests::cluster::control_plane::components;
 use tests::cluster::proxy::{Mode, Proxy, flags};
-use tests::cluster::stage::{Stage, cluster_ip};
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
 in_each_mode!(nobody_notices_when_we_take_over_from_the_reference);
 
 /// Between two connections of one client.
 const INTERVAL: Duration = Duration::from_millis(4);
 
-fn reference(stage: &Stage, mode: Mode) -> Proxy {
-    let kubeconfig = stage.kubeconfig(stage.plane().address(), &stage.certified_proxy());
-    let mut flags = flags(mode, &stage.node, &kubeconfig);
+fn reference(cluster: &TestCluster, mode: Mode) -> Proxy {
+    let kubeconfig = cluster.kubeconfig(cluster.control_plane().address(), &cluster.proxy_user());
+    let mut flags = flags(mode, &cluster.node, &kubeconfig);
     // So that a test need not wait a second for each of its passes.
     flags.push("--iptables-min-sync-period=100ms".into());
     Proxy::start(
         &components().join("kube-proxy"),
-        &stage.lab.network.node,
+        &cluster.lab.network.node,
         &flags,
-        &stage.folder().join("reference.log"),
+        &cluster.folder().join("reference.log"),
     )
 }
 
 /// Everything in the kernel that is not ours, nor the reference's.
-fn rules(stage: &Stage) -> String {
-    let node = &stage.lab.network.node;
+fn rules(cluster: &TestCluster) -> String {
+    let node = &cluster.lab.network.node;
     let listed =
         ["nft list ruleset", "iptables-legacy-save", "ip6tables-legacy-save"].map(|list| node.run(list));
     listed.join("\n")
@@ -49,23 +49,23 @@ fn is_of_a_proxy(line: &str) -> bool {
 
 fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
     for before in [Mode::Iptables, Mode::Nftables] {
-        let stage = stage();
-        let node = &stage.lab.network.node;
+        let cluster = cluster();
+        let node = &cluster.lab.network.node;
         // A stranger, to be left alone.
         node.run("nft add table inet firewall");
         node.run("nft add chain inet firewall keep");
         node.run("nft add rule inet firewall keep tcp dport 22 accept");
         node.run("iptables -A FORWARD -s 203.0.113.77 -j DROP");
-        let service = stage.serve("web", &[Place::PodA, Place::PodB]);
-        let mut theirs = reference(&stage, before);
-        stage.serves(&service, &[Place::PodA, Place::PodB]);
+        let service = cluster.create_service("web", &[Place::PodA, Place::PodB]);
+        let mut theirs = reference(&cluster, before);
+        cluster.wait_until_served(&service, &[Place::PodA, Place::PodB]);
 
         let (over, asked, failed) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Vec::new()));
         let ask = |who: Who, protocol: Protocol, to: SocketAddr| {
-            stage.lab.namespace(who).move_in();
+            cluster.lab.namespace(who).move_in();
             let source = who.source(Family::of(to.ip()), 0);
             while !over.load(Ordering::Relaxed) {
-                match ask_here(source, protocol, to, Duration::from_secs(5)) {
+                match probe_here(source, protocol, to, Duration::from_secs(5)) {
                     Answer::From { .. } => _ = asked.fetch_add(1, Ordering::Relaxed),
                     failure => {
                         failed.lock().unwrap().push(format!("{who:?} to {to}/{protocol}: {failure:?}"))
@@ -93,10 +93,10 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
             theirs.terminate();
             theirs.wait();
             let_ask();
-            let ours = stage.proxy(mode);
+            let ours = cluster.proxy(mode);
             eventually("health", || ours.health("/healthz").is_some_and(|answer| answer.code == 200));
             eventually("nothing of the other mode", || {
-                let rules = rules(&stage);
+                let rules = rules(&cluster);
                 let (table, chains) =
                     (rules.contains("table ip kube-proxy"), rules.contains("KUBE-SERVICES"));
                 (table, chains) == (mode == Mode::Nftables, mode == Mode::Iptables)
@@ -107,11 +107,11 @@ fn nobody_notices_when_we_take_over_from_the_reference(mode: Mode) {
         let failed = failed.into_inner().unwrap();
         println!("{before:?} to {mode:?}: {asked:?} asked, {} failed", failed.len());
         assert!(failed.is_empty(), "{} failed, such as {:?}", failed.len(), failed.first());
-        stage.serves(&service, &[Place::PodA, Place::PodB]);
+        cluster.wait_until_served(&service, &[Place::PodA, Place::PodB]);
 
-        let mut cleaner = stage.proxy_told(&["--cleanup".into()]);
+        let mut cleaner = cluster.proxy_with_flags(&["--cleanup".into()]);
         assert!(cleaner.wait().success(), "{}", cleaner.log());
-        let left = rules(&stage);
+        let left = rules(&cluster);
         let ours: Vec<_> = left.lines().filter(|line| is_of_a_proxy(line)).collect();
         assert!(ours.is_empty(), "left behind: {ours:#?}");
         for kept in ["tcp dport 22 accept", "203.0.113.77"] {

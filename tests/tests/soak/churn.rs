@@ -9,10 +9,10 @@ use model::address::Family;
 use serde_json::{Value, json};
 use testkit::lab::Place;
 use testkit::network::of;
-use tests::cluster::api::{Api, Refusal};
+use testkit::wait::within;
+use tests::cluster::api::{ApiClient, ApiError};
 use tests::cluster::objects;
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::random::Random;
 use crate::services::{self, NAMES, PLACES};
@@ -25,8 +25,8 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub struct Churn {
-    /// Our own, so that the stage is free to restart the API server meanwhile.
-    api: Api,
+    /// Our own, so that the cluster is free to restart the API server meanwhile.
+    api: ApiClient,
     services: String,
     slices: String,
     node: String,
@@ -42,14 +42,14 @@ struct State {
 }
 
 impl Churn {
-    pub fn new(stage: &Stage, seed: u64) -> Self {
-        let plane = stage.plane();
+    pub fn new(cluster: &TestCluster, seed: u64) -> Self {
+        let plane = cluster.control_plane();
         let state = State { random: Random::new(seed), changes: BTreeMap::new(), errors: 0 };
         Self {
-            api: Api::open(&plane.namespace, &plane.folder.join("admin.kubeconfig")),
-            services: stage.services(),
-            slices: stage.slices(),
-            node: stage.node.clone(),
+            api: ApiClient::open(&plane.namespace, &plane.folder.join("admin.kubeconfig")),
+            services: cluster.services(),
+            slices: cluster.slices(),
+            node: cluster.node.clone(),
             state: Mutex::new(state),
         }
     }
@@ -64,7 +64,7 @@ impl Churn {
                     PAUSE
                 }
                 // The object is not there, or not yet gone.
-                Err(Refusal::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
+                Err(ApiError::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
                 Err(_) => {
                     state.errors += 1;
                     PAUSE_AFTER_ERROR
@@ -74,7 +74,7 @@ impl Churn {
         }
     }
 
-    fn change(&self, random: &mut Random) -> (&'static str, Result<Value, Refusal>) {
+    fn change(&self, random: &mut Random) -> (&'static str, Result<Value, ApiError>) {
         let name = format!("churn-{}", random.below(SERVICES));
         match random.below(10) {
             0..3 => ("services created", self.create(&name, random)),
@@ -100,7 +100,7 @@ impl Churn {
         }
     }
 
-    fn create(&self, name: &str, random: &mut Random) -> Result<Value, Refusal> {
+    fn create(&self, name: &str, random: &mut Random) -> Result<Value, ApiError> {
         let service = objects::with(objects::service(name), json!({"spec": spec(random)}));
         let service = self.api.try_create(&self.services, &service)?;
         for family in Family::BOTH {
@@ -116,7 +116,7 @@ impl Churn {
         Ok(service)
     }
 
-    fn delete(&self, name: &str) -> Result<Value, Refusal> {
+    fn delete(&self, name: &str) -> Result<Value, ApiError> {
         for family in Family::BOTH {
             let path = format!("{}/{}", self.slices, objects::slice_name(name, family));
             unless_gone(self.api.try_delete(&path))?;
@@ -142,9 +142,9 @@ impl Churn {
     }
 }
 
-fn unless_gone(outcome: Result<Value, Refusal>) -> Result<Value, Refusal> {
+fn unless_gone(outcome: Result<Value, ApiError>) -> Result<Value, ApiError> {
     match outcome {
-        Err(Refusal::Api(status)) if status.code == 404 => Ok(Value::Null),
+        Err(ApiError::Api(status)) if status.code == 404 => Ok(Value::Null),
         outcome => outcome,
     }
 }

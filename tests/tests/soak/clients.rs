@@ -18,10 +18,10 @@ use rustix::net::sockopt;
 use testkit::lab::{TARGET, Who};
 use testkit::namespace::Namespace;
 use testkit::network::of;
-use testkit::patience::Patient;
-use testkit::talk::{hear, hear_connected};
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use testkit::probe::{connect_and_read, receive};
+use testkit::wait::TimeoutReader;
+use testkit::wait::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::services::Targets;
 
@@ -80,8 +80,8 @@ struct Kept {
 }
 
 impl Clients {
-    pub fn new(stage: &Stage, targets: &[Targets; 2]) -> Self {
-        let (pod, outside) = (stage.lab.namespace(Who::Pod), stage.lab.namespace(Who::Outside));
+    pub fn new(cluster: &TestCluster, targets: &[Targets; 2]) -> Self {
+        let (pod, outside) = (cluster.lab.namespace(Who::Pod), cluster.lab.namespace(Who::Outside));
         let mut clients = Vec::new();
         for (family, at) in Family::BOTH.into_iter().zip(targets) {
             for (name, namespace, kind, to) in [
@@ -181,7 +181,7 @@ impl Client {
         match self.kind {
             Kind::NewTcp => {
                 let from = self.next_port(kept);
-                let text = hear_connected(self.to, ANSWER_DEADLINE, |socket| {
+                let text = connect_and_read(self.to, ANSWER_DEADLINE, |socket| {
                     sockopt::set_socket_reuseaddr(socket, true)?;
                     Ok(rustix::net::bind(socket, &from)?)
                 })?;
@@ -227,7 +227,7 @@ impl Client {
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {}
                 sent => drop(sent?),
             }
-            match hear(socket, UDP_RESEND) {
+            match receive(socket, UDP_RESEND) {
                 Err(error) if error.kind() == ErrorKind::TimedOut => {}
                 heard => return answered_by_an_endpoint(&heard?),
             }
@@ -255,7 +255,7 @@ fn exchange(to: SocketAddr, kept: &mut Option<TcpStream>) -> io::Result<()> {
         }
     };
     stream.write_all(b"8 bytes.")?;
-    Patient(&*stream, ANSWER_DEADLINE).read_exact(&mut [0; 8])
+    TimeoutReader(&*stream, ANSWER_DEADLINE).read_exact(&mut [0; 8])
 }
 
 impl fmt::Display for Failure {

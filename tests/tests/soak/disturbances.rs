@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use testkit::lab::{Place, TARGET};
 use testkit::network::of;
+use testkit::wait::within;
 use tests::cluster::control_plane::ADDRESS;
 use tests::cluster::etcd;
 use tests::cluster::proxy::{Mode, Proxy, flags};
 use tests::cluster::relay::Relay;
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::clients::Failure;
 use crate::random::Random;
@@ -69,14 +69,14 @@ pub struct Disturbances {
 }
 
 impl Disturbances {
-    pub fn new(stage: &Stage, mode: Mode, seed: u64) -> Self {
+    pub fn new(cluster: &TestCluster, mode: Mode, seed: u64) -> Self {
         let at = SocketAddr::new(ADDRESS.parse().unwrap(), RELAY_PORT);
-        let relay = Relay::start(&stage.plane().namespace, at, stage.plane().address());
+        let relay = Relay::start(&cluster.control_plane().namespace, at, cluster.control_plane().address());
         Self {
             mode,
-            space: stage.space().to_owned(),
+            space: cluster.namespace().to_owned(),
             relay,
-            kubeconfig: stage.kubeconfig(at, &stage.certified_proxy()),
+            kubeconfig: cluster.kubeconfig(at, &cluster.proxy_user()),
             proxy: None,
             // Not the numbers that the churn gets.
             random: Random::new(!seed),
@@ -87,15 +87,15 @@ impl Disturbances {
     }
 
     /// Starts kube-proxy, and returns when it has synced both families.
-    pub fn start_proxy(&mut self, stage: &Stage) {
-        let written = self.spawn_proxy(stage);
+    pub fn start_proxy(&mut self, cluster: &TestCluster) {
+        let written = self.spawn_proxy(cluster);
         self.wait_for_sync(written);
     }
 
     /// Returns how long its log was before.
-    fn spawn_proxy(&mut self, stage: &Stage) -> usize {
-        let written = std::fs::metadata(stage.log()).map_or(0, |log| usize::try_from(log.len()).unwrap());
-        self.proxy = Some(stage.proxy_as(self.mode, &self.kubeconfig, &[]));
+    fn spawn_proxy(&mut self, cluster: &TestCluster) -> usize {
+        let written = std::fs::metadata(cluster.log()).map_or(0, |log| usize::try_from(log.len()).unwrap());
+        self.proxy = Some(cluster.proxy_as(self.mode, &self.kubeconfig, &[]));
         written
     }
 
@@ -114,7 +114,7 @@ impl Disturbances {
     }
 
     /// Goes on until then. With kills, everything happens once at least.
-    pub fn run(&mut self, stage: &mut Stage, until: Instant, kills: Kills) {
+    pub fn run(&mut self, cluster: &mut TestCluster, until: Instant, kills: Kills) {
         let mut kinds = vec![
             Kind::RestartApiServer,
             Kind::RestartApiServerWithoutHistory,
@@ -138,7 +138,7 @@ impl Disturbances {
                     "kube-proxy has ended by itself before {kind:?}"
                 );
                 let began = Instant::now();
-                self.disturb(stage, *kind);
+                self.disturb(cluster, *kind);
                 self.history.push(Disturbance { kind: *kind, began, ended: Instant::now() });
                 self.rest();
             }
@@ -150,50 +150,50 @@ impl Disturbances {
         std::thread::sleep(Duration::from_millis(self.random.below(2_000) as u64));
     }
 
-    fn disturb(&mut self, stage: &mut Stage, kind: Kind) {
+    fn disturb(&mut self, cluster: &mut TestCluster, kind: Kind) {
         match kind {
             Kind::Kill => {
                 // Dropping it kills it, wherever it is.
                 self.proxy = None;
                 self.rest();
-                self.start_proxy(stage);
+                self.start_proxy(cluster);
             }
             Kind::Terminate => {
                 let proxy = self.proxy.as_mut().unwrap();
                 proxy.terminate();
                 proxy.wait();
-                self.start_proxy(stage);
+                self.start_proxy(cluster);
             }
             Kind::KillWhileApiServerIsAway => {
-                stage.plane_mut().stop_api_server();
+                cluster.control_plane_mut().stop_api_server();
                 self.proxy = None;
-                let written = self.spawn_proxy(stage);
+                let written = self.spawn_proxy(cluster);
                 self.rest();
-                stage.plane_mut().start_api_server();
+                cluster.control_plane_mut().start_api_server();
                 self.wait_for_sync(written);
             }
             Kind::RestartApiServer => {
-                stage.plane_mut().stop_api_server();
+                cluster.control_plane_mut().stop_api_server();
                 self.rest();
-                stage.plane_mut().start_api_server();
+                cluster.control_plane_mut().start_api_server();
             }
             Kind::RestartApiServerWithoutHistory => {
                 self.relay.close();
                 self.rest();
-                etcd::compact(&stage.plane().namespace);
-                stage.plane_mut().stop_api_server();
-                stage.plane_mut().start_api_server();
+                etcd::compact(&cluster.control_plane().namespace);
+                cluster.control_plane_mut().stop_api_server();
+                cluster.control_plane_mut().start_api_server();
                 self.relay.reopen();
             }
-            Kind::RestartEtcd => stage.plane_mut().restart_etcd(),
+            Kind::RestartEtcd => cluster.control_plane_mut().restart_etcd(),
             Kind::CutConnections => self.relay.cut(),
-            Kind::Flush => self.flush(stage),
+            Kind::Flush => self.flush(cluster),
         }
     }
 
     /// As scripts of firewalls do.
-    fn flush(&mut self, stage: &Stage) {
-        let node = &stage.lab.network.node;
+    fn flush(&mut self, cluster: &TestCluster) {
+        let node = &cluster.lab.network.node;
         let run = |command: &str| {
             let mut words = command.split(' ');
             node.enter(|| Command::new(words.next().unwrap()).args(words).output()).unwrap().status.success()
@@ -222,17 +222,17 @@ impl Disturbances {
                     // Where chains are in use again already, they can't be deleted.
                     run(command);
                 }
-                within(REPAIR_TIMEOUT, "the repair of the rules", || self.rules_are_back(stage));
+                within(REPAIR_TIMEOUT, "the repair of the rules", || self.rules_are_back(cluster));
                 self.unprotected.push((began, Instant::now()));
             }
         }
     }
 
     /// A sync writes the nat table in one transaction, so that a part of each kind of rule tells of the rest.
-    fn rules_are_back(&self, stage: &Stage) -> bool {
+    fn rules_are_back(&self, cluster: &TestCluster) -> bool {
         Family::BOTH.into_iter().all(|family| {
             let program = of(family, ["iptables-save", "ip6tables-save"]);
-            let rules = stage.lab.network.node.run(&format!("{program} -t nat"));
+            let rules = cluster.lab.network.node.run(&format!("{program} -t nat"));
             let endpoint = SocketAddr::new(Place::PodA.ip(family), TARGET);
             let jumps = ["-A PREROUTING ", "-A OUTPUT ", "-A POSTROUTING "]
                 .into_iter()
@@ -263,10 +263,10 @@ impl Disturbances {
     }
 
     /// What `kube-proxy verify` finds wrong.
-    pub fn verify(&self, stage: &Stage) -> Option<String> {
-        let mut command = Command::new(stage.kube_proxy());
-        command.arg("verify").args(flags(self.mode, &stage.node, &self.kubeconfig)).arg("--v=0");
-        let output = stage.lab.network.node.enter(|| command.output()).unwrap();
+    pub fn verify(&self, cluster: &TestCluster) -> Option<String> {
+        let mut command = Command::new(cluster.kube_proxy());
+        command.arg("verify").args(flags(self.mode, &cluster.node, &self.kubeconfig)).arg("--v=0");
+        let output = cluster.lab.network.node.enter(|| command.output()).unwrap();
         let printed = String::from_utf8_lossy(&output.stdout);
         let is_clean = output.status.success() && printed.matches("kernel and plan agree").count() == 2;
         (!is_clean)

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use testkit::namespace::Namespace;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 use tests::cluster::proxy::Proxy;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(240);
 /// Figures that stay the same for this long have settled.
@@ -58,10 +58,10 @@ pub fn expire_connections_soon(node: &Namespace) {
 }
 
 impl Figures {
-    fn read(stage: &Stage, proxy: &Proxy) -> Self {
-        let process = format!("/proc/{}", proxy.id());
+    fn read(cluster: &TestCluster, proxy: &Proxy) -> Self {
+        let process = format!("/proc/{}", proxy.pid());
         let entries = |folder: &str| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count() as u64;
-        let node = &stage.lab.network.node;
+        let node = &cluster.lab.network.node;
         // Those of kube-proxy itself are tracked only if rules were there when they were made.
         let to_api_server = format!("dport={} ", crate::disturbances::RELAY_PORT);
         // To read them is to have those removed that have expired.
@@ -87,13 +87,13 @@ impl Figures {
     }
 
     /// Once nothing but the memory has changed for a while.
-    pub fn at_rest(stage: &Stage, proxy: &Proxy) -> Self {
+    pub fn at_rest(cluster: &TestCluster, proxy: &Proxy) -> Self {
         let mut deadline = Deadline::after(SETTLE_TIMEOUT);
         let mut stable = Deadline::after(STABLE_TIME);
-        let mut figures = Self::read(stage, proxy);
+        let mut figures = Self::read(cluster, proxy);
         while !stable.has_passed() && !deadline.has_passed() {
             std::thread::sleep(Duration::from_millis(500));
-            let now = Self::read(stage, proxy);
+            let now = Self::read(cluster, proxy);
             if now.0[RSS + 1..] != figures.0[RSS + 1..] {
                 stable = Deadline::after(STABLE_TIME);
             }
@@ -109,10 +109,10 @@ impl Figures {
     }
 
     /// Once they are as they were, or when that takes too long.
-    pub fn back_at(before: &Self, stage: &Stage, proxy: &Proxy) -> Self {
+    pub fn back_at(before: &Self, cluster: &TestCluster, proxy: &Proxy) -> Self {
         let mut deadline = Deadline::after(SETTLE_TIMEOUT);
         loop {
-            let figures = Self::read(stage, proxy);
+            let figures = Self::read(cluster, proxy);
             if figures.unlike(before).is_empty() || deadline.has_passed() {
                 return figures;
             }
@@ -135,7 +135,7 @@ impl Figures {
 
 /// In KiB.
 fn resident_memory(proxy: &Proxy) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use churn::Churn;
 use clients::{Clients, Failure};
@@ -64,14 +64,14 @@ impl Drop for Raise<'_> {
 
 fn soak(mode: Mode) {
     let total = duration();
-    let mut stage = Stage::new(Path::new(env!("CARGO_BIN_EXE_control-plane")));
-    let targets = services::create(&stage);
-    let clients = Clients::new(&stage, &targets);
+    let mut cluster = TestCluster::new(Path::new(env!("CARGO_BIN_EXE_control-plane")));
+    let targets = services::create(&cluster);
+    let clients = Clients::new(&cluster, &targets);
     let seed = random::seed();
-    let churn = Churn::new(&stage, seed);
-    let mut disturbances = Disturbances::new(&stage, mode, seed);
-    figures::expire_connections_soon(&stage.lab.network.node);
-    disturbances.start_proxy(&stage);
+    let churn = Churn::new(&cluster, seed);
+    let mut disturbances = Disturbances::new(&cluster, mode, seed);
+    figures::expire_connections_soon(&cluster.lab.network.node);
+    disturbances.start_proxy(&cluster);
     println!("soak, {} mode: {} s, seed {seed:#x}", mode.name(), total.as_secs());
 
     let is_over = AtomicBool::new(false);
@@ -80,7 +80,7 @@ fn soak(mode: Mode) {
         clients.spawn(scope, &is_over);
         clients.wait_for_attempts();
         clients.pause();
-        let before = Figures::at_rest(&stage, disturbances.proxy());
+        let before = Figures::at_rest(&cluster, disturbances.proxy());
         clients.resume();
         // Memory that grows once, with the first changes, has grown by then.
         let warm = Instant::now() + total / 10;
@@ -93,15 +93,15 @@ fn soak(mode: Mode) {
         std::thread::scope(|storm| {
             let _over = Raise(&storm_is_over);
             storm.spawn(|| churn.run_until(|| storm_is_over.load(Ordering::Relaxed)));
-            disturbances.run(&mut stage, began + total * 3 / 5, Kills::Included);
-            disturbances.run(&mut stage, began + total * 9 / 10, Kills::Excluded);
+            disturbances.run(&mut cluster, began + total * 3 / 5, Kills::Included);
+            disturbances.run(&mut cluster, began + total * 9 / 10, Kills::Excluded);
         });
         clients.pause();
         churn.delete_all();
-        let after = Figures::back_at(&before, &stage, disturbances.proxy());
+        let after = Figures::back_at(&before, &cluster, disturbances.proxy());
         (before, after)
     });
-    let verdict = disturbances.verify(&stage);
+    let verdict = disturbances.verify(&cluster);
 
     let (excused, failed): (Vec<Failure>, Vec<Failure>) =
         clients.failures().into_iter().partition(|failure| disturbances.excuses(failure));

@@ -7,11 +7,11 @@ use std::time::Duration;
 use kernel::nftables::connections;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::manifests::{PlainService, list};
 use testkit::network::Network;
-use testkit::talk::{Answer, Server, ask_here};
-use tests::manifests::{Plain, list};
+use testkit::probe::{Answer, Server, probe_here};
 use tests::matrix::Backend;
-use tests::node::Node;
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
@@ -35,14 +35,14 @@ fn endpoints_are_chosen_equally_often() {
 
 fn choose(network: &Network, family: Family) {
     let _server = Server::start_all(&network.remote, &remote_pods(family, 50, 8080));
-    let mut node = Node::new(&network.node, family, &Options::default());
+    let mut node = NftablesNode::new(&network.node, family, &Options::default());
     for (count, limit) in SIZES {
         let endpoints = remote_pods(family, count, 8080);
         let mut found = Vec::new();
         // One sample in a thousand is beyond the limit; of three, one in a billion.
         for attempt in 0..3 {
             let ip = cluster_ip(family, u16::from(count) + 256 * attempt);
-            node.hold(&list(&[Plain::new("web", ip, &endpoints)]));
+            node.hold(&list(&[PlainService::new("web", ip, &endpoints)]));
             let chosen = connect(network, SocketAddr::new(ip, 80));
             assert_eq!(counted(network, &node), chosen, "the kernel counts what the clients see");
             found.push(chi_square(&endpoints, &chosen));
@@ -60,7 +60,7 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
     network.pods[0].namespace.enter(|| {
         let mut chosen = BTreeMap::new();
         for _ in 0..CONNECTIONS {
-            match ask_here(None, Protocol::Udp, to, Duration::from_secs(5)) {
+            match probe_here(None, Protocol::Udp, to, Duration::from_secs(5)) {
                 Answer::From { endpoint, .. } => *chosen.entry(endpoint).or_default() += 1,
                 other => panic!("{to}: {other:?}"),
             }
@@ -69,7 +69,7 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
     })
 }
 
-fn counted(network: &Network, node: &Node) -> BTreeMap<SocketAddr, u64> {
+fn counted(network: &Network, node: &NftablesNode) -> BTreeMap<SocketAddr, u64> {
     let (family, owners) = (node.table.family(), node.table.owners());
     let counted = network.node.enter(|| connections(family, &owners)).unwrap();
     counted

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use kernel::iptables::Variant;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::manifests::{PlainService, list};
 use testkit::namespace::Namespace;
 use testkit::network::Network;
-use testkit::talk::{Answer, Server, ask, ask_here};
-use tests::chains::Chains;
-use tests::manifests::{Plain, list};
-use tests::matrix::{Backend as _, eventually};
-use tests::node::Node;
+use testkit::probe::{Answer, Server, probe, probe_here};
+use testkit::wait::eventually;
+use tests::chains::IptablesNode;
+use tests::matrix::Backend as _;
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
@@ -42,7 +43,7 @@ impl<'a> Storm<'a> {
         let (namespace, protocol) = self.clients[client];
         namespace.move_in();
         while !end.load(Ordering::Relaxed) {
-            match ask_here(None, protocol, self.to, Duration::from_secs(5)) {
+            match probe_here(None, protocol, self.to, Duration::from_secs(5)) {
                 Answer::From { .. } => _ = self.connections.fetch_add(1, Ordering::Relaxed),
                 failure => self.failures.lock().unwrap().push(failure),
             }
@@ -97,12 +98,12 @@ fn no_connection_fails_while_endpoints_come_and_go() {
             // Not always the same ones.
             let endpoints: Vec<_> = all.iter().cycle().skip(turn * 3).take(count).copied().collect();
             list(&[
-                Plain::new("changing", ips[0], &endpoints),
-                Plain { sticky: true, ..Plain::new("sticky", ips[1], &endpoints) },
-                Plain::new("untouched", ips[2], &all[..3]),
+                PlainService::new("changing", ips[0], &endpoints),
+                PlainService { sticky: true, ..PlainService::new("sticky", ips[1], &endpoints) },
+                PlainService::new("untouched", ips[2], &all[..3]),
             ])
         };
-        let mut node = Node::new(&network.node, family, &Options::default());
+        let mut node = NftablesNode::new(&network.node, family, &Options::default());
         node.replace(&manifests(0));
         let storms = ips.map(|ip| Storm::new(&network, SocketAddr::new(ip, 80)));
         during(&storms, || {
@@ -122,8 +123,8 @@ fn no_connection_fails_while_endpoints_change_tables_as_fast_as_they_can() {
     let all = remote_pods(family, 16, 8080);
     let _server = Server::start_all(&network.remote, &all);
     let ip = cluster_ip(family, 1);
-    let [many, one] = [&all[..], &all[..1]].map(|endpoints| list(&[Plain::new("web", ip, endpoints)]));
-    let mut node = Node::new(&network.node, family, &Options::default());
+    let [many, one] = [&all[..], &all[..1]].map(|endpoints| list(&[PlainService::new("web", ip, endpoints)]));
+    let mut node = NftablesNode::new(&network.node, family, &Options::default());
     node.replace(&many);
     let storms = [Storm::new(&network, SocketAddr::new(ip, 80))];
     during(&storms, || {
@@ -145,11 +146,11 @@ fn no_connection_fails_while_the_proxy_starts_again() {
         let _server = Server::start_all(&network.remote, &all);
         let ips = [1, 2].map(|number| cluster_ip(family, number));
         let manifests = list(&[
-            Plain::new("web", ips[0], &all[..9]),
-            Plain { sticky: true, ..Plain::new("sticky", ips[1], &all) },
+            PlainService::new("web", ips[0], &all[..9]),
+            PlainService { sticky: true, ..PlainService::new("sticky", ips[1], &all) },
         ]);
-        let mut node = Node::start(&network.node, family, &Options::default(), &manifests).0;
-        let sticks_to = || match ask(&network.client, Protocol::Tcp, SocketAddr::new(ips[1], 80)) {
+        let mut node = NftablesNode::start(&network.node, family, &Options::default(), &manifests).0;
+        let sticks_to = || match probe(&network.client, Protocol::Tcp, SocketAddr::new(ips[1], 80)) {
             Answer::From { endpoint, .. } => endpoint,
             other => panic!("{other:?}"),
         };
@@ -159,7 +160,8 @@ fn no_connection_fails_while_the_proxy_starts_again() {
             for _ in 0..5 {
                 drop(node);
                 let_connect(&storms);
-                let (again, outcome) = Node::start(&network.node, family, &Options::default(), &manifests);
+                let (again, outcome) =
+                    NftablesNode::start(&network.node, family, &Options::default(), &manifests);
                 assert_eq!((outcome.full, outcome.added, outcome.deleted), (true, 0, 0));
                 node = again;
                 let_connect(&storms);
@@ -181,13 +183,13 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
     let names: Vec<String> = (0..SERVICES).map(|number| format!("many-{number}")).collect();
     let many = |endpoints| {
         let mut services: Vec<_> = (names.iter().zip(1_000..))
-            .map(|(name, number)| Plain::new(name, cluster_ip(family, number), endpoints))
+            .map(|(name, number)| PlainService::new(name, cluster_ip(family, number), endpoints))
             .collect();
-        services.push(Plain::new("untouched", untouched, &all));
+        services.push(PlainService::new("untouched", untouched, &all));
         list(&services)
     };
-    let few = list(&[Plain::new("untouched", untouched, &all)]);
-    let mut chains = Chains::new(&network.node, family, &Options::default(), Variant::Nft);
+    let few = list(&[PlainService::new("untouched", untouched, &all)]);
+    let mut chains = IptablesNode::new(&network.node, family, &Options::default(), Variant::Nft);
     chains.hold(&few);
 
     let storms = [Storm::new(&network, SocketAddr::new(untouched, 80))];
@@ -200,7 +202,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
                 network.pods[0].namespace.move_in();
                 let mut arrived = false;
                 while !end.load(Ordering::Relaxed) {
-                    match ask_here(None, Protocol::Tcp, late, Duration::from_secs(5)) {
+                    match probe_here(None, Protocol::Tcp, late, Duration::from_secs(5)) {
                         Answer::From { .. } => arrived = true,
                         failure if arrived => broken.lock().unwrap().push(failure),
                         _ => {}
@@ -216,7 +218,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
             println!("restores: {batches:?}");
             assert!(batches.iter().all(|(changed, full)| *changed > 1 && *full > 1), "{batches:?}");
             eventually("the service that arrives", || {
-                matches!(ask(&network.client, Protocol::Tcp, late), Answer::From { .. })
+                matches!(probe(&network.client, Protocol::Tcp, late), Answer::From { .. })
             });
             end.store(true, Ordering::Relaxed);
         });

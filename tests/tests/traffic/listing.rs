@@ -4,10 +4,10 @@ use std::process::Command;
 
 use model::address::Family;
 use netlink::nftables::Connection;
+use testkit::manifests::{A, Object, PlainService, R, Service, list, web, write};
 use testkit::namespace::Namespace;
 use testkit::network::of;
-use tests::manifests::{A, Object, Plain, R, Service, list, web, write};
-use tests::node::Node;
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
@@ -25,13 +25,13 @@ fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
         for (family, many) in [(Family::V4, 10_000), (Family::V6, 1_000)] {
             scope.spawn(move || {
                 let namespace = Namespace::new();
-                let mut node = Node::new(&namespace, family, &Options::default());
+                let mut node = NftablesNode::new(&namespace, family, &Options::default());
                 let endpoints = remote_pods(family, 3, 8080);
                 let mut length_with = |services: u16| {
                     let names: Vec<_> = (0..services).map(|number| format!("web-{number}")).collect();
                     let services: Vec<_> = (0..)
                         .zip(&names)
-                        .map(|(number, name)| Plain::new(name, cluster_ip(family, number), &endpoints))
+                        .map(|(number, name)| PlainService::new(name, cluster_ip(family, number), &endpoints))
                         .collect();
                     let outcome = node.replace(&list(&services));
                     assert!(!outcome.full && outcome.added > 0, "{outcome:?}");
@@ -63,7 +63,7 @@ fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
 fn nft_lists_the_table() {
     let namespace = Namespace::new();
     for family in Family::BOTH {
-        let mut node = Node::new(&namespace, family, &Options::default());
+        let mut node = NftablesNode::new(&namespace, family, &Options::default());
         node.apply(&write(&everything(), family));
         let ip = of(family, ["ip", "ip6"]);
         let output =
@@ -80,6 +80,6 @@ fn nft_lists_the_table() {
             |line: &&str| line.contains(" map @sticky-endpoints") || line.contains(" @affinity {");
         let readable: Vec<&str> = listing.lines().filter(|line| !is_affinity(line)).collect();
         assert_eq!(readable.len() + 12, listing.lines().count(), "those that pick, forget and learn");
-        Namespace::new().feed(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
+        Namespace::new().run_with_input(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
     }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
+use testkit::manifests::{PlainService, list};
 use testkit::network::Network;
-use testkit::talk::{Answer, Server, ask_here};
-use tests::manifests::{Plain, list};
-use tests::node::Node;
+use testkit::probe::{Answer, Server, probe_here};
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
@@ -26,24 +26,24 @@ fn a_service_may_have_a_thousand_endpoints_or_four_thousand_ports_or_the_longest
         let _server = Server::start_all(&network.remote, &listeners);
         let endpoints: Vec<_> = ports.flat_map(|port| remote_pods(family, 250, port)).collect();
 
-        let mut node = Node::new(&network.node, family, &Options::default());
+        let mut node = NftablesNode::new(&network.node, family, &Options::default());
         let long = |letter: &str| letter.repeat(63);
         let (namespace, name, port_name) = (long("n"), long("s"), "p".repeat(58));
         let [crowded, wide, named] = [1, 2, 3].map(|number| cluster_ip(family, number));
         let services = [
-            Plain::new("crowded", crowded, &endpoints),
-            Plain { ports: 20_000..24_000, ..Plain::new("wide", wide, &endpoints[..1]) },
-            Plain {
+            PlainService::new("crowded", crowded, &endpoints),
+            PlainService { ports: 20_000..24_000, ..PlainService::new("wide", wide, &endpoints[..1]) },
+            PlainService {
                 namespace: &namespace,
                 port_name: &port_name,
-                ..Plain::new(&name, named, &endpoints[..2])
+                ..PlainService::new(&name, named, &endpoints[..2])
             },
         ];
         node.replace(&list(&services));
 
         let answers = |to, times: usize| -> BTreeSet<SocketAddr> {
             network.pods[0].namespace.enter(|| {
-                let ask = |_| ask_here(None, Protocol::Tcp, to, Duration::from_secs(5));
+                let ask = |_| probe_here(None, Protocol::Tcp, to, Duration::from_secs(5));
                 (0..times)
                     .map(ask)
                     .map(|answer| match answer {

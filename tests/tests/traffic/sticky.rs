@@ -6,10 +6,10 @@ use model::address::Family;
 use model::names::Protocol;
 use netlink::nftables::Connection;
 use testkit::lab::{Address, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::manifests::{A, ALL, B, Endpoint, Object, Port, R, S, Service, web, write};
 use testkit::network::of;
-use testkit::talk::{Answer, ask_from};
-use tests::manifests::{A, ALL, B, Endpoint, Object, Port, R, S, Service, web, write};
-use tests::node::Node;
+use testkit::probe::{Answer, probe_from};
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 const SECONDS: u32 = 10_800;
@@ -35,7 +35,7 @@ impl Client<'_> {
     fn ask(&self, protocol: Protocol, (address, port): (Address, u16)) -> IpAddr {
         let source = self.who.source(self.family, self.number);
         let to = SocketAddr::new(address.ip(self.family), port);
-        match ask_from(self.lab.namespace(self.who), source, protocol, to) {
+        match probe_from(self.lab.namespace(self.who), source, protocol, to) {
             Answer::From { endpoint, .. } => endpoint.ip(),
             other => panic!("{protocol} {to} from {source:?}: {other:?}"),
         }
@@ -82,14 +82,15 @@ fn a_client_gets_the_same_endpoint_at_every_address_of_a_service_port() {
     let lab = Lab::new();
     for family in Family::BOTH {
         let manifests = manifests([web(&[A, B, R, S]).sticky(SECONDS)], family);
-        let (mut node, _) = Node::start(&lab.network.node, family, &Options::default(), &manifests);
+        let (mut node, _) = NftablesNode::start(&lab.network.node, family, &Options::default(), &manifests);
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let clients = crowd(&lab, family);
             let ask = |client: &Client<'_>| client.ask_all(protocol, &from(client.number));
             let before: Vec<IpAddr> = clients.iter().map(ask).collect();
             // Another process finds what this one left.
             drop(node);
-            let (again, outcome) = Node::start(&lab.network.node, family, &Options::default(), &manifests);
+            let (again, outcome) =
+                NftablesNode::start(&lab.network.node, family, &Options::default(), &manifests);
             assert_eq!((outcome.full, outcome.added, outcome.deleted), (true, 0, 0));
             node = again;
             assert_eq!(clients.iter().map(ask).collect::<Vec<_>>(), before, "{protocol} {family}");
@@ -102,7 +103,7 @@ fn with_policy_local_a_client_sticks_to_one_endpoint_wherever_policy_allows_it()
     let lab = Lab::new();
     for family in Family::BOTH {
         let manifests = manifests([web(&[A, B, R, S]).sticky(SECONDS).external_local()], family);
-        let (mut node, _) = Node::start(&lab.network.node, family, &Options::default(), &manifests);
+        let (mut node, _) = NftablesNode::start(&lab.network.node, family, &Options::default(), &manifests);
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             // What it gets from outside is good for the cluster IP, too.
             for client in crowd(&lab, family) {
@@ -129,7 +130,7 @@ fn with_policy_local_a_client_sticks_to_one_endpoint_wherever_policy_allows_it()
         let here = client.ask_all(Protocol::Tcp, &EXTERNAL);
         assert_ne!(here, there);
         drop(node);
-        let _node = Node::start(&lab.network.node, family, &Options::default(), &manifests).0;
+        let _node = NftablesNode::start(&lab.network.node, family, &Options::default(), &manifests).0;
         for _ in 0..4 {
             assert_eq!(client.ask(Protocol::Tcp, cluster_ip), there);
             assert_eq!(client.ask_all(Protocol::Tcp, &EXTERNAL), here);
@@ -147,7 +148,7 @@ fn an_endpoint_that_goes_is_left_at_once_for_one_other_and_nobody_looks_for_its_
     for family in Family::BOTH {
         let all = [A, B, R, S];
         let serve = |endpoints: &[Endpoint]| manifests([web(endpoints).sticky(SECONDS)], family);
-        let mut node = Node::start(&lab.network.node, family, &Options::default(), &serve(&all)).0;
+        let mut node = NftablesNode::start(&lab.network.node, family, &Options::default(), &serve(&all)).0;
         for (protocol, clients) in
             [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol, crowd(&lab, family)))
         {
@@ -179,7 +180,7 @@ fn a_port_that_is_another_service_s_node_port_teaches_nothing() {
         let port = Port { number: NODE_PORT, target: TARGET, node_port: None, protocols: ALL };
         let other = Service { ports: vec![port], ..Service::other(&[A, B, R, S]) };
         let manifests = manifests([web(&[A, B, R, S]).sticky(SECONDS), other], family);
-        let _node = Node::start(&lab.network.node, family, options, &manifests).0;
+        let _node = NftablesNode::start(&lab.network.node, family, options, &manifests).0;
         let client = Client { lab: &lab, family, who: Who::Outside, number: 0 };
         let before = remembered(&lab, family);
         for _ in 0..4 {

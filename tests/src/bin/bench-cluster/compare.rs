@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use model::address::Family;
+use testkit::wait::within;
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::figures::Figures;
 use crate::memory::{processor_time, status};
@@ -19,23 +19,23 @@ const REST: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(1_800);
 
 /// `endpoints` of each service, five at most.
-pub fn measure(stage: &Stage, proxy_name: &str, services: usize, endpoints: usize) {
+pub fn measure(cluster: &TestCluster, proxy_name: &str, services: usize, endpoints: usize) {
     let mut figures = Figures::of(&format!("cluster-{proxy_name}"), services, endpoints);
-    populate_with_tcp(stage, services, &PLACES[..endpoints]);
+    populate_with_tcp(cluster, services, &PLACES[..endpoints]);
     let started = Instant::now();
-    let proxy = stage.proxy(Mode::Nftables);
-    wait_for_within(PATIENCE, stage, services - 1);
+    let proxy = cluster.proxy(Mode::Nftables);
+    wait_for_within(PATIENCE, cluster, services - 1);
     figures.say("served_s", started.elapsed().as_secs_f64());
     // Whatever it still has to do for its start, be it in the background.
-    let mut before = processor_time(proxy.id());
+    let mut before = processor_time(proxy.pid());
     within(PATIENCE, "rest", || {
         std::thread::sleep(REST);
-        let now = processor_time(proxy.id());
+        let now = processor_time(proxy.pid());
         std::mem::replace(&mut before, now) + Duration::from_millis(50) > now
     });
     figures.say("start_cpu_s", before.as_secs_f64());
-    figures.say("rss_mib", status(proxy.id(), "VmRSS:"));
-    figures.say("rss_peak_mib", status(proxy.id(), "VmHWM:"));
+    figures.say("rss_mib", status(proxy.pid(), "VmRSS:"));
+    figures.say("rss_peak_mib", status(proxy.pid(), "VmHWM:"));
 
     let passes = Passes::of(&proxy);
     // One is lost, unless it is the only one: that goes elsewhere.
@@ -43,7 +43,7 @@ pub fn measure(stage: &Stage, proxy_name: &str, services: usize, endpoints: usiz
     for change in 0..CHANGES {
         let service = name(change * 7 % services);
         let before = Passes::of(&proxy).count;
-        stage.api().replace(&stage.slice(&service, Family::V4), &at(&service, changed));
+        cluster.api().replace(&cluster.slice(&service, Family::V4), &at(&service, changed));
         // Asked seldom: to answer is work, too.
         within(PATIENCE, "a pass", || {
             std::thread::sleep(REST);
@@ -51,12 +51,12 @@ pub fn measure(stage: &Stage, proxy_name: &str, services: usize, endpoints: usiz
         });
     }
     let passed = Passes::of(&proxy);
-    let spent = processor_time(proxy.id()) - before;
+    let spent = processor_time(proxy.pid()) - before;
     figures.say("pass_ms", (passed.seconds - passes.seconds) / (passed.count - passes.count) * 1e3);
     figures.say("passes", passed.count - passes.count);
     // Of commands that it runs, too, and of telling its metrics twice.
     figures.say("change_cpu_ms", spent.as_secs_f64() * 1e3 / CHANGES as f64);
-    figures.say("rss_changed_mib", status(proxy.id(), "VmRSS:"));
+    figures.say("rss_changed_mib", status(proxy.pid(), "VmRSS:"));
 }
 
 /// Passes over what has changed, as the proxy itself counts and measures them.

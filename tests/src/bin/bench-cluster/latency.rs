@@ -7,7 +7,7 @@ use model::address::Family;
 use netlink::nftables::{Event, Monitor};
 use testkit::namespace::Namespace;
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::population::{PLACES, at, name, populate, wait_for};
 
@@ -19,14 +19,14 @@ const GOAL: Duration = Duration::from_millis(50);
 /// Longer than anything that still counts as working.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-pub fn measure(stage: &Stage) {
-    let _proxy = stage.proxy(Mode::Nftables);
-    populate(stage, SERVICES);
-    wait_for(stage, SERVICES - 1);
+pub fn measure(cluster: &TestCluster) {
+    let _proxy = cluster.proxy(Mode::Nftables);
+    populate(cluster, SERVICES);
+    wait_for(cluster, SERVICES - 1);
     let line = Line {
-        stage,
-        commits: commits(&stage.lab.network.node),
-        watcher: stage.api().arrivals(&stage.slices()),
+        cluster,
+        commits: commits(&cluster.lab.network.node),
+        watcher: cluster.api().arrivals(&cluster.slices()),
     };
     println!("from API write to, with {SERVICES} services:");
     let mut services = (0..).map(|change| name(change * 7 % SERVICES));
@@ -37,7 +37,7 @@ pub fn measure(stage: &Stage) {
 
 /// What happens after a write, seen at its two ends.
 struct Line<'a> {
-    stage: &'a Stage,
+    cluster: &'a TestCluster,
     commits: Receiver<Instant>,
     watcher: Receiver<Instant>,
 }
@@ -48,10 +48,10 @@ impl Line<'_> {
         let (mut to_kernel, mut to_watcher) = (Vec::new(), Vec::new());
         for service in services {
             while self.commits.recv_timeout(rest).is_ok() {}
-            let path = self.stage.slice(&service, Family::V4);
+            let path = self.cluster.slice(&service, Family::V4);
             let one_less = at(&service, &PLACES[..4]);
             let written = Instant::now();
-            self.stage.api().replace(&path, &one_less);
+            self.cluster.api().replace(&path, &one_less);
             to_watcher.push(self.watcher.recv_timeout(PATIENCE).unwrap() - written);
             to_kernel.push(self.commits.recv_timeout(PATIENCE).unwrap() - written);
         }

@@ -11,7 +11,7 @@ mod population;
 use std::path::PathBuf;
 
 use tests::cluster::proxy::binary;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 fn main() {
     let supervisor = beside_us("control-plane");
@@ -24,17 +24,17 @@ fn main() {
         && what == "compare"
     {
         let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
-        let stage = Stage::new(&supervisor);
-        compare::measure(&stage, name, services, endpoints);
+        let cluster = TestCluster::new(&supervisor);
+        compare::measure(&cluster, name, services, endpoints);
         end();
     }
-    latency::measure(&Stage::new(&supervisor));
-    let stage = Stage::new(&supervisor);
-    memory::measure(&stage);
+    latency::measure(&TestCluster::new(&supervisor));
+    let cluster = TestCluster::new(&supervisor);
+    memory::measure(&cluster);
     end();
 }
 
-/// Without dropping the stage: that would delete ten thousand services one by one, which takes longer than all before.
+/// Without dropping the cluster: that would delete ten thousand services one by one, which takes longer than all before.
 /// The control plane goes with us, and they with it.
 fn end() -> ! {
     std::process::exit(0)

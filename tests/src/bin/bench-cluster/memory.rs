@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::mebibytes;
 use crate::population::{PLACES, populate_with_tcp, wait_for};
@@ -11,13 +11,13 @@ use crate::population::{PLACES, populate_with_tcp, wait_for};
 const SERVICES: usize = 10_000;
 const GOAL: u64 = 60;
 
-pub fn measure(stage: &Stage) {
-    populate_with_tcp(stage, SERVICES, &PLACES);
-    let proxy = stage.proxy(Mode::Nftables);
-    wait_for(stage, SERVICES - 1);
-    let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| status(proxy.id(), name));
+pub fn measure(cluster: &TestCluster) {
+    populate_with_tcp(cluster, SERVICES, &PLACES);
+    let proxy = cluster.proxy(Mode::Nftables);
+    wait_for(cluster, SERVICES - 1);
+    let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| status(proxy.pid(), name));
     println!("memory, {SERVICES} services x {} endpoints:", PLACES.len());
-    println!("  processor time from start until all are served: {:.2?}", processor_time(proxy.id()));
+    println!("  processor time from start until all are served: {:.2?}", processor_time(proxy.pid()));
     println!("  resident {resident:.1} MiB, at its peak {peak:.1} MiB; goal {GOAL} MiB");
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::json;
 use testkit::namespace::Namespace;
 use testkit::process::Process;
-use tests::cluster::api::Api;
+use testkit::wait::within;
+use tests::cluster::api::ApiClient;
 use tests::cluster::control_plane::{ADDRESS, API_PORT};
 use tests::cluster::{etcd, kubeconfig};
-use tests::matrix::within;
 
 use crate::pki::Pki;
 
@@ -20,7 +20,7 @@ pub struct Components {
     api_server: Option<Process>,
     /// Nothing only while it is started again.
     etcd: Option<Process>,
-    api: Api,
+    api: ApiClient,
     place: Place,
 }
 
@@ -37,10 +37,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 impl Components {
     /// In the namespace that we are in. Returns when all are ready.
     pub fn start(binaries: &Path, folder: &Path) -> Self {
-        let place = Place { namespace: Namespace::here(), binaries: binaries.into(), folder: folder.into() };
+        let place =
+            Place { namespace: Namespace::current(), binaries: binaries.into(), folder: folder.into() };
         place.prepare();
         let etcd = place.start_etcd();
-        let api = Api::open(&place.namespace, &place.file("admin.kubeconfig"));
+        let api = ApiClient::open(&place.namespace, &place.file("admin.kubeconfig"));
         let api_server = place.start_api_server(&api);
         let controller_manager = place.start_controller_manager();
         Self {
@@ -84,7 +85,7 @@ impl Place {
         pki.signer("service-account");
         for name in ["admin", "controller-manager"] {
             let path = self.file(&format!("{name}.kubeconfig"));
-            let user = kubeconfig::certified(&self.folder, name);
+            let user = kubeconfig::certificate_user(&self.folder, name);
             kubeconfig::write(&path, &format!("{ADDRESS}:{API_PORT}"), &self.folder, &user);
         }
         let everything = json!({
@@ -99,7 +100,7 @@ impl Place {
     }
 
     fn start_etcd(&self) -> Process {
-        let clients = format!("http://{}", etcd::CLIENTS);
+        let clients = format!("http://{}", etcd::CLIENT_ADDRESS);
         let peers = "http://127.0.0.1:2380";
         let mut process = self.run(
             "etcd",
@@ -119,12 +120,12 @@ impl Place {
         process
     }
 
-    fn start_api_server(&self, api: &Api) -> Process {
+    fn start_api_server(&self, api: &ApiClient) -> Process {
         let file = |flag, name| format!("--{flag}={}", self.file(name).display());
         let mut process = self.run(
             "kube-apiserver",
             &[
-                format!("--etcd-servers=http://{}", etcd::CLIENTS),
+                format!("--etcd-servers=http://{}", etcd::CLIENT_ADDRESS),
                 format!("--advertise-address={ADDRESS}"),
                 format!("--secure-port={API_PORT}"),
                 file("tls-cert-file", "api-server.crt"),
@@ -171,7 +172,7 @@ impl Place {
 
 fn wait_for(process: &mut Process, what: &str, mut is_ready: impl FnMut() -> bool) {
     within(PATIENCE, what, || {
-        assert!(process.ended().is_none(), "{what} ended:\n{}", process.last_words());
+        assert!(process.try_wait().is_none(), "{what} ended:\n{}", process.log_tail());
         is_ready()
     });
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use model::names::Protocol;
 use tempfile::TempDir;
 use testkit::namespace::Namespace;
-use testkit::talk::Server;
+use testkit::probe::Server;
 
 use crate::manifests::Manifests;
 use crate::network::Network;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use model::names::Protocol;
 use testkit::namespace::Namespace;
-use testkit::talk::{hear, hear_connected};
+use testkit::probe::{connect_and_read, receive};
 
 use crate::stage::{DNS_BY_CLUSTER_IP, Pod, Stage, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 
@@ -111,14 +111,14 @@ pub fn try_once(way: &'static Way, number: u16) -> Connection {
 }
 
 fn ask_tcp(to: SocketAddr, number: u16) -> io::Result<String> {
-    hear_connected(to, PATIENCE, |socket| Ok(rustix::net::bind(socket, &fresh_port(number))?))
+    connect_and_read(to, PATIENCE, |socket| Ok(rustix::net::bind(socket, &fresh_port(number))?))
 }
 
 fn ask_udp(to: SocketAddr, number: u16) -> io::Result<String> {
     let socket = UdpSocket::bind(fresh_port(number))?;
     socket.connect(to)?;
     socket.send(b"?")?;
-    hear(&socket, PATIENCE)
+    receive(&socket, PATIENCE)
 }
 
 /// One that nobody has used before: to the kernel a datagram from a port used a moment ago is no new connection, and a

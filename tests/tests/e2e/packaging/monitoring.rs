@@ -6,14 +6,14 @@ use std::process::Command;
 use model::address::Family;
 use serde_json::{Value, json};
 use testkit::lab::Place;
+use testkit::wait::eventually;
 use tests::cluster::manifests::read;
 use tests::cluster::objects::{endpoint, slice, with};
 use tests::cluster::proxy::Mode;
-use tests::matrix::eventually;
 
 use super::packaging;
 use super::render::{output, success, tool};
-use crate::stage;
+use crate::cluster;
 
 /// Prometheus' own.
 const NOT_OURS: &str = "up";
@@ -61,12 +61,12 @@ fn samples(page: &str) -> impl Iterator<Item = String> {
 #[test]
 #[ignore = "needs a control plane: make e2e"]
 fn whatever_rules_and_dashboards_ask_for_is_there() {
-    let stage = stage();
-    stage.serve("web", &[Place::PodA]);
+    let cluster = cluster();
+    cluster.create_service("web", &[Place::PodA]);
     let asked_for = asked_for();
     let mut found: BTreeSet<String> = [NOT_OURS.to_owned()].into();
     for mode in [Mode::Nftables, Mode::Iptables] {
-        let proxy = stage.proxy_with(mode, &["--connection-metrics"]);
+        let proxy = cluster.proxy_with(mode, &["--connection-metrics"]);
         eventually("health", || proxy.health("/healthz").is_some_and(|answer| answer.code == 200));
         assert_eq!(proxy.health("/livez").unwrap().code, 200);
         // Of when a controller saw the cause of it.
@@ -75,7 +75,7 @@ fn whatever_rules_and_dashboards_ask_for_is_there() {
         let cause = json!({"metadata": {"annotations": cause}});
         for family in Family::BOTH {
             let moved = slice("web", family, &[endpoint(Place::PodB.ip(family))]);
-            stage.api().replace(&stage.slice("web", family), &with(moved, cause.clone()));
+            cluster.api().replace(&cluster.slice("web", family), &with(moved, cause.clone()));
         }
         let programmed = "kubeproxy_network_programming_duration_seconds_count";
         let mut page = String::new();
@@ -84,7 +84,7 @@ fn whatever_rules_and_dashboards_ask_for_is_there() {
             page.contains(programmed)
         });
         found.extend(samples(&page));
-        stage.move_to("web", &[Place::PodA]);
+        cluster.move_endpoints("web", &[Place::PodA]);
     }
     let missing: Vec<_> = asked_for.difference(&found).collect();
     assert!(missing.is_empty(), "{missing:?} are asked for and not there; there are {found:#?}");

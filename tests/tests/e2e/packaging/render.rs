@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tests::cluster::manifests::parse;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use super::packaging;
 
@@ -39,39 +39,39 @@ fn helm(command: &[&str], values: &Value) -> Output {
     output(&mut helm, &values.to_string())
 }
 
-/// The chart in the cluster of the stage, until this is dropped.
+/// The chart in the cluster of the cluster, until this is dropped.
 #[derive(Debug)]
-pub struct Release<'a>(&'a Stage);
+pub struct Release<'a>(&'a TestCluster);
 
 impl<'a> Release<'a> {
     /// Takes over what is there already.
-    pub fn install(stage: &'a Stage, values: &Value) -> Self {
-        let mut helm = in_cluster(stage, "install");
+    pub fn install(cluster: &'a TestCluster, values: &Value) -> Self {
+        let mut helm = in_cluster(cluster, "install");
         helm.arg(packaging().join("helm/sluice"));
         helm.args(["--take-ownership", "--force-conflicts", "--values", "-"]);
-        let installed = stage.plane().namespace.enter(|| output(&mut helm, &values.to_string()));
+        let installed = cluster.control_plane().namespace.enter(|| output(&mut helm, &values.to_string()));
         assert!(success(installed).contains("is Sluice"), "no notes");
-        Self(stage)
+        Self(cluster)
     }
 }
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         let mut helm = in_cluster(self.0, "uninstall");
-        let removed = self.0.plane().namespace.enter(|| output(&mut helm, ""));
+        let removed = self.0.control_plane().namespace.enter(|| output(&mut helm, ""));
         if !std::thread::panicking() {
             success(removed);
         }
     }
 }
 
-fn in_cluster(stage: &Stage, command: &str) -> Command {
+fn in_cluster(cluster: &TestCluster, command: &str) -> Command {
     let mut helm = Command::new(tool("helm"));
     helm.args([command, "sluice", "--namespace", "kube-system", "--kubeconfig"]);
-    helm.arg(stage.plane().folder.join("admin.kubeconfig"));
+    helm.arg(cluster.control_plane().folder.join("admin.kubeconfig"));
     // What it remembers is not for the user whose machine this is.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-        helm.env(variable, stage.folder().join("helm"));
+        helm.env(variable, cluster.folder().join("helm"));
     }
     helm
 }
