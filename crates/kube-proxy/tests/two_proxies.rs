@@ -23,11 +23,23 @@ fn count(proxy: &StandaloneProxy, text: &str) -> usize {
     proxy.log().matches(text).count()
 }
 
-/// The number of syncs that wrote rules.
+/// The log lines of syncs that wrote rules. The last line may be incomplete.
+fn write_lines(log: &str) -> impl Iterator<Item = &str> {
+    let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    let syncs = complete.lines().filter(|line| line.contains("\"SyncProxyRules complete\""));
+    syncs.filter(|line| !line.contains("restores=0"))
+}
+
 fn writes(proxy: &StandaloneProxy) -> usize {
-    let log = proxy.log();
-    let syncs = log.lines().filter(|line| line.contains("\"SyncProxyRules complete\""));
-    syncs.filter(|line| !line.contains("restores=0")).count()
+    write_lines(&proxy.log()).count()
+}
+
+const DAY: f64 = 86_400.0;
+
+/// The second of the day at which a line was logged: `I1116 03:44:08.123456 ...`.
+fn time(line: &str) -> f64 {
+    let mut parts = line.split(' ').nth(1).unwrap().split(':').map(|part| part.parse::<f64>().unwrap());
+    parts.by_ref().take(3).fold(0.0, |sum, part| sum * 60.0 + part)
 }
 
 fn eventually(what: &str, condition: impl FnMut() -> bool) {
@@ -97,10 +109,18 @@ fn two_proxies_with_different_objects_back_off_and_log_it_once() {
         let other = start(dir.path(), "other", &manifests(dir.path(), "other", 2));
         let backs_off = "\"Another process keeps changing the rules";
         eventually("both proxies back off", || count(&one, backs_off) > 0 && count(&other, backs_off) > 0);
-        // From here on the least delays are 2 and 4 seconds; without them there were dozens of writes.
-        sleep(Duration::from_secs(6));
+        let writes_after = |proxy: &StandaloneProxy| {
+            let log = proxy.log();
+            let (_, rest) = log.split_once(backs_off).unwrap();
+            write_lines(rest).map(time).collect::<Vec<_>>()
+        };
+        within(Duration::from_secs(120), "both proxies write again", || {
+            [&one, &other].iter().all(|proxy| writes_after(proxy).len() > 1)
+        });
         for proxy in [&one, &other] {
-            assert!(writes(proxy) <= 12, "{} writes", writes(proxy));
+            // The delays are 2 s, then 4 s; without them there are dozens of writes a second.
+            let times = writes_after(proxy);
+            assert!(times.windows(2).all(|pair| (pair[1] - pair[0]).rem_euclid(DAY) > 1.0), "{times:?}");
             assert_eq!(count(proxy, backs_off), 1);
             assert_eq!(count(proxy, "\"Repaired rules that another process had changed\""), 5);
             let log = proxy.log();

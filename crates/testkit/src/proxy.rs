@@ -17,6 +17,8 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct StandaloneProxy {
     child: Child,
     log: PathBuf,
+    /// The length of the log file before this process.
+    log_start: usize,
     /// Numbers of the log lines that [`Self::wait_for`] has returned.
     returned: Vec<usize>,
 }
@@ -28,6 +30,7 @@ impl StandaloneProxy {
     /// appended to `log`.
     pub fn start(mut command: Command, manifests: &Path, flags: &[&str], log: &Path) -> Self {
         let file = File::options().create(true).append(true).open(log).unwrap();
+        let log_start = usize::try_from(file.metadata().unwrap().len()).unwrap();
         let child = command
             .args(["--proxy-mode=nftables", "--hostname-override", NODE_NAME, "-v=2"])
             .args(["--iptables-min-sync-period=0", "--conntrack-max-per-core=0"])
@@ -37,7 +40,7 @@ impl StandaloneProxy {
             .stderr(Stdio::from(file))
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        Self { child, log: log.into(), returned: Vec::new() }
+        Self { child, log: log.into(), log_start, returned: Vec::new() }
     }
 
     /// Waits for a log line that contains all `parts`, and returns it. Each line is returned only once.
@@ -64,8 +67,9 @@ impl StandaloneProxy {
         self.wait_for(&["\"SyncProxyRules complete\"", family])
     }
 
+    /// The log of this process, without that of earlier ones in the same file.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap()).into_owned()
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap()[self.log_start..]).into_owned()
     }
 
     pub fn pid(&self) -> Pid {

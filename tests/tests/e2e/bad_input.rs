@@ -1,4 +1,4 @@
-//! What must not be in a cluster, and what is only too much. The proxy shrugs, and serves everybody else.
+//! Invalid, useless and huge objects: the proxy keeps serving all others.
 
 use std::net::IpAddr;
 
@@ -13,26 +13,26 @@ use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 use crate::{cluster, in_each_mode};
 
 in_each_mode!(
-    what_must_not_be_in_a_slice_hurts_nobody_else,
-    what_it_admits_but_nobody_can_use_hurts_nobody_else,
-    a_service_with_thousands_of_endpoints_hurts_nobody_else,
+    invalid_slices_do_not_affect_other_services,
+    valid_but_useless_objects_do_not_affect_other_services,
+    a_service_with_thousands_of_endpoints_does_not_affect_others,
 );
 
-/// The bad ones come first and the others after them, so that whoever stumbled would not get there.
-fn others_are_served(cluster: &TestCluster, name: &str) {
+/// Creates a Service after the bad objects: a proxy that stopped at those would not serve it.
+fn another_service_is_served(cluster: &TestCluster, name: &str) {
     let other = cluster.create_service(name, &[Place::PodB]);
     cluster.wait_until_served(&other, &[Place::PodB]);
 }
 
-/// What the API server does not admit is written into its database behind its back: it tells us of it all the same.
-fn what_must_not_be_in_a_slice_hurts_nobody_else(mode: Mode) {
+/// Objects that the API server refuses are written directly to etcd: it serves them all the same.
+fn invalid_slices_do_not_affect_other_services(mode: Mode) {
     let cluster = cluster();
     let mut proxy = cluster.proxy(mode);
-    others_are_served(&cluster, "before");
+    another_service_is_served(&cluster, "before");
     let web = cluster.create_service("web", &[Place::PodA]);
     let ports = |number: i64| json!({"ports": [{"name": "tcp", "protocol": "TCP", "port": number}]});
     let one = |address: &str| json!([{"addresses": [address], "conditions": {"ready": true}}]);
-    let wrong: Vec<(&str, Family, Value)> = vec![
+    let invalid: Vec<(&str, Family, Value)> = vec![
         ("loopback", Family::V4, json!({"endpoints": one("127.0.0.1")})),
         ("loopback-6", Family::V6, json!({"endpoints": one("::1")})),
         ("other-family", Family::V4, json!({"endpoints": one("fd00:10:244::5")})),
@@ -45,7 +45,7 @@ fn what_must_not_be_in_a_slice_hurts_nobody_else(mode: Mode) {
         ("no-protocol", Family::V4, json!({"ports": [{"name": "tcp", "protocol": "IPX", "port": 8080}]})),
         ("no-type", Family::V4, json!({"addressType": "Carrier-Pigeon"})),
     ];
-    for (name, family, fields) in &wrong {
+    for (name, family, fields) in &invalid {
         let good = slice("bad", *family, &[endpoint(Place::PodA.ip(*family))]);
         let identity = json!({
             "apiVersion": "discovery.k8s.io/v1",
@@ -58,16 +58,16 @@ fn what_must_not_be_in_a_slice_hurts_nobody_else(mode: Mode) {
         }
     }
     cluster.api().create(&cluster.services(), &service("bad"));
-    others_are_served(&cluster, "after");
+    another_service_is_served(&cluster, "after");
     cluster.wait_until_served(&web, &[Place::PodA]);
     assert!(proxy.is_running());
-    // The API server could choke on what it has to remove.
-    for (name, ..) in &wrong {
+    // The API server might fail to delete them.
+    for (name, ..) in &invalid {
         etcd::delete(&cluster.control_plane().namespace, &cluster.slice_key(name));
     }
 }
 
-fn what_it_admits_but_nobody_can_use_hurts_nobody_else(mode: Mode) {
+fn valid_but_useless_objects_do_not_affect_other_services(mode: Mode) {
     let cluster = cluster();
     let mut proxy = cluster.proxy(mode);
     let named = |name: &str, fields: Value| {
@@ -78,8 +78,8 @@ fn what_it_admits_but_nobody_can_use_hurts_nobody_else(mode: Mode) {
         named("names", json!({"addressType": "FQDN", "endpoints": [{"addresses": ["web.example"]}]})),
         named("any-port", json!({"ports": [{"name": "tcp", "protocol": "TCP", "port": null}]})),
         named("no-port", json!({"ports": []})),
-        named("nobody", json!({"endpoints": []})),
-        named("nobodys", json!({"metadata": {"labels": {"kubernetes.io/service-name": ""}}})),
+        named("no-endpoints", json!({"endpoints": []})),
+        named("no-service", json!({"metadata": {"labels": {"kubernetes.io/service-name": ""}}})),
         named("unknown", json!({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": {}}]})),
     ] {
         cluster.api().create(&cluster.slices(), &odd);
@@ -89,27 +89,27 @@ fn what_it_admits_but_nobody_can_use_hurts_nobody_else(mode: Mode) {
     cluster.api().create(&cluster.services(), &with(service("headless"), headless));
     let outside = json!({"metadata": {"name": "outside"}, "spec": {"type": "ExternalName", "externalName": "web.example"}});
     cluster.api().create(&cluster.services(), &outside);
-    others_are_served(&cluster, "other");
-    // The one slice of it that says what can be used. Conditions that nobody knows count as good ones.
+    another_service_is_served(&cluster, "other");
+    // Only one slice of the Service is usable. Its unset conditions count as ready.
     cluster.wait_until_reached(Who::Pod, cluster_ip(&odd, Family::V4), &[Place::PodA]);
     assert!(proxy.is_running());
 }
 
-fn a_service_with_thousands_of_endpoints_hurts_nobody_else(mode: Mode) {
+fn a_service_with_thousands_of_endpoints_does_not_affect_others(mode: Mode) {
     const SLICES: u8 = 5;
     let cluster = cluster();
     let mut proxy = cluster.proxy(mode);
     let huge = cluster.api().create(&cluster.services(), &service("huge"));
     for number in 0..SLICES {
-        // Nobody is there, and nobody asks. As many as the API allows in a slice.
-        let nobody =
+        // Addresses without a pod, 1,000 per slice, which is the API's limit.
+        let address =
             |low: u16| IpAddr::from([10, 245, number * 4 + low.to_be_bytes()[0], low.to_be_bytes()[1]]);
-        let endpoints: Vec<_> = (0..1000).map(|low| endpoint(nobody(low))).collect();
+        let endpoints: Vec<_> = (0..1000).map(|low| endpoint(address(low))).collect();
         let name = json!({"metadata": {"name": format!("huge-{number}")}});
         let slice = with(slice("huge", Family::V4, &endpoints), name);
         cluster.api().create(&cluster.slices(), &slice);
     }
-    others_are_served(&cluster, "other");
+    another_service_is_served(&cluster, "other");
     for number in 0..SLICES {
         cluster.api().delete(&format!("{}/huge-{number}", cluster.slices()));
     }

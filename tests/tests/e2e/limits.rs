@@ -1,5 +1,5 @@
-//! As little as a proxy needs: uid nobody with `CAP_NET_ADMIN` alone, a root that cannot be written, 64 descriptors, 64 MiB of
-//! memory, and a seccomp profile of `packaging/seccomp`.
+//! The least that kube-proxy needs: user nobody, only `CAP_NET_ADMIN`, a read-only root, 64 descriptors, 64 MiB of memory, and
+//! a seccomp profile of `packaging/seccomp`.
 
 use std::fs;
 use std::path::Path;
@@ -14,18 +14,18 @@ use crate::{cluster, in_each_mode};
 
 in_each_mode!(a_confined_proxy_follows_the_api_server);
 
-/// Where the container has its kubeconfig file and what that names.
+/// The folder of the container with the kubeconfig file and the certificates.
 const FOLDER: &str = "/var/lib/kube-proxy";
 
 fn a_confined_proxy_follows_the_api_server(mode: Mode) {
     let mut cluster = cluster();
-    // As the privileged container of the pod does.
+    // The work of the privileged init container.
     let kubeconfig = cluster.kubeconfig(cluster.control_plane().address(), &cluster.proxy_user());
     let mut prepare = Command::new(cluster.kube_proxy());
     prepare.args(flags(mode, &cluster.node, &kubeconfig)).arg("--init-only");
     assert!(cluster.lab.network.node.enter(|| prepare.output()).unwrap().status.success());
 
-    // Of files that nobody may read.
+    // Readable for the user nobody.
     let folder = tempfile::Builder::new().permissions(permissions()).tempdir().unwrap();
     for name in ["ca.crt", "kube-proxy.crt", "kube-proxy.key"] {
         fs::copy(cluster.control_plane().folder.join(name), folder.path().join(name)).unwrap();
@@ -52,7 +52,7 @@ fn a_confined_proxy_follows_the_api_server(mode: Mode) {
     cluster.control_plane_mut().stop_api_server();
     cluster.control_plane_mut().start_api_server();
     cluster.move_endpoints("web", &[Place::PodA]);
-    crate::api_server::moves_to(&cluster, &web, Place::PodA);
+    crate::api_server::wait_until_moved(&cluster, &web, Place::PodA);
     let log = container.log();
     assert!(!log.contains("panicked") && !log.contains("Too many open files"), "{log}");
 }

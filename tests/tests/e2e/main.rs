@@ -1,4 +1,4 @@
-//! kube-proxy against a real API server. `make e2e` runs these; they want root and the components of a control plane.
+//! kube-proxy against a real API server. `make e2e` runs these tests as root with the binaries of a control plane.
 
 mod api_server;
 mod bad_input;
@@ -19,7 +19,7 @@ use std::path::Path;
 
 use tests::cluster::test_cluster::TestCluster;
 
-/// Makes a test of a function for each mode.
+/// Makes a test for each mode from each function.
 macro_rules! in_each_mode {
     ($($name:ident),+ $(,)?) => {
         mod nftables {

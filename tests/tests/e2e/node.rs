@@ -1,4 +1,4 @@
-//! What the Node object means to the proxy that runs on it.
+//! How the Node object affects the proxy on that node.
 
 use std::time::Duration;
 
@@ -47,11 +47,11 @@ fn health_codes(proxy: &Proxy) -> Option<(u16, u16)> {
 /// Line 6 of the checklist.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn a_node_that_is_late_is_waited_for_and_then_done_without() {
+fn the_proxy_waits_for_its_node_and_then_starts_without_it() {
     let cluster = cluster_without_node();
     let proxy = cluster.proxy(Mode::Nftables);
     let web = cluster.create_service("web", &[Place::PodA]);
-    within(Duration::from_secs(45), "a start without its node", || health_codes(&proxy).is_some());
+    within(Duration::from_secs(45), "the proxy starts without its node", || health_codes(&proxy).is_some());
     assert!(proxy.log().contains("Timed out waiting for node to exist"), "{}", proxy.log());
     eventually("healthy, but not eligible", || health_codes(&proxy) == Some((503, 200)));
     let body = proxy.health("/healthz").unwrap().body;
@@ -61,20 +61,20 @@ fn a_node_that_is_late_is_waited_for_and_then_done_without() {
     eventually("eligible", || health_codes(&proxy) == Some((200, 200)));
 }
 
-/// Line 7 of the checklist, by a taint and by a deletion that takes its time.
+/// Line 7 of the checklist, by a taint and by a deletion that a finalizer delays.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn a_node_that_is_to_go_is_not_eligible_though_its_proxy_lives() {
+fn a_node_that_is_to_be_removed_is_not_eligible_though_its_proxy_is_alive() {
     let cluster = cluster();
     let proxy = cluster.proxy(Mode::Nftables);
-    eventually("health", || health_codes(&proxy) == Some((200, 200)));
+    eventually("the node is healthy and eligible", || health_codes(&proxy) == Some((200, 200)));
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]);
     cluster.api().patch(&cluster.node_path(), &json!({"spec": {"taints": taint}}));
     eventually("a tainted node is not eligible", || health_codes(&proxy) == Some((503, 200)));
     let body = proxy.health("/healthz").unwrap().body;
     assert!(body.contains(r#""nodeEligible":false,"healthy":true"#), "{body}");
     cluster.api().patch(&cluster.node_path(), &json!({"spec": {"taints": null}}));
-    eventually("without the taint it is", || health_codes(&proxy) == Some((200, 200)));
+    eventually("a node without the taint is eligible", || health_codes(&proxy) == Some((200, 200)));
 
     cluster.api().patch(&cluster.node_path(), &json!({"metadata": {"finalizers": ["sluice.test/held"]}}));
     cluster.api().delete(&cluster.node_path());
@@ -85,15 +85,14 @@ fn a_node_that_is_to_go_is_not_eligible_though_its_proxy_lives() {
 /// Line 11 of the checklist.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn in_node_cidr_mode_the_pod_cidrs_are_waited_for() {
+fn in_node_cidr_mode_the_proxy_waits_for_pod_cidrs() {
     let cluster = cluster_without_node();
     cluster
         .api()
         .create("/api/v1/nodes", &objects::with(objects::node(&cluster.node), json!({"spec": null})));
     let mut proxy = cluster.proxy_with(Mode::Nftables, &["--detect-local-mode=NodeCIDR"]);
     let web = cluster.create_service("web", &[Place::PodA]);
-    // It has asked for its node, and nothing else happens.
-    eventually("it asks for its node", || {
+    eventually("the proxy requests its node", || {
         cluster.audit().iter().any(|entry| entry.path() == "/api/v1/nodes")
     });
     let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&web, Family::V4));
@@ -104,10 +103,10 @@ fn in_node_cidr_mode_the_pod_cidrs_are_waited_for() {
     assert!(proxy.is_running());
 }
 
-/// Line 11 of the checklist. The API lets nobody change pod CIDRs, but a node can be replaced by another of its name.
+/// Line 11 of the checklist. Pod CIDRs are immutable, but a node can be replaced by another with the same name.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn in_node_cidr_mode_other_pod_cidrs_end_the_proxy() {
+fn in_node_cidr_mode_changed_pod_cidrs_end_the_proxy() {
     let cluster = cluster();
     let mut proxy = cluster.proxy_with(Mode::Nftables, &["--detect-local-mode=NodeCIDR"]);
     let web = cluster.create_service("web", &[Place::PodA]);
@@ -134,7 +133,7 @@ fn a_host_without_ipv6_is_served_in_ipv4() {
 /// Line 12 of the checklist.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn a_host_without_ipv6_refuses_a_cluster_that_has_nothing_else() {
+fn a_host_without_ipv6_refuses_a_cluster_with_ipv6_only() {
     let cluster = cluster();
     cluster.lab.network.node.sysctl("ipv6/conf/all/disable_ipv6", "1");
     let mut proxy = cluster.proxy_with(Mode::Nftables, &["--cluster-cidr=fd00:10:244::/48"]);

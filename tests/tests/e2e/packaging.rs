@@ -1,5 +1,4 @@
-//! What clusters are given: manifests that a real API server accepts, and pods that serve with no more rights than they ask
-//! for.
+//! The packaging: the API server accepts all manifests, and their pods serve with the capabilities that they ask for.
 
 mod monitoring;
 mod render;
@@ -25,7 +24,7 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").canonicalize().unwrap()
 }
 
-/// What the test bed needs said: where the API server is, and that a limit of the whole machine is not ours to set.
+/// The chart values that the test needs: the address of the API server, and no change to a limit of the whole machine.
 fn values(cluster: &TestCluster, mode: Mode) -> Value {
     json!({
         "mode": mode.name(),
@@ -48,8 +47,8 @@ fn config(mode: Mode) -> String {
     config.to_string()
 }
 
-/// The overlay of the mode with the API server of the cluster in it, as its comments ask for.
-fn own_overlay(cluster: &TestCluster, mode: Mode) -> Vec<Value> {
+/// The overlay of the mode with the address of the API server filled in, as its comments say.
+fn edited_overlay(cluster: &TestCluster, mode: Mode) -> Vec<Value> {
     let kubeconfig =
         std::fs::read_to_string(packaging().join("kustomize/own-config/kubeconfig.conf")).unwrap();
     let address = cluster.control_plane().address().to_string();
@@ -62,7 +61,7 @@ fn own_overlay(cluster: &TestCluster, mode: Mode) -> Vec<Value> {
     )
 }
 
-/// The root of the image that a DaemonSet names, with the program that is put to the test.
+/// Assembles the image that a DaemonSet names, with the binary under test, and returns its root.
 fn image(cluster: &TestCluster, daemon_set: &Value) -> PathBuf {
     let name = daemon_set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
     let kind = if name.ends_with("-iptables") { "iptables" } else { "nftables" };
@@ -80,40 +79,40 @@ fn a_pod_of_the_chart_serves(mode: Mode) {
 
 fn a_pod_of_the_overlay_serves(mode: Mode) {
     let cluster = cluster();
-    serves(&cluster, mode, &own_overlay(&cluster, mode));
+    serves(&cluster, mode, &edited_overlay(&cluster, mode));
 }
 
 fn serves(cluster: &TestCluster, mode: Mode, objects: &[Value]) {
     let mut applied = AppliedObjects::new(cluster.api());
     applied.apply_all(objects);
     let daemon_set = applied.apply(find(objects, "DaemonSet"));
-    serves_as_its_pod(cluster, mode, &daemon_set);
+    assert_pod_serves(cluster, mode, &daemon_set);
 }
 
-/// First the container that prepares the node, then the one that stays: with its rights and no others, the kernel's
-/// settings are as the configuration says, and services are served.
-fn serves_as_its_pod(cluster: &TestCluster, mode: Mode, daemon_set: &Value) {
+/// Runs the init container and then kube-proxy, with the capabilities of the pod only: sysctls are set as configured, and
+/// Services are served.
+fn assert_pod_serves(cluster: &TestCluster, mode: Mode, daemon_set: &Value) {
     let pod = DaemonSetPod::new(cluster, daemon_set, &image(cluster, daemon_set));
     pod.run_init_containers();
     let setting = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
     let found = cluster.lab.network.node.enter(|| std::fs::read_to_string(setting)).unwrap();
     assert_eq!(found.trim(), "3540");
     let proxy = pod.run();
-    assert_eq!(rights(&proxy), [pod.capabilities(); 3], "\n{}", proxy.log());
+    assert_eq!(capabilities(&proxy), [pod.capabilities(); 3], "\n{}", proxy.log());
     assert_eq!(proxy.metrics("/proxyMode").unwrap().body, mode.name());
     let web = cluster.create_service("web", &[Place::PodA, Place::Remote(5)]);
     cluster.wait_until_served(&web, &[Place::PodA, Place::Remote(5)]);
     cluster.move_endpoints("web", &[Place::PodB]);
     cluster.wait_until_served(&web, &[Place::PodB]);
-    // One is upstream's own, about a default that it would rather not have.
+    // Upstream logs this error about its default, too.
     let log = proxy.log();
-    let complaints =
+    let errors =
         log.lines().filter(|line| line.starts_with('E') && !line.contains("nodePortAddresses is unset"));
-    assert_eq!(complaints.collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
 }
 
-/// Permitted, effective and bounding capabilities of the process, and that it can never get others.
-fn rights(proxy: &Proxy) -> [u64; 3] {
+/// The permitted, effective and bounding capabilities of the process, which must not be able to gain others.
+fn capabilities(proxy: &Proxy) -> [u64; 3] {
     let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
@@ -123,39 +122,42 @@ fn rights(proxy: &Proxy) -> [u64; 3] {
     ["CapPrm", "CapEff", "CapBnd"].map(|name| u64::from_str_radix(&field(name), 16).unwrap())
 }
 
-/// As kubeadm v1.36 leaves them behind: cmd/kubeadm/app/phases/addons/proxy/manifests.go.
-fn of_kubeadm(cluster: &TestCluster, mode: &str) -> Vec<Value> {
+/// The objects that kubeadm v1.36 creates: cmd/kubeadm/app/phases/addons/proxy/manifests.go.
+fn kubeadm_objects(cluster: &TestCluster, mode: &str) -> Vec<Value> {
     let manifests = include_str!("packaging/kubeadm.yaml")
         .replace("CONTROL_PLANE_ENDPOINT", &format!("https://{}", cluster.control_plane().address()))
         .replace("MODE", mode);
     parse(&manifests)
 }
 
-/// Its objects are taken over, its configuration stays, and what it was allowed beyond our needs is gone.
+/// The overlay takes over kubeadm's objects, keeps its configuration, and removes privileges.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
 fn the_proxy_of_kubeadm_is_replaced_in_place() {
     let cluster = cluster();
     let mut applied = AppliedObjects::new(cluster.api());
-    for object in of_kubeadm(&cluster, "") {
+    for object in kubeadm_objects(&cluster, "") {
         applied.create(&object);
     }
     let objects = overlay("kubeadm");
-    assert!(objects.iter().all(|object| object["kind"] != "ConfigMap"), "kubeadm's is kept");
+    assert!(
+        objects.iter().all(|object| object["kind"] != "ConfigMap"),
+        "the overlay keeps kubeadm's ConfigMap"
+    );
     applied.apply_all(&objects);
     let daemon_set = applied.apply(find(&objects, "DaemonSet"));
     let pod = &daemon_set["spec"]["template"]["spec"];
     let [container] = pod["containers"].as_array().unwrap().as_slice() else { panic!("{pod}") };
     assert_eq!(container["securityContext"]["privileged"], false);
     assert_eq!(container["image"], "sluice:0.1.0-iptables");
-    // Whoever leaves the mode out means this one.
-    serves_as_its_pod(&cluster, Mode::Iptables, &daemon_set);
+    // An empty mode means iptables.
+    assert_pod_serves(&cluster, Mode::Iptables, &daemon_set);
 }
 
-/// Where the kubelet uses the legacy variant of iptables, so does the pod, and its rights suffice for that.
+/// Where kubelet uses the legacy variant of iptables, the pod does, too, and its capabilities suffice for that.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn the_variant_of_iptables_is_that_of_the_node() {
+fn the_pod_uses_the_iptables_variant_of_the_node() {
     let cluster = cluster();
     let node = &cluster.lab.network.node;
     node.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT");
@@ -164,13 +166,13 @@ fn the_variant_of_iptables_is_that_of_the_node() {
     assert!(!node.run("iptables-nft-save").contains("KUBE-SVC"));
 }
 
-/// The chart over what kubeadm wrote, after the mode was changed there; installed as the migration guide says.
+/// The chart replaces kubeadm's objects after a change of the mode, installed as the migration guide says.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn the_chart_takes_over_from_kubeadm_and_leaves_its_configuration_alone() {
+fn the_chart_takes_over_from_kubeadm_and_keeps_its_configuration() {
     let cluster = cluster();
     let mut applied = AppliedObjects::new(cluster.api());
-    let found = of_kubeadm(&cluster, "nftables");
+    let found = kubeadm_objects(&cluster, "nftables");
     for object in &found {
         applied.create(object);
     }
@@ -180,12 +182,12 @@ fn the_chart_takes_over_from_kubeadm_and_leaves_its_configuration_alone() {
     assert_eq!(now("ConfigMap")["data"], find(&found, "ConfigMap")["data"]);
     let daemon_set = now("DaemonSet");
     assert_eq!(daemon_set["metadata"]["labels"]["app.kubernetes.io/managed-by"], "Helm");
-    serves_as_its_pod(&cluster, Mode::Nftables, &daemon_set);
+    assert_pod_serves(&cluster, Mode::Nftables, &daemon_set);
 }
 
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn whatever_is_rendered_is_what_the_api_server_knows() {
+fn the_api_server_accepts_all_rendered_objects() {
     let cluster = cluster();
     let mut schemas = AppliedObjects::new(cluster.api());
     for file in ["servicemonitors", "prometheusrules"] {
@@ -222,17 +224,17 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
     renderings.extend([Mode::Nftables, Mode::Iptables].map(|mode| chart(&values(&cluster, mode))));
     renderings.extend(["nftables", "iptables", "kubeadm"].map(overlay));
     for object in renderings.iter().flatten() {
-        // A kind that was taught just now is served a moment later.
+        // The API server serves a new CRD only after a moment.
         let mut refused = None;
         let accepted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             eventually("accepted", || {
                 refused = apply(cluster.api(), object, ApplyMode::DryRun).err();
-                !refused.as_ref().is_some_and(|refusal| refusal.to_string().contains("404"))
+                !refused.as_ref().is_some_and(|error| error.to_string().contains("404"))
             });
         }));
         assert!(accepted.is_ok() && refused.is_none(), "{refused:?}\n{object:#}");
     }
-    // Every kind that there is was among them.
+    // The renderings covered every kind.
     let kinds: std::collections::BTreeSet<&str> =
         renderings.iter().flatten().map(|object| object["kind"].as_str().unwrap()).collect();
     let all = [
@@ -249,7 +251,7 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
 
 #[test]
 #[ignore = "needs the tools of packaging: make e2e"]
-fn values_that_make_no_sense_are_refused_in_words() {
+fn invalid_chart_values_are_refused_with_a_reason() {
     lint(&json!({"apiServer": "https://192.0.2.1:6443"}));
     for (values, word) in [
         (json!({}), "apiServer must say where nodes find the API server"),

@@ -1,4 +1,4 @@
-//! What the proxy asks of the API server, by the API server's own account.
+//! The requests of the proxy, by the API server's audit log.
 
 use testkit::lab::Place;
 use testkit::wait::eventually;
@@ -7,17 +7,17 @@ use tests::cluster::test_cluster::TestCluster;
 
 use crate::{cluster, in_each_mode};
 
-in_each_mode!(it_watches_four_things_says_that_it_started_and_asks_for_nothing_else);
+in_each_mode!(the_proxy_watches_four_resources_emits_one_event_and_requests_nothing_else);
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 /// Lines 5 and 18 of the checklist. The user has no role but `system:node-proxier`.
-fn it_watches_four_things_says_that_it_started_and_asks_for_nothing_else(mode: Mode) {
+fn the_proxy_watches_four_resources_emits_one_event_and_requests_nothing_else(mode: Mode) {
     let cluster = cluster();
     let _proxy = cluster.proxy(mode);
     let web = cluster.create_service("web", &[Place::PodA]);
     cluster.wait_until_served(&web, &[Place::PodA]);
-    eventually("an event", || cluster.audit().iter().any(|entry| entry.path() == EVENTS));
+    eventually("the proxy emits an event", || cluster.audit().iter().any(|entry| entry.path() == EVENTS));
     let audit = cluster.audit();
     for entry in &audit {
         assert_eq!(entry.user.username, "system:kube-proxy", "{entry:?}");
@@ -52,10 +52,10 @@ fn it_watches_four_things_says_that_it_started_and_asks_for_nothing_else(mode: M
         .map(|entry| (entry.verb.as_str(), entry.path(), entry.code()))
         .collect();
     assert_eq!(others, [("create", EVENTS, Some(201))]);
-    the_event_says_that_it_started(&cluster);
+    assert_starting_event(&cluster);
 }
 
-fn the_event_says_that_it_started(cluster: &TestCluster) {
+fn assert_starting_event(cluster: &TestCluster) {
     let path = format!("{EVENTS}?fieldSelector=regarding.name={}", cluster.node);
     let events = cluster.api().get(&path);
     let event = &events["items"][0];

@@ -1,4 +1,4 @@
-//! A rolling update under load: nobody who connects notices.
+//! A rolling update under load: no connection fails.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -21,16 +21,15 @@ use crate::{cluster, in_each_mode};
 
 in_each_mode!(no_connection_fails_during_a_rolling_update);
 
-/// Numbers of the pods, of which so many run at a time.
+/// The numbers of the pods, of which `REPLICAS` run at a time.
 const PODS: std::ops::Range<u8> = 20..29;
-const AT_A_TIME: u8 = 3;
+const REPLICAS: u8 = 3;
 
-/// Between two connections of one load. So many that all ports are used twice would meet what the kernel remembers of
-/// the first time.
+/// Between two connections of one load. A faster load would reuse source ports that conntrack still knows.
 const INTERVAL: Duration = Duration::from_millis(4);
 
-/// Connects to one frontend again and again.
-struct Load<'a> {
+/// A client that connects to one frontend until the end.
+struct RollingLoad<'a> {
     cluster: &'a TestCluster,
     from: Who,
     protocol: Protocol,
@@ -39,8 +38,8 @@ struct Load<'a> {
     failures: Mutex<Vec<Answer>>,
 }
 
-impl Load<'_> {
-    fn press(&self, end: &AtomicBool) {
+impl RollingLoad<'_> {
+    fn run(&self, end: &AtomicBool) {
         self.cluster.lab.namespace(self.from).move_in();
         let source = self.from.source(Family::of(self.to.ip()), 0);
         while !end.load(Ordering::Relaxed) {
@@ -53,7 +52,7 @@ impl Load<'_> {
     }
 }
 
-/// Those that are removed serve on, as pods do for their grace period: what is on its way to them arrives.
+/// Removed pods keep serving, as pods do for their grace period, so that packets in flight are answered.
 fn no_connection_fails_during_a_rolling_update(mode: Mode) {
     let cluster = cluster();
     let _proxy = cluster.proxy(mode);
@@ -64,14 +63,14 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
     let web = json!({"spec": {"selector": {"app": "web"}}});
     let web = cluster.api().create(&cluster.services(), &with(service("web"), web));
     let pods = Pods::new(&cluster, "web");
-    let first: Vec<Place> = PODS.take(AT_A_TIME.into()).map(Place::Remote).collect();
+    let first: Vec<Place> = PODS.take(REPLICAS.into()).map(Place::Remote).collect();
     first.iter().for_each(|place| pods.add(*place));
     cluster.wait_until_served(&web, &first);
 
-    let loads: Vec<Load<'_>> = Family::BOTH
+    let loads: Vec<RollingLoad<'_>> = Family::BOTH
         .into_iter()
         .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|protocol| (family, protocol)))
-        .map(|(family, protocol)| Load {
+        .map(|(family, protocol)| RollingLoad {
             cluster: &cluster,
             from: Who::Pod,
             protocol,
@@ -83,9 +82,9 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for load in &loads {
-            scope.spawn(|| load.press(&end));
+            scope.spawn(|| load.run(&end));
         }
-        // However it ends, the load has to.
+        // The load must stop even if the update panics.
         let rolled =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| roll(&cluster, &pods, &web, &loads)));
         end.store(true, Ordering::Relaxed);
@@ -98,38 +97,38 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
     }
 }
 
-/// One new pod, then one old one less, until all are new.
-fn roll(cluster: &TestCluster, pods: &Pods<'_>, web: &serde_json::Value, loads: &[Load<'_>]) {
-    for new in PODS.skip(AT_A_TIME.into()) {
+/// Adds a new pod and removes an old one, until all are new.
+fn roll(cluster: &TestCluster, pods: &Pods<'_>, web: &serde_json::Value, loads: &[RollingLoad<'_>]) {
+    for new in PODS.skip(REPLICAS.into()) {
         pods.add(Place::Remote(new));
-        heard(cluster, web, new, true);
-        let_connect(loads);
-        let old = new - AT_A_TIME;
+        wait_for_change(cluster, web, new, true);
+        wait_for_connections(loads);
+        let old = new - REPLICAS;
         pods.terminate(Place::Remote(old));
-        heard(cluster, web, old, false);
-        let_connect(loads);
+        wait_for_change(cluster, web, old, false);
+        wait_for_connections(loads);
         pods.remove(Place::Remote(old));
     }
 }
 
-/// However fast the proxy is, every load meets every step.
-fn let_connect(loads: &[Load<'_>]) {
-    let connections = |load: &Load<'_>| load.connections.load(Ordering::Relaxed);
+/// Waits until every load has made some connections, so that every load meets every step.
+fn wait_for_connections(loads: &[RollingLoad<'_>]) {
+    let connections = |load: &RollingLoad<'_>| load.connections.load(Ordering::Relaxed);
     let before: Vec<u64> = loads.iter().map(connections).collect();
     within(Duration::from_secs(30), "connections", || {
         loads.iter().zip(&before).all(|(load, before)| connections(load) >= before + 50)
     });
 }
 
-/// Waits until a pod gets connections, or gets none any more.
-fn heard(cluster: &TestCluster, web: &serde_json::Value, pod: u8, wanted: bool) {
+/// Waits until a pod receives connections, or none any more.
+fn wait_for_change(cluster: &TestCluster, web: &serde_json::Value, pod: u8, receives: bool) {
     for family in Family::BOTH {
         let pod = SocketAddr::new(remote_pod_ip(family, pod), TARGET);
         within(Duration::from_secs(20), "a change of endpoints", || {
             let answers = (0..30).map(|_| cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(web, family)));
             let mut answers =
                 answers.map(|it| matches!(it, Answer::From { endpoint, .. } if endpoint == pod));
-            answers.any(|it| it) == wanted
+            answers.any(|it| it) == receives
         });
     }
 }

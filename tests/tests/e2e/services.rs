@@ -1,4 +1,4 @@
-//! Services of every kind, and what happens to them in their lives.
+//! Services of every type, from creation to deletion.
 
 use std::net::SocketAddr;
 
@@ -17,8 +17,8 @@ use crate::{cluster, in_each_mode};
 
 in_each_mode!(
     every_kind_of_frontend_leads_to_the_pods_of_a_deployment,
-    a_service_that_comes_back_with_another_ip_is_served_there_and_nowhere_else,
-    a_burst_of_services_is_served_whole,
+    a_service_that_is_recreated_with_another_ip_is_served_only_there,
+    a_burst_of_services_is_served_completely,
 );
 
 fn every_kind_of_frontend_leads_to_the_pods_of_a_deployment(mode: Mode) {
@@ -51,7 +51,7 @@ fn every_kind_of_frontend_leads_to_the_pods_of_a_deployment(mode: Mode) {
     }
 }
 
-fn a_service_that_comes_back_with_another_ip_is_served_there_and_nowhere_else(mode: Mode) {
+fn a_service_that_is_recreated_with_another_ip_is_served_only_there(mode: Mode) {
     let cluster = cluster();
     let _proxy = cluster.proxy(mode);
     let before = cluster.create_service("web", &[Place::PodA]);
@@ -62,15 +62,15 @@ fn a_service_that_comes_back_with_another_ip_is_served_there_and_nowhere_else(mo
     let after = cluster.api().create(&cluster.services(), &after);
     for family in Family::BOTH {
         cluster.wait_until_reached(Who::Pod, cluster_ip(&after, family), &[Place::PodA]);
-        eventually("the old address is forgotten", || {
-            // What becomes of packets to nobody's cluster IP is a matter of the mode.
+        eventually("the old address is no longer served", || {
+            // The modes treat packets to an unused cluster IP differently.
             let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&before, family));
             !matches!(answer, Answer::From { .. })
         });
     }
 }
 
-fn a_burst_of_services_is_served_whole(mode: Mode) {
+fn a_burst_of_services_is_served_completely(mode: Mode) {
     let cluster = cluster();
     let _proxy = cluster.proxy(mode);
     let names: Vec<String> = (0..100).map(|number| format!("burst-{number}")).collect();

@@ -1,4 +1,4 @@
-//! Services that nobody uses come, change and go, and so do endpoints of those that are used.
+//! Constant changes: Services without clients are created, changed and deleted, and endpoints of those with clients change.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,15 +17,15 @@ use tests::cluster::test_cluster::TestCluster;
 use crate::random::Random;
 use crate::services::{self, NAMES, PLACES};
 
-/// How many Services there are at most, besides the stable ones.
+/// The number of Services besides the stable ones.
 const SERVICES: usize = 40;
-/// About so many changes a second.
+/// Makes up to 40 changes a second.
 const PAUSE: Duration = Duration::from_millis(25);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub struct Churn {
-    /// Our own, so that the cluster is free to restart the API server meanwhile.
+    /// A separate client, so that the test can restart the API server meanwhile.
     api: ApiClient,
     services: String,
     slices: String,
@@ -63,7 +63,7 @@ impl Churn {
                     *state.changes.entry(what).or_default() += 1;
                     PAUSE
                 }
-                // The object is not there, or not yet gone.
+                // The object does not exist, or exists already.
                 Err(ApiError::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
                 Err(_) => {
                     state.errors += 1;
@@ -124,7 +124,7 @@ impl Churn {
         self.api.try_delete(&self.service(name))
     }
 
-    /// Removes every Service of ours, and gives the stable ones all of their endpoints.
+    /// Deletes all Services but the stable ones, and gives those all of their endpoints.
     pub fn delete_all(&self) {
         for number in 0..SERVICES {
             within(Duration::from_secs(120), "the API server deletes a Service", || {
@@ -179,7 +179,7 @@ fn spec(random: &mut Random) -> Value {
     spec
 }
 
-/// None to nine, in any state, of which some are nowhere.
+/// Zero to nine endpoints in any state, on this node or without a node.
 fn endpoints(family: Family, node: &str, random: &mut Random) -> Vec<Value> {
     let count = random.below(10);
     let endpoint = |number: usize| {

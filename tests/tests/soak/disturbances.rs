@@ -1,4 +1,4 @@
-//! What happens to kube-proxy, its rules and its API server, one thing after the other, while clients and churn go on.
+//! Disturbances of kube-proxy, its rules and its API server, one after the other, while clients and changes continue.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,9 +20,9 @@ use tests::cluster::test_cluster::TestCluster;
 use crate::clients::Failure;
 use crate::random::Random;
 
-/// Where kube-proxy finds the API server, by way of a relay that can be cut.
+/// The port of the relay between kube-proxy and the API server.
 pub const RELAY_PORT: u16 = 7443;
-/// Longer than kube-proxy waits at most between two attempts to reach an API server.
+/// Longer than kube-proxy's longest back-off between attempts to reach the API server.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(240);
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -45,7 +45,7 @@ struct Disturbance {
     ended: Instant,
 }
 
-/// Whether kube-proxy itself is among what is disturbed.
+/// Whether kube-proxy itself is killed, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kills {
     Included,
@@ -55,16 +55,16 @@ pub enum Kills {
 #[derive(Debug)]
 pub struct Disturbances {
     mode: Mode,
-    space: String,
+    namespace: String,
     /// Between kube-proxy and the API server.
     relay: Relay,
     kubeconfig: PathBuf,
     proxy: Option<Proxy>,
     random: Random,
     history: Vec<Disturbance>,
-    /// From before a flush until the rules are back. None in nftables mode.
+    /// The times from a flush until the repair. Empty in nftables mode.
     unprotected: Vec<(Instant, Instant)>,
-    /// Attempts of other programs on the table that the kernel refused.
+    /// The number of changes by other programs that the kernel refused.
     refused: usize,
 }
 
@@ -74,11 +74,11 @@ impl Disturbances {
         let relay = Relay::start(&cluster.control_plane().namespace, at, cluster.control_plane().address());
         Self {
             mode,
-            space: cluster.namespace().to_owned(),
+            namespace: cluster.namespace().to_owned(),
             relay,
             kubeconfig: cluster.kubeconfig(at, &cluster.proxy_user()),
             proxy: None,
-            // Not the numbers that the churn gets.
+            // A sequence that differs from the churn's.
             random: Random::new(!seed),
             history: Vec::new(),
             unprotected: Vec::new(),
@@ -92,7 +92,7 @@ impl Disturbances {
         self.wait_for_sync(written);
     }
 
-    /// Returns how long its log was before.
+    /// Returns the length of the log before the start.
     fn spawn_proxy(&mut self, cluster: &TestCluster) -> usize {
         let written = std::fs::metadata(cluster.log()).map_or(0, |log| usize::try_from(log.len()).unwrap());
         self.proxy = Some(cluster.proxy_as(self.mode, &self.kubeconfig, &[]));
@@ -102,7 +102,7 @@ impl Disturbances {
     fn wait_for_sync(&mut self, written: usize) {
         let proxy = self.proxy.as_mut().unwrap();
         within(SYNC_TIMEOUT, "the first sync", || {
-            assert!(proxy.is_running(), "kube-proxy has ended:\n{}", proxy.log());
+            assert!(proxy.is_running(), "kube-proxy ended:\n{}", proxy.log());
             let log = proxy.log();
             let syncs = log[written..].lines().filter(|line| line.contains("SyncProxyRules complete"));
             ["IPv4", "IPv6"].iter().all(|family| syncs.clone().any(|line| line.contains(family)))
@@ -113,7 +113,7 @@ impl Disturbances {
         self.proxy.as_ref().unwrap()
     }
 
-    /// Goes on until then. With kills, everything happens once at least.
+    /// Runs until the given time. With kills, every disturbance happens at least once.
     pub fn run(&mut self, cluster: &mut TestCluster, until: Instant, kills: Kills) {
         let mut kinds = vec![
             Kind::RestartApiServer,
@@ -126,36 +126,33 @@ impl Disturbances {
         if kills == Kills::Included {
             kinds.extend([Kind::Kill, Kind::Kill, Kind::Terminate, Kind::KillWhileApiServerIsAway]);
         }
-        let mut owed = kills == Kills::Included;
-        while owed || Instant::now() < until {
+        let mut is_incomplete = kills == Kills::Included;
+        while is_incomplete || Instant::now() < until {
             self.random.shuffle(&mut kinds);
             for kind in &kinds {
-                if !owed && Instant::now() >= until {
+                if !is_incomplete && Instant::now() >= until {
                     return;
                 }
-                assert!(
-                    self.proxy.as_mut().unwrap().is_running(),
-                    "kube-proxy has ended by itself before {kind:?}"
-                );
+                assert!(self.proxy.as_mut().unwrap().is_running(), "kube-proxy ended before {kind:?}");
                 let began = Instant::now();
                 self.disturb(cluster, *kind);
                 self.history.push(Disturbance { kind: *kind, began, ended: Instant::now() });
-                self.rest();
+                self.pause();
             }
-            owed = false;
+            is_incomplete = false;
         }
     }
 
-    fn rest(&mut self) {
+    fn pause(&mut self) {
         std::thread::sleep(Duration::from_millis(self.random.below(2_000) as u64));
     }
 
     fn disturb(&mut self, cluster: &mut TestCluster, kind: Kind) {
         match kind {
             Kind::Kill => {
-                // Dropping it kills it, wherever it is.
+                // Dropping the proxy sends SIGKILL.
                 self.proxy = None;
-                self.rest();
+                self.pause();
                 self.start_proxy(cluster);
             }
             Kind::Terminate => {
@@ -168,18 +165,18 @@ impl Disturbances {
                 cluster.control_plane_mut().stop_api_server();
                 self.proxy = None;
                 let written = self.spawn_proxy(cluster);
-                self.rest();
+                self.pause();
                 cluster.control_plane_mut().start_api_server();
                 self.wait_for_sync(written);
             }
             Kind::RestartApiServer => {
                 cluster.control_plane_mut().stop_api_server();
-                self.rest();
+                self.pause();
                 cluster.control_plane_mut().start_api_server();
             }
             Kind::RestartApiServerWithoutHistory => {
                 self.relay.close();
-                self.rest();
+                self.pause();
                 etcd::compact(&cluster.control_plane().namespace);
                 cluster.control_plane_mut().stop_api_server();
                 cluster.control_plane_mut().start_api_server();
@@ -191,7 +188,7 @@ impl Disturbances {
         }
     }
 
-    /// As scripts of firewalls do.
+    /// Flushes the rules as firewall scripts do.
     fn flush(&mut self, cluster: &TestCluster) {
         let node = &cluster.lab.network.node;
         let run = |command: &str| {
@@ -219,7 +216,7 @@ impl Disturbances {
                 ]);
                 let began = Instant::now();
                 for command in commands {
-                    // Where chains are in use again already, they can't be deleted.
+                    // Deleting chains fails if they are in use again already.
                     run(command);
                 }
                 within(REPAIR_TIMEOUT, "the repair of the rules", || self.rules_are_back(cluster));
@@ -228,7 +225,7 @@ impl Disturbances {
         }
     }
 
-    /// A sync writes the nat table in one transaction, so that a part of each kind of rule tells of the rest.
+    /// A sync writes the nat table in one transaction: if one rule of each kind is there, so are the others.
     fn rules_are_back(&self, cluster: &TestCluster) -> bool {
         Family::BOTH.into_iter().all(|family| {
             let program = of(family, ["iptables-save", "ip6tables-save"]);
@@ -241,7 +238,7 @@ impl Disturbances {
                 |words: [&str; 2]| rules.lines().any(|rule| words.iter().all(|word| rule.contains(word)));
             jumps
                 && ["web:tcp", "web:udp", "sticky:tcp", "sticky:udp"].into_iter().all(|port| {
-                    let port = format!("{}/{port}", self.space);
+                    let port = format!("{}/{port}", self.namespace);
                     has([&format!("{port} cluster IP"), "-j KUBE-SVC-"])
                         && has([&format!("{port} -> {endpoint}"), "-j KUBE-SEP-"])
                         && has([&port, &format!("--to-destination {endpoint}")])
@@ -249,20 +246,20 @@ impl Disturbances {
         })
     }
 
-    /// Whether it fell into a time without rules that kube-proxy could not prevent.
+    /// Whether the attempt overlapped a time without rules, which kube-proxy cannot prevent.
     pub fn excuses(&self, failure: &Failure) -> bool {
         self.unprotected.iter().any(|(began, ended)| failure.began < *ended && failure.ended > *began)
     }
 
-    /// What happened last when a connection that failed was begun.
-    pub fn before(&self, failure: &Failure) -> String {
+    /// The last disturbance before the failed attempt.
+    pub fn last_before(&self, failure: &Failure) -> String {
         let last = self.history.iter().rfind(|disturbance| disturbance.began <= failure.began);
         let Some(Disturbance { kind, began, ended }) = last else { return "before any disturbance".into() };
         let [after, took] = [failure.began - *began, *ended - *began].map(|time| time.as_secs_f64());
         format!("{after:.3} s after {kind:?}, which took {took:.3} s")
     }
 
-    /// What `kube-proxy verify` finds wrong.
+    /// The differences that `kube-proxy verify` finds.
     pub fn verify(&self, cluster: &TestCluster) -> Option<String> {
         let mut command = Command::new(cluster.kube_proxy());
         command.arg("verify").args(flags(self.mode, &cluster.node, &self.kubeconfig)).arg("--v=0");
@@ -283,9 +280,9 @@ impl fmt::Display for Disturbances {
             let what = match kind {
                 Kind::Kill => "kube-proxy killed with -9 and started again",
                 Kind::Terminate => "kube-proxy terminated and started again",
-                Kind::KillWhileApiServerIsAway => "the same with -9 while there is no API server",
+                Kind::KillWhileApiServerIsAway => "kube-proxy killed with -9 while the API server is down",
                 Kind::RestartApiServer => "API server killed and started again",
-                Kind::RestartApiServerWithoutHistory => "the same, and it has forgotten its history",
+                Kind::RestartApiServerWithoutHistory => "API server restarted after a compaction",
                 Kind::RestartEtcd => "etcd killed and started again",
                 Kind::CutConnections => "connections to the API server cut",
                 Kind::Flush => "rules flushed by another program",

@@ -1,4 +1,4 @@
-//! Numbers that look random and can be had again: a run prints its seed.
+//! Reproducible random numbers: a run prints its seed, and `SLUICE_SOAK_SEED` replays it.
 
 use std::time::SystemTime;
 

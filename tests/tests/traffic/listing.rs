@@ -1,4 +1,4 @@
-//! What an operator sees of the table.
+//! The table as operators see it.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ fn everything() -> [Object; 3] {
 }
 
 #[test]
-fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
+fn the_number_of_rules_does_not_depend_on_the_number_of_services() {
     std::thread::scope(|scope| {
         for (family, many) in [(Family::V4, 10_000), (Family::V6, 1_000)] {
             scope.spawn(move || {
@@ -45,7 +45,7 @@ fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
     });
 }
 
-/// Chains, rules and sets.
+/// The numbers of chains, rules and sets.
 fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
     use netlink::Family::{Ipv4, Ipv6};
     let family = of(family, [Ipv4, Ipv6]);
@@ -60,7 +60,7 @@ fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
 }
 
 #[test]
-fn nft_lists_the_table() {
+fn nft_can_list_and_load_the_table() {
     let namespace = Namespace::new();
     for family in Family::BOTH {
         let mut node = NftablesNode::new(&namespace, family, &Options::default());
@@ -75,11 +75,11 @@ fn nft_lists_the_table() {
         for odd in ["unknown", "0x0000000000", "[invalid", "(null)"] {
             assert!(!listing.contains(odd), "{odd} in {listing}");
         }
-        // Of rules that use what a map gave them as part of another key, `nft` prints what it cannot read.
+        // `nft` cannot parse its own output of rules that use the result of a map lookup as part of another key.
         let is_affinity =
             |line: &&str| line.contains(" map @sticky-endpoints") || line.contains(" @affinity {");
         let readable: Vec<&str> = listing.lines().filter(|line| !is_affinity(line)).collect();
-        assert_eq!(readable.len() + 12, listing.lines().count(), "those that pick, forget and learn");
+        assert_eq!(readable.len() + 12, listing.lines().count(), "the rules of session affinity");
         Namespace::new().run_with_input(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
     }
 }

@@ -1,4 +1,4 @@
-//! Many services, all with the same endpoints, which all answer.
+//! Many Services with the same endpoints.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ pub fn name(number: usize) -> String {
     format!("service-{number}")
 }
 
-/// Services of one family, each with five endpoints and with a port of TCP and one of UDP.
+/// Creates IPv4 Services with five endpoints, a TCP port and a UDP port each.
 pub fn populate(cluster: &TestCluster, count: usize) {
     create(cluster, count, &PLACES, &json!({}));
 }
 
-/// The same without UDP, and with these endpoints.
+/// Creates IPv4 Services with a TCP port and endpoints at `places`.
 pub fn populate_with_tcp(cluster: &TestCluster, count: usize, places: &[Place]) {
     create(
         cluster,
@@ -32,30 +32,31 @@ pub fn populate_with_tcp(cluster: &TestCluster, count: usize, places: &[Place]) 
     );
 }
 
-fn create(cluster: &TestCluster, count: usize, places: &[Place], otherwise: &Value) {
+fn create(cluster: &TestCluster, count: usize, places: &[Place], overrides: &Value) {
     let single = json!({"spec": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"]}});
     let objects = (0..count).flat_map(|number| {
         let name = name(number);
-        let service = with(with(service(&name), single.clone()), otherwise.clone());
-        [(cluster.services(), service), (cluster.slices(), at(&name, places))]
+        let service = with(with(service(&name), single.clone()), overrides.clone());
+        [(cluster.services(), service), (cluster.slices(), slice_at(&name, places))]
     });
     cluster.api().create_all(objects);
 }
 
-pub fn at(service: &str, places: &[Place]) -> Value {
+/// The slice of a Service with endpoints at `places`.
+pub fn slice_at(service: &str, places: &[Place]) -> Value {
     let endpoints: Vec<_> = places.iter().map(|place| endpoint(place.ip(Family::V4))).collect();
     slice(service, Family::V4, &endpoints)
 }
 
-/// Waits until the proxy serves this one.
+/// Waits until the proxy serves the Service with this number.
 pub fn wait_for(cluster: &TestCluster, number: usize) {
     wait_for_within(Duration::from_secs(120), cluster, number);
 }
 
-pub fn wait_for_within(patience: Duration, cluster: &TestCluster, number: usize) {
+pub fn wait_for_within(timeout: Duration, cluster: &TestCluster, number: usize) {
     let service = cluster.api().get(&cluster.service(&name(number)));
     let to = cluster_ip(&service, Family::V4);
-    within(patience, "the service is served", || {
+    within(timeout, "the service is served", || {
         matches!(cluster.probe(Who::Pod, Protocol::Tcp, to), Answer::From { .. })
     });
 }
