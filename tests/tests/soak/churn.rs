@@ -14,7 +14,7 @@ use tests::cluster::api::{ApiClient, ApiError};
 use tests::cluster::objects;
 use tests::cluster::test_cluster::TestCluster;
 
-use crate::random::Random;
+use crate::random::SeededRandom;
 use crate::services::{self, NAMES, PLACES};
 
 /// The number of Services besides the stable ones.
@@ -35,7 +35,7 @@ pub struct Churn {
 
 #[derive(Debug)]
 struct State {
-    random: Random,
+    random: SeededRandom,
     changes: BTreeMap<&'static str, usize>,
     /// Calls that the API server did not answer, or refused.
     errors: usize,
@@ -44,7 +44,7 @@ struct State {
 impl Churn {
     pub fn new(cluster: &TestCluster, seed: u64) -> Self {
         let plane = cluster.control_plane();
-        let state = State { random: Random::new(seed), changes: BTreeMap::new(), errors: 0 };
+        let state = State { random: SeededRandom::new(seed), changes: BTreeMap::new(), errors: 0 };
         Self {
             api: ApiClient::open(&plane.namespace, &plane.folder.join("admin.kubeconfig")),
             services: cluster.services(),
@@ -74,7 +74,7 @@ impl Churn {
         }
     }
 
-    fn change(&self, random: &mut Random) -> (&'static str, Result<Value, ApiError>) {
+    fn change(&self, random: &mut SeededRandom) -> (&'static str, Result<Value, ApiError>) {
         let name = format!("churn-{}", random.below(SERVICES));
         match random.below(10) {
             0..3 => ("services created", self.create(&name, random)),
@@ -100,7 +100,7 @@ impl Churn {
         }
     }
 
-    fn create(&self, name: &str, random: &mut Random) -> Result<Value, ApiError> {
+    fn create(&self, name: &str, random: &mut SeededRandom) -> Result<Value, ApiError> {
         let service = objects::with(objects::service(name), json!({"spec": spec(random)}));
         let service = self.api.try_create(&self.services, &service)?;
         for family in Family::BOTH {
@@ -150,7 +150,7 @@ fn unless_gone(outcome: Result<Value, ApiError>) -> Result<Value, ApiError> {
 }
 
 /// Types, policies, affinities and source ranges in any combination that the API accepts.
-fn spec(random: &mut Random) -> Value {
+fn spec(random: &mut SeededRandom) -> Value {
     let kind = random.one_of(&["ClusterIP", "NodePort", "LoadBalancer"]);
     let mut spec = json!({
         "type": kind,
@@ -180,7 +180,7 @@ fn spec(random: &mut Random) -> Value {
 }
 
 /// Zero to nine endpoints in any state, on this node or without a node.
-fn endpoints(family: Family, node: &str, random: &mut Random) -> Vec<Value> {
+fn endpoints(family: Family, node: &str, random: &mut SeededRandom) -> Vec<Value> {
     let count = random.below(10);
     let endpoint = |number: usize| {
         let serving = random.below(4) > 0;

@@ -18,7 +18,7 @@ use tests::cluster::relay::Relay;
 use tests::cluster::test_cluster::TestCluster;
 
 use crate::clients::Failure;
-use crate::random::Random;
+use crate::random::SeededRandom;
 
 /// The port of the relay between kube-proxy and the API server.
 pub const RELAY_PORT: u16 = 7443;
@@ -60,7 +60,7 @@ pub struct Disturbances {
     relay: Relay,
     kubeconfig: PathBuf,
     proxy: Option<Proxy>,
-    random: Random,
+    random: SeededRandom,
     history: Vec<Disturbance>,
     /// The times from a flush until the repair. Empty in nftables mode.
     unprotected: Vec<(Instant, Instant)>,
@@ -79,7 +79,7 @@ impl Disturbances {
             kubeconfig: cluster.kubeconfig(at, &cluster.proxy_user()),
             proxy: None,
             // A sequence that differs from the churn's.
-            random: Random::new(!seed),
+            random: SeededRandom::new(!seed),
             history: Vec::new(),
             unprotected: Vec::new(),
             refused: 0,
