@@ -72,7 +72,7 @@ pub const OTHER_TARGET: u16 = 8081;
 /// proxy does not translate.
 pub const NODE_PORT: u16 = 30080;
 
-/// So many random choices miss one of three endpoints less than once in 10^11 runs.
+/// Enough random choices to miss one of three endpoints less than once in 10^10 runs.
 pub const CROWD: usize = 64;
 
 impl Lab {
@@ -137,7 +137,7 @@ impl Place {
         }
     }
 
-    /// The source addresses that an endpoint here may see of a masqueraded client.
+    /// The source addresses that an endpoint at this place may see of a masqueraded client.
     pub fn masquerade_ips(self, family: Family) -> Vec<IpAddr> {
         match self {
             Self::PodA | Self::PodB => vec![bridge_ip(family)],

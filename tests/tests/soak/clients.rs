@@ -190,7 +190,7 @@ impl Client {
             Kind::LongTcp => exchange(self.to, &mut state.stream),
             Kind::NewUdp => loop {
                 match UdpSocket::bind(self.next_port(state)) {
-                    // The client of the other family has it.
+                    // The client of the other family uses this port.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => {}
                     bound => return self.request(&bound?),
                 }
@@ -205,10 +205,10 @@ impl Client {
         }
     }
 
-    /// So that no connection is taken for one that has just ended.
+    /// The next source port, so that conntrack does not take a connection for one that has just ended.
     fn next_port(&self, state: &mut ClientState) -> SocketAddr {
         state.port = (state.port + 1) % 20_000;
-        // Below the ports that the kernel itself chooses.
+        // Below the kernel's ephemeral ports.
         SocketAddr::new(self.any(), 10_000 + state.port)
     }
 

@@ -1,4 +1,4 @@
-//! The Services that clients use. They stay, and the first pod of the node is always one of their endpoints.
+//! The Services that clients use. They exist throughout, and the first pod of the node is always one of their endpoints.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,16 +10,16 @@ use testkit::network::node_ip;
 use tests::cluster::objects;
 use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
-/// A Service of every kind of frontend, and one with session affinity.
+/// A Service with every kind of frontend, and one with session affinity.
 pub const NAMES: [&str; 2] = ["web", "sticky"];
-/// Those besides the first pod come and go.
+/// All endpoints. Those after the first come and go.
 pub const PLACES: [Place; 3] = [Place::PodA, Place::PodB, Place::Remote(5)];
-/// Short, so that nothing is left of it soon after the last connection.
+/// Short, so that the kernel forgets clients soon after their last connection.
 const AFFINITY_SECONDS: u32 = 5;
 const ECHO_PORT: u16 = 7;
 const ECHO_TARGET: u16 = 8082;
 
-/// Where clients connect in one family.
+/// The frontends of one family.
 #[derive(Debug)]
 pub struct Targets {
     pub cluster_ip: SocketAddr,

@@ -53,10 +53,10 @@ pub fn measure(cluster: &TestCluster, proxy_name: &str, services: usize, endpoin
     let after_changes = Syncs::of(&proxy);
     let spent = cpu_time(proxy.pid()) - before;
     figures.record(
-        "pass_ms",
+        "sync_ms",
         (after_changes.seconds - before_changes.seconds) / (after_changes.count - before_changes.count) * 1e3,
     );
-    figures.record("passes", after_changes.count - before_changes.count);
+    figures.record("syncs", after_changes.count - before_changes.count);
     // Includes the commands that it runs and two scrapes of its metrics.
     figures.record("change_cpu_ms", spent.as_secs_f64() * 1e3 / CHANGES as f64);
     figures.record("rss_changed_mib", status(proxy.pid(), "VmRSS:"));
