@@ -11,7 +11,7 @@ use crate::matrix::{
     NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
-use testkit::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
+use testkit::lab::ClientPlace::{Crowd, Node, Outside, Pod, PodA, RemotePod};
 use testkit::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
 use testkit::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
 
@@ -20,8 +20,8 @@ const UDP: &[Protocol] = &[Protocol::Udp];
 const SCTP: &[Protocol] = &[Protocol::Sctp];
 
 /// Who the default configuration takes for a pod.
-const PODS: &[testkit::lab::Who] = &[Pod, RemotePod];
-const NOT_PODS: &[testkit::lab::Who] = &[Node, Outside];
+const PODS: &[testkit::lab::ClientPlace] = &[Pod, RemotePod];
+const NOT_PODS: &[testkit::lab::ClientPlace] = &[Node, Outside];
 
 /// Long enough to outlast every test.
 const THREE_HOURS: u32 = 10_800;

@@ -11,7 +11,7 @@ use model::address::Family;
 use model::names::Protocol;
 
 use crate::options::Options;
-use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::lab::{Address, CROWD, ClientPlace, Lab, NODE_PORT, Place, TARGET};
 use testkit::manifests::{ALL, Endpoint, Object, write};
 use testkit::namespace::Namespace;
 use testkit::probe::{Answer, probe_here};
@@ -61,7 +61,7 @@ enum Step {
 /// One question, asked until its answer is certain.
 #[derive(Clone, Debug)]
 struct Probe {
-    from: Who,
+    from: ClientPlace,
     protocol: Protocol,
     to: Frontend,
     fate: Fate,
@@ -83,7 +83,8 @@ pub const NODE_PORT_AT_NODE_IP: Frontend = Frontend { address: Address::NodeIp, 
 /// Every frontend that clients outside the cluster are meant to use.
 pub const EXTERNAL: &[Frontend] = &[EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
 pub const EVERYWHERE: &[Frontend] = &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
-pub const EVERYONE: &[Who] = &[Who::Pod, Who::RemotePod, Who::Node, Who::Outside];
+pub const EVERYONE: &[ClientPlace] =
+    &[ClientPlace::Pod, ClientPlace::RemotePod, ClientPlace::Node, ClientPlace::Outside];
 
 impl Frontend {
     pub const fn at(self, address: Address) -> Self {
@@ -216,7 +217,7 @@ impl Case {
     }
 
     /// From each to each, the same must happen.
-    pub fn expect(mut self, from: &[Who], to: &[Frontend], fate: Fate) -> Self {
+    pub fn expect(mut self, from: &[ClientPlace], to: &[Frontend], fate: Fate) -> Self {
         for from in from {
             for to in to {
                 for protocol in self.over {
@@ -349,8 +350,8 @@ fn send(lab: &Lab, family: Family, mode: Mode, probes: &[&Probe]) -> Vec<String>
 }
 
 /// The number of probes where several endpoints may answer and no others.
-fn attempts(from: Who) -> usize {
-    if from == Who::Crowd { CROWD } else { 16 }
+fn attempts(from: ClientPlace) -> usize {
+    if from == ClientPlace::Crowd { CROWD } else { 16 }
 }
 
 impl Probe {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use netlink::conntrack::{Connection, Direction, Flow};
-use testkit::lab::{Address, OTHER_TARGET, Place, TARGET, Who};
+use testkit::lab::{Address, ClientPlace, OTHER_TARGET, Place, TARGET};
 use testkit::lab_proxy::LabProxy;
 use testkit::manifests::{self, A, B, Endpoint, Port, R, Service, State, web};
 use testkit::namespace::Namespace;
@@ -20,13 +20,13 @@ use testkit::wait::{Deadline, eventually};
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
-fn client(proxy: &LabProxy, who: Who, to: Address, port: u16) -> Client {
-    client_at(proxy, who, to, port, 4321)
+fn client(proxy: &LabProxy, from: ClientPlace, to: Address, port: u16) -> Client {
+    client_at(proxy, from, to, port, 4321)
 }
 
-fn client_at(proxy: &LabProxy, who: Who, to: Address, port: u16, own: u16) -> Client {
+fn client_at(proxy: &LabProxy, from: ClientPlace, to: Address, port: u16, own: u16) -> Client {
     let any: IpAddr = testkit::network::of(proxy.family, [[0; 4].into(), [0_u16; 8].into()]);
-    let socket = proxy.lab.namespace(who).enter(|| UdpSocket::bind((any, own)).unwrap());
+    let socket = proxy.lab.namespace(from).enter(|| UdpSocket::bind((any, own)).unwrap());
     socket.connect(SocketAddr::new(to.ip(proxy.family), port)).unwrap();
     Client { socket, family: proxy.family }
 }
@@ -136,7 +136,7 @@ fn replace_pods(proxy: &LabProxy, client: &Client, service: impl Fn(&[Endpoint])
 #[test]
 fn a_flow_to_a_cluster_ip_follows_replaced_pods() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         replace_pods(&proxy, &client, web);
     });
 }
@@ -144,7 +144,7 @@ fn a_flow_to_a_cluster_ip_follows_replaced_pods() {
 #[test]
 fn a_flow_to_a_node_port_follows_replaced_pods_and_ends_with_the_last() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Outside, Address::NodeIp, FREE_NODE_PORT);
+        let client = client(&proxy, ClientPlace::Outside, Address::NodeIp, FREE_NODE_PORT);
         replace_pods(&proxy, &client, at_free_node_port);
         proxy.apply(at_free_node_port(&[]));
         client.wait_for_endpoint(None, TARGET);
@@ -156,7 +156,7 @@ fn a_flow_to_a_node_port_follows_replaced_pods_and_ends_with_the_last() {
 #[test]
 fn a_flow_with_internal_policy_local_follows_replaced_pods() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         replace_pods(&proxy, &client, |endpoints| web(&[endpoints, &[R]].concat()).internal_local());
     });
 }
@@ -164,7 +164,7 @@ fn a_flow_with_internal_policy_local_follows_replaced_pods() {
 #[test]
 fn a_flow_from_the_node_follows_replaced_pods() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Node, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Node, Address::ClusterIp, 80);
         replace_pods(&proxy, &client, web);
     });
 }
@@ -172,7 +172,7 @@ fn a_flow_from_the_node_follows_replaced_pods() {
 #[test]
 fn a_flow_leaves_a_pod_that_becomes_unready() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         let [a, b] = [A, B].map(|endpoint| endpoint.but(State::Unready));
         for (endpoints, answers) in [([A, b], A), ([a, B], B), ([A, b], A)] {
             proxy.apply(web(&endpoints));
@@ -188,17 +188,17 @@ fn a_pod_that_is_published_though_not_ready_keeps_its_flows() {
         let published = A.but(State::Published);
         for endpoints in [[A, B], [published, B]] {
             proxy.apply(web(&endpoints));
-            client(&proxy, Who::Pod, Address::ClusterIp, 80).first_answer();
+            client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80).first_answer();
         }
         for port in 6_000..6_020 {
-            let client = client_at(&proxy, Who::Pod, Address::ClusterIp, 80, port);
+            let client = client_at(&proxy, ClientPlace::Pod, Address::ClusterIp, 80, port);
             let first = client.first_answer();
             for _ in 0..3 {
                 assert_eq!(client.next_answer(), first);
             }
         }
         proxy.apply(web(&[published]));
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         client.wait_for_endpoint(Some(Place::PodA), TARGET);
     });
 }
@@ -206,7 +206,7 @@ fn a_pod_that_is_published_though_not_ready_keeps_its_flows() {
 #[test]
 fn a_flow_follows_a_changed_target_port() {
     in_each_mode_and_family(|proxy| {
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         for target in [TARGET, OTHER_TARGET, TARGET] {
             let port = |port: Port| Port { target, ..port };
             let service = web(&[A]);
@@ -243,9 +243,9 @@ fn fill_conntrack_table(proxy: &LabProxy) {
 fn stale_flows_end_in_a_large_conntrack_table() {
     in_each_mode_and_family(|proxy| {
         fill_conntrack_table(&proxy);
-        let pod = client(&proxy, Who::Pod, Address::ClusterIp, 80);
-        let node = client(&proxy, Who::Node, Address::ClusterIp, 80);
-        let outside = client(&proxy, Who::Outside, Address::NodeIp, FREE_NODE_PORT);
+        let pod = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
+        let node = client(&proxy, ClientPlace::Node, Address::ClusterIp, 80);
+        let outside = client(&proxy, ClientPlace::Outside, Address::NodeIp, FREE_NODE_PORT);
         for endpoint in [A, B, A, B] {
             proxy.apply(at_free_node_port(&[endpoint]));
             for client in [&pod, &node, &outside] {
@@ -269,12 +269,13 @@ fn the_node_is_refused_at_its_own_node_port_without_endpoints() {
         fill_conntrack_table(&proxy);
         for _ in 0..3 {
             proxy.apply(at_free_node_port(&[A]));
-            client(&proxy, Who::Node, Address::NodeIp, FREE_NODE_PORT)
+            client(&proxy, ClientPlace::Node, Address::NodeIp, FREE_NODE_PORT)
                 .wait_for_endpoint(Some(Place::PodA), TARGET);
             proxy.apply(at_free_node_port(&[]));
-            client(&proxy, Who::Node, Address::NodeIp, FREE_NODE_PORT).wait_for_endpoint(None, TARGET);
+            client(&proxy, ClientPlace::Node, Address::NodeIp, FREE_NODE_PORT)
+                .wait_for_endpoint(None, TARGET);
             for port in 7_000..7_010 {
-                let client = client_at(&proxy, Who::Node, Address::NodeIp, FREE_NODE_PORT, port);
+                let client = client_at(&proxy, ClientPlace::Node, Address::NodeIp, FREE_NODE_PORT, port);
                 for _ in 0..2 {
                     let _ = client.socket.send(b"?");
                     let answer =
@@ -292,8 +293,9 @@ fn flows_of_the_node_that_began_before_the_service_existed_reach_it_afterwards()
     in_each_mode_and_family(|proxy| {
         fill_conntrack_table(&proxy);
         blackhole_cluster_ips(&proxy);
-        let clients: Vec<_> =
-            (7_000..7_010).map(|port| client_at(&proxy, Who::Node, Address::ClusterIp, 80, port)).collect();
+        let clients: Vec<_> = (7_000..7_010)
+            .map(|port| client_at(&proxy, ClientPlace::Node, Address::ClusterIp, 80, port))
+            .collect();
         assert!(clients.iter().all(|client| client.request().is_none()));
         proxy.apply(web(&[A]));
         for client in clients {
@@ -337,18 +339,18 @@ fn clients_connect_too_early(mut proxy: LabProxy, begin: impl FnOnce(&mut LabPro
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
     blackhole_cluster_ips(&proxy);
     let (mode, family) = (proxy.mode, proxy.family);
-    let clients: Vec<_> = [(Who::Pod, 20_000), (Who::Node, 21_000)]
-        .map(|(who, first)| (proxy.lab.namespace(who).clone(), who, first))
+    let clients: Vec<_> = [(ClientPlace::Pod, 20_000), (ClientPlace::Node, 21_000)]
+        .map(|(from, first)| (proxy.lab.namespace(from).clone(), from, first))
         .into();
-    for (from, who, first) in &clients {
+    for (namespace, from, first) in &clients {
         for own in 100..105 {
-            let answer = connect(from, family, first + own, Duration::from_millis(50));
-            assert_eq!(answer, Err(ErrorKind::TimedOut), "{mode} {family} {who:?}: no rule translates yet");
+            let answer = connect(namespace, family, first + own, Duration::from_millis(50));
+            assert_eq!(answer, Err(ErrorKind::TimedOut), "{mode} {family} {from:?}: no rule translates yet");
         }
     }
-    let succeed = |(from, who, first): &(Namespace, Who, u16), own: u16| {
-        let answer = connect(from, family, first + own, CONNECT_TIMEOUT);
-        assert_eq!(answer, Ok(Place::PodA.ip(family)), "{mode} {family} {who:?} client {own}");
+    let succeed = |(namespace, from, first): &(Namespace, ClientPlace, u16), own: u16| {
+        let answer = connect(namespace, family, first + own, CONNECT_TIMEOUT);
+        assert_eq!(answer, Ok(Place::PodA.ip(family)), "{mode} {family} {from:?} client {own}");
     };
     std::thread::scope(|scope| {
         let succeed = &succeed;
@@ -391,7 +393,7 @@ fn connections_begun_before_the_service_is_created_succeed() {
         proxy.apply_text(&format!("{other}---{slice}"));
         let other = SocketAddr::new(Address::OtherClusterIp.ip(proxy.family), 80);
         eventually("the proxy serves", || {
-            let answer = testkit::probe::probe(proxy.lab.namespace(Who::Pod), Protocol::Tcp, other);
+            let answer = testkit::probe::probe(proxy.lab.namespace(ClientPlace::Pod), Protocol::Tcp, other);
             matches!(answer, testkit::probe::Answer::From { .. })
         });
         clients_connect_too_early(proxy, |proxy| proxy.apply_text(&web));
@@ -406,7 +408,7 @@ fn flows_that_began_while_the_rules_were_flushed_reach_the_service_after_the_rep
             scope.spawn(move || {
                 let proxy = LabProxy::new(KUBE_PROXY, "iptables", family);
                 proxy.apply(web(&[A]));
-                let first = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+                let first = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
                 first.wait_for_endpoint(Some(Place::PodA), TARGET);
                 // After the last scan that the change causes.
                 std::thread::sleep(Duration::from_secs(3));
@@ -414,7 +416,7 @@ fn flows_that_began_while_the_rules_were_flushed_reach_the_service_after_the_rep
                 let mut untranslated = None;
                 // The repair may be faster than the packet: then try again.
                 for port in 5_000..5_100 {
-                    let client = client_at(&proxy, Who::Pod, Address::ClusterIp, 80, port);
+                    let client = client_at(&proxy, ClientPlace::Pod, Address::ClusterIp, 80, port);
                     proxy.lab.network.node.run(&format!("{iptables} -t nat -F"));
                     client.socket.send(b"?").unwrap();
                     let answer = receive(&client.socket, Duration::from_millis(300));
@@ -435,7 +437,7 @@ fn flows_that_began_while_the_rules_were_flushed_reach_the_service_after_the_rep
 fn a_restart_ends_only_the_flows_to_pods_that_were_removed_meanwhile() {
     in_each_mode_and_family(|mut proxy| {
         proxy.apply(web(&[A, B]));
-        let client = client(&proxy, Who::Pod, Address::ClusterIp, 80);
+        let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         let first = client.first_answer();
         let (kept, other) = if first.ip() == A.place.ip(proxy.family) { (A, B) } else { (B, A) };
         proxy.kill();

@@ -10,7 +10,7 @@ use model::address::Family;
 use model::names::Protocol;
 use testkit::echo;
 use testkit::hammer::{Hammer, Load};
-use testkit::lab::{Address, NODE_PORT, Place, Who};
+use testkit::lab::{Address, ClientPlace, NODE_PORT, Place};
 use testkit::lab_proxy::LabProxy;
 use testkit::manifests::{A, B, Port, R, Service, web};
 use testkit::network::of;
@@ -41,7 +41,7 @@ fn start(mode: &'static str, family: Family) -> LabProxy {
 
 fn wait_for_service(proxy: &LabProxy) {
     let to = SocketAddr::new(Address::ClusterIp.ip(proxy.family), ECHO.number);
-    proxy.lab.namespace(Who::Pod).enter(|| {
+    proxy.lab.namespace(ClientPlace::Pod).enter(|| {
         eventually("the Service answers", || {
             std::net::TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()
         });
@@ -51,7 +51,7 @@ fn wait_for_service(proxy: &LabProxy) {
 fn loads(proxy: &LabProxy) -> Vec<Load> {
     let cluster_ip = |port| SocketAddr::new(Address::ClusterIp.ip(proxy.family), port);
     let node = |port| SocketAddr::new(Address::NodeIp.ip(proxy.family), port);
-    let (pod, outside) = (proxy.lab.namespace(Who::Pod), proxy.lab.namespace(Who::Outside));
+    let (pod, outside) = (proxy.lab.namespace(ClientPlace::Pod), proxy.lab.namespace(ClientPlace::Outside));
     vec![
         Load::new_tcp("tcp, new, pod to cluster IP", pod, cluster_ip(80)),
         Load::new_tcp("tcp, new, outside to node port", outside, node(NODE_PORT)),

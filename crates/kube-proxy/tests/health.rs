@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 use tempfile::{NamedTempFile, TempDir};
 use testkit::lab_proxy::link_iptables;
-use testkit::proxy::{StandaloneProxy, service_manifest, slice_manifest};
+use testkit::proxy::{StandaloneProxy, service_with_endpoints};
 use testkit::wait::{TimeoutReader, eventually};
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
@@ -33,8 +33,8 @@ impl Folder {
     }
 
     fn write_endpoint(&self, endpoint: &str) {
-        let (service, slice) = (service_manifest("web", "10.96.0.10"), slice_manifest("web", endpoint));
-        fs::write(self.manifests.path().join("web.yaml"), format!("{service}---\n{slice}")).unwrap();
+        let text = service_with_endpoints("web", "10.96.0.10", &[endpoint]);
+        fs::write(self.manifests.path().join("web.yaml"), text).unwrap();
     }
 
     fn start(&self, flags: &[&str]) -> StandaloneProxy {

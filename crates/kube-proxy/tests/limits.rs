@@ -2,7 +2,6 @@
 //! 64 MiB of memory, and the seccomp profiles of `packaging/seccomp`. A real container runtime sets the limits.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -13,10 +12,11 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use tempfile::TempDir;
-use testkit::lab::{Address, Lab, Place, TARGET, Who};
+use testkit::lab::{Address, ClientPlace, Lab, Place, TARGET};
 use testkit::manifests::{A, B, Endpoint, web, write};
 use testkit::namespace::Namespace;
 use testkit::probe::{Answer, probe};
+use testkit::proxy::service_with_endpoints;
 use testkit::wait::within;
 use tests::cluster::http;
 use tests::cluster::proxy::{HEALTH_ADDRESS, METRICS_ADDRESS};
@@ -96,7 +96,7 @@ impl ContainerLab {
             let to = SocketAddr::new(Address::ClusterIp.ip(family), 80);
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 within(APPLY_TIMEOUT, &format!("{to} leads to {desired}\n{}", container.log()), || {
-                    let answer = probe(self.lab.namespace(Who::Pod), protocol, to);
+                    let answer = probe(self.lab.namespace(ClientPlace::Pod), protocol, to);
                     matches!(answer, Answer::From { endpoint, .. } if endpoint == desired)
                 });
             }
@@ -222,31 +222,12 @@ fn many_services_fit_into_64_mib() {
 }
 
 fn many(services: Range<usize>, endpoints: usize) -> String {
-    let mut text = String::new();
-    for number in services {
+    let manifests = services.map(|number| {
         let (high, low) = (number / 250, number % 250 + 1);
-        let addresses: Vec<_> =
-            (1..=endpoints).map(|n| format!("{{addresses: [10.{}.{high}.{low}]}}", 100 + n)).collect();
-        write!(
-            text,
-            "apiVersion: v1
-kind: Service
-metadata: {{name: s{number}}}
-spec: {{clusterIP: 10.97.{high}.{low}, ports: [{{port: 80}}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: s{number}-1, labels: {{kubernetes.io/service-name: s{number}}}}}
-addressType: IPv4
-ports: [{{port: 8080}}]
-endpoints: [{}]
----
-",
-            addresses.join(", ")
-        )
-        .unwrap();
-    }
-    text
+        let endpoints: Vec<_> = (1..=endpoints).map(|n| format!("10.{}.{high}.{low}", 100 + n)).collect();
+        service_with_endpoints(&format!("s{number}"), &format!("10.97.{high}.{low}"), &endpoints)
+    });
+    manifests.collect::<Vec<_>>().join("---\n")
 }
 
 /// Runs a script in the image with the iptables programs, and returns whether it succeeded.

@@ -8,7 +8,9 @@ use std::process::Command;
 use netlink::testing::{in_fresh_netns, run};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use testkit::proxy::{StandaloneProxy, service_manifest as service, slice_manifest as slice};
+use testkit::proxy::{
+    StandaloneProxy, service_manifest as service, service_with_endpoints, slice_manifest as slice,
+};
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
@@ -31,15 +33,9 @@ fn bad_manifests_are_logged_by_file_name_and_the_others_are_served() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
         let write = |name: &str, content: &[u8]| fs::write(dir.path().join(name), content).unwrap();
-        write(
-            "good.yaml",
-            format!("{}---\n{}", service("good", "10.96.0.10"), slice("good", "10.244.0.5")).as_bytes(),
-        );
+        write("good.yaml", service_with_endpoints("good", "10.96.0.10", &["10.244.0.5"]).as_bytes());
         write("a-negative-port.yaml", service("negative", "10.96.0.11").replace("80", "-80").as_bytes());
-        write(
-            "b-loopback.yaml",
-            format!("{}---\n{}", service("loop", "10.96.0.12"), slice("loop", "127.0.0.5")).as_bytes(),
-        );
+        write("b-loopback.yaml", service_with_endpoints("loop", "10.96.0.12", &["127.0.0.5"]).as_bytes());
         write("c-unknown-kind.yaml", b"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n");
         write("d-empty.yaml", b"");
         write("e-large.yaml", &vec![b'x'; 10 << 20]);
@@ -133,11 +129,8 @@ fn changed_manifests_are_applied_and_a_broken_one_keeps_its_last_objects() {
 fn a_restart_changes_no_rule() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
-        fs::write(
-            dir.path().join("web.yaml"),
-            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
-        )
-        .unwrap();
+        fs::write(dir.path().join("web.yaml"), service_with_endpoints("web", "10.96.0.10", &["10.244.0.5"]))
+            .unwrap();
         let mut first = start(dir.path(), &[]);
         first.wait_for_sync("IPv4");
         first.wait_for_sync("IPv6");
@@ -153,11 +146,8 @@ fn a_restart_changes_no_rule() {
 fn other_processes_cannot_remove_the_table() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
-        fs::write(
-            dir.path().join("web.yaml"),
-            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
-        )
-        .unwrap();
+        fs::write(dir.path().join("web.yaml"), service_with_endpoints("web", "10.96.0.10", &["10.244.0.5"]))
+            .unwrap();
         let mut proxy = start(dir.path(), &[]);
         proxy.wait_for_sync("IPv4");
         run("nft flush ruleset");

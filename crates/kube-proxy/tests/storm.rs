@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testkit::hammer::SetOnDrop;
 use testkit::network::Network;
 use testkit::probe::{Answer, Server, probe};
-use testkit::proxy::StandaloneProxy;
+use testkit::proxy::{StandaloneProxy, service_with_endpoints};
 use testkit::wait::eventually;
 
 const SERVICES: usize = 300;
@@ -39,24 +39,9 @@ fn wait_for_more_syncs(dir: &Path, than: usize) {
 }
 
 fn manifest(number: usize, endpoints: usize) -> String {
-    let addresses: Vec<_> = (0..endpoints).map(|n| format!("{{addresses: [10.244.1.{}]}}", n + 1)).collect();
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: s{number}}}
-spec: {{clusterIP: 10.96.{}.{}, ports: [{{port: 80}}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: s{number}-1, labels: {{kubernetes.io/service-name: s{number}}}}}
-addressType: IPv4
-ports: [{{port: 8080}}]
-endpoints: [{}]
-",
-        number / 250,
-        number % 250 + 1,
-        addresses.join(", ")
-    )
+    let endpoints: Vec<_> = (0..endpoints).map(|n| format!("10.244.1.{}", n + 1)).collect();
+    let ip = format!("10.96.{}.{}", number / 250, number % 250 + 1);
+    service_with_endpoints(&format!("s{number}"), &ip, &endpoints)
 }
 
 #[test]
@@ -69,7 +54,7 @@ fn no_connection_to_an_untouched_service_fails() {
     let dir = TempDir::new().unwrap();
     let manifests = dir.path().join("manifests");
     fs::create_dir(&manifests).unwrap();
-    let unchanged = manifest(0, 1).replace("10.244.1.1", "10.244.0.5").replace("10.96.0.1", "10.96.9.9");
+    let unchanged = service_with_endpoints("s0", "10.96.9.9", &[endpoint.ip()]);
     fs::write(manifests.join("unchanged.yaml"), unchanged).unwrap();
     for number in 1..SERVICES {
         fs::write(manifests.join(format!("s{number}.yaml")), manifest(number, 3)).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::Value;
-use testkit::lab::{Address, NODE_PORT, Who};
+use testkit::lab::{Address, ClientPlace, NODE_PORT};
 use testkit::lab_proxy::LabProxy;
 use testkit::manifests::{A, B, web};
 use testkit::probe::{Answer, probe};
@@ -27,13 +27,13 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn connect(proxy: &LabProxy, who: Who, to: Address, port: u16) -> bool {
+fn connect(proxy: &LabProxy, from: ClientPlace, to: Address, port: u16) -> bool {
     let to = SocketAddr::new(to.ip(proxy.family), port);
-    matches!(probe(proxy.lab.namespace(who), Protocol::Tcp, to), Answer::From { .. })
+    matches!(probe(proxy.lab.namespace(from), Protocol::Tcp, to), Answer::From { .. })
 }
 
 fn wait_until_served(proxy: &LabProxy) {
-    eventually("the Service answers", || connect(proxy, Who::Pod, Address::ClusterIp, 80));
+    eventually("the Service answers", || connect(proxy, ClientPlace::Pod, Address::ClusterIp, 80));
 }
 
 fn tcp(seen: &Value) -> &Value {
@@ -65,10 +65,10 @@ fn top_counts_connections_by_frontend_and_endpoint() {
         let before = counts();
         assert_eq!((&before["node"], &before["mode"]), (&"node-1".into(), &"nftables".into()));
         for _ in 0..20 {
-            assert!(connect(&proxy, Who::Pod, Address::ClusterIp, 80));
+            assert!(connect(&proxy, ClientPlace::Pod, Address::ClusterIp, 80));
         }
         for _ in 0..10 {
-            assert!(connect(&proxy, Who::Outside, Address::NodeIp, NODE_PORT));
+            assert!(connect(&proxy, ClientPlace::Outside, Address::NodeIp, NODE_PORT));
         }
         // The proxy caches counters for a moment.
         let mut after = counts();
@@ -95,7 +95,7 @@ fn rates_cover_the_time_between_two_samples() {
     command.args(["top", "--once", "--interval=1s", "-o", "json"]).stdout(Stdio::piped());
     let mut top_process = proxy.lab.network.node.spawn(&mut command).unwrap();
     while top_process.try_wait().unwrap().is_none() {
-        connect(&proxy, Who::Pod, Address::ClusterIp, 80);
+        connect(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
     }
     let seen = json(&top_process.wait_with_output().unwrap());
     let seconds = seen["intervalSeconds"].as_f64().unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use tempfile::TempDir;
-use testkit::proxy::StandaloneProxy;
+use testkit::proxy::{StandaloneProxy, service_with_endpoints};
 use testkit::wait::within;
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
@@ -53,20 +53,7 @@ fn serves(endpoint: u8) -> bool {
 fn manifests(dir: &Path, name: &str, endpoint: u8) -> PathBuf {
     let folder = dir.join(format!("{name}-manifests"));
     fs::create_dir_all(&folder).unwrap();
-    let text = format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: web}}
-spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: web-1, labels: {{kubernetes.io/service-name: web}}}}
-addressType: IPv4
-ports: [{{name: \"\", port: 8080}}]
-endpoints: [{{addresses: [10.244.1.{endpoint}]}}]
-"
-    );
+    let text = service_with_endpoints("web", "10.96.0.1", &[format!("10.244.1.{endpoint}")]);
     let next = dir.join("next");
     fs::write(&next, text).unwrap();
     fs::rename(next, folder.join("web.yaml")).unwrap();

@@ -32,7 +32,7 @@ pub enum Place {
 
 /// Where a client runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
+pub enum ClientPlace {
     /// A pod of this node that is never an endpoint.
     Pod,
     /// The first pod of this node, which is an endpoint of most services.
@@ -97,13 +97,13 @@ impl Lab {
         Self { network, _servers: servers }
     }
 
-    pub fn namespace(&self, who: Who) -> &Namespace {
-        match who {
-            Who::Pod => &self.network.pods[2].namespace,
-            Who::PodA => &self.network.pods[0].namespace,
-            Who::Node => &self.network.node,
-            Who::Outside | Who::Crowd => &self.network.client,
-            Who::RemotePod => &self.network.far,
+    pub fn namespace(&self, from: ClientPlace) -> &Namespace {
+        match from {
+            ClientPlace::Pod => &self.network.pods[2].namespace,
+            ClientPlace::PodA => &self.network.pods[0].namespace,
+            ClientPlace::Node => &self.network.node,
+            ClientPlace::Outside | ClientPlace::Crowd => &self.network.client,
+            ClientPlace::RemotePod => &self.network.far,
         }
     }
 }
@@ -147,7 +147,7 @@ impl Place {
     }
 }
 
-impl Who {
+impl ClientPlace {
     /// The source address to bind to; `None` leaves the choice to the kernel.
     pub fn source(self, family: Family, attempt: usize) -> Option<IpAddr> {
         match self {

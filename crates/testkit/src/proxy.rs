@@ -1,5 +1,6 @@
 //! The kube-proxy binary as a process that serves a folder of manifests, without an API server.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -117,14 +118,24 @@ spec:
 
 /// The slice of [`service_manifest`], with one endpoint on port 8080.
 pub fn slice_manifest(service: &str, endpoint: &str) -> String {
+    slice_of(service, &[endpoint])
+}
+
+/// [`service_manifest`] and its slice with any number of endpoints on port 8080.
+pub fn service_with_endpoints(name: &str, ip: &str, endpoints: &[impl Display]) -> String {
+    format!("{}---\n{}", service_manifest(name, ip), slice_of(name, endpoints))
+}
+
+fn slice_of(service: &str, endpoints: &[impl Display]) -> String {
+    let endpoints: Vec<_> = endpoints.iter().map(|ip| format!("{{addresses: ['{ip}']}}")).collect();
     format!(
         "apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}
 addressType: IPv4
 ports: [{{port: 8080}}]
-endpoints:
-- addresses: [{endpoint}]
-"
+endpoints: [{}]
+",
+        endpoints.join(", ")
     )
 }

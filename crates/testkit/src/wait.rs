@@ -8,18 +8,29 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Waits until `condition` holds, and panics if it does not within 30 seconds.
+/// For conditions that hold within seconds on an idle machine.
+pub const USUAL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Waits until `condition` holds, and panics if it does not within [`USUAL_TIMEOUT`].
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
-    within(Duration::from_secs(30), what, condition);
+    within(USUAL_TIMEOUT, what, condition);
 }
 
 /// Waits until `condition` holds, and panics if it does not within `timeout`.
-pub fn within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+pub fn within(timeout: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(holds_within(timeout, condition), "not within {timeout:?}: {what}");
+}
+
+/// Waits until `condition` holds, and returns whether it does within `timeout`: for callers that describe what they last saw.
+pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let mut deadline = Deadline::after(timeout);
     while !condition() {
-        assert!(!deadline.has_passed(), "not within {timeout:?}: {what}");
+        if deadline.has_passed() {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// A point in time that moves on while the machine is frozen.

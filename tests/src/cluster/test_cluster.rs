@@ -16,9 +16,9 @@ use crate::cluster::control_plane::ControlPlane;
 use crate::cluster::kubeconfig;
 use crate::cluster::objects;
 use crate::cluster::proxy::{Mode, Proxy, binary, flags};
-use testkit::lab::{Lab, Place, TARGET, Who};
+use testkit::lab::{ClientPlace, Lab, Place, TARGET};
 use testkit::probe::{Answer, probe_here};
-use testkit::wait::eventually;
+use testkit::wait::{USUAL_TIMEOUT, holds_within};
 
 /// Generous: the machine runs a control plane, too.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -187,36 +187,32 @@ impl TestCluster {
         audit::read(&self.control_plane().folder.join("audit.log"), self.lan_ip)
     }
 
-    pub fn probe(&self, who: Who, protocol: Protocol, to: SocketAddr) -> Answer {
-        let source = who.source(Family::of(to.ip()), 0);
-        self.lab.namespace(who).enter(|| probe_here(source, protocol, to, ANSWER_TIMEOUT))
+    pub fn probe(&self, from: ClientPlace, protocol: Protocol, to: SocketAddr) -> Answer {
+        let source = from.source(Family::of(to.ip()), 0);
+        self.lab.namespace(from).enter(|| probe_here(source, protocol, to, ANSWER_TIMEOUT))
     }
 
     /// Waits until the cluster IPs of `service` lead to all of `places` and to nothing else.
     pub fn wait_until_served(&self, service: &Value, places: &[Place]) {
         for family in Family::BOTH {
-            self.wait_until_reached(Who::Pod, cluster_ip(service, family), places);
+            self.wait_until_reached(ClientPlace::Pod, cluster_ip(service, family), places);
         }
     }
 
     /// Waits until probes of `to` are answered by all of `places` and by nothing else.
-    pub fn wait_until_reached(&self, who: Who, to: SocketAddr, places: &[Place]) {
+    pub fn wait_until_reached(&self, from: ClientPlace, to: SocketAddr, places: &[Place]) {
         let family = Family::of(to.ip());
         let desired: Vec<_> = places.iter().map(|place| SocketAddr::new(place.ip(family), TARGET)).collect();
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let mut seen = Vec::new();
             let all_and_no_other = || {
-                seen = (0..8 * desired.len()).map(|_| self.probe(who, protocol, to)).collect();
-                let from = |answer: &Answer, desired: &SocketAddr| matches!(answer, Answer::From { endpoint, .. } if endpoint == desired);
-                seen.iter().all(|answer| desired.iter().any(|desired| from(answer, desired)))
-                    && desired.iter().all(|desired| seen.iter().any(|answer| from(answer, desired)))
+                seen = (0..8 * desired.len()).map(|_| self.probe(from, protocol, to)).collect();
+                let is_from = |answer: &Answer, desired: &SocketAddr| matches!(answer, Answer::From { endpoint, .. } if endpoint == desired);
+                seen.iter().all(|answer| desired.iter().any(|desired| is_from(answer, desired)))
+                    && desired.iter().all(|desired| seen.iter().any(|answer| is_from(answer, desired)))
             };
-            let reached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                eventually("the right endpoints", all_and_no_other);
-            }));
-            if reached.is_err() {
-                panic!("{who:?} to {to}/{protocol}: expected all of {desired:?}, got {seen:?}");
-            }
+            let reached = holds_within(USUAL_TIMEOUT, all_and_no_other);
+            assert!(reached, "{from:?} to {to}/{protocol}: expected all of {desired:?}, got {seen:?}");
         }
     }
 }

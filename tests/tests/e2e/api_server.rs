@@ -6,7 +6,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
-use testkit::lab::{Place, TARGET, Who};
+use testkit::lab::{ClientPlace, Place, TARGET};
 use testkit::probe::Answer;
 use testkit::wait::{eventually, within};
 use tests::cluster::control_plane::ADDRESS;
@@ -38,10 +38,10 @@ pub fn wait_until_moved(cluster: &TestCluster, web: &Value, place: Place) {
     for family in Family::BOTH {
         let desired = SocketAddr::new(place.ip(family), TARGET);
         within(RECONNECT_TIMEOUT, "the change is applied", || {
-            let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(web, family));
+            let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(web, family));
             matches!(answer, Answer::From { endpoint, .. } if endpoint == desired)
         });
-        cluster.wait_until_reached(Who::Pod, cluster_ip(web, family), &[place]);
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(web, family), &[place]);
     }
 }
 
@@ -56,7 +56,7 @@ fn rules_stay_while_the_api_server_is_down_and_changes_follow_when_it_is_back(mo
     let stopped = std::time::Instant::now();
     while stopped.elapsed() < DOWN {
         for family in Family::BOTH {
-            let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&web, family));
+            let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(&web, family));
             assert!(
                 matches!(answer, Answer::From { .. }),
                 "{answer:?} {:?} after the API server stopped",
@@ -100,7 +100,7 @@ fn a_compacted_history_leads_to_a_new_list(mode: Mode) {
     wait_until_moved(&cluster, &web, Place::PodB);
     for family in Family::BOTH {
         within(RECONNECT_TIMEOUT, "the Service that was deleted meanwhile is gone", || {
-            let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&gone, family));
+            let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(&gone, family));
             !matches!(answer, Answer::From { .. })
         });
     }
@@ -146,7 +146,7 @@ fn a_watch_that_is_cut_is_resumed(mode: Mode) {
         wait_until_moved(&cluster, &web, place);
     }
     eventually("UDP follows the last change", || {
-        let answer = cluster.probe(Who::Pod, Protocol::Udp, cluster_ip(&web, Family::V4));
+        let answer = cluster.probe(ClientPlace::Pod, Protocol::Udp, cluster_ip(&web, Family::V4));
         let desired = SocketAddr::new(Place::Remote(5).ip(Family::V4), TARGET);
         matches!(answer, Answer::From { endpoint, .. } if endpoint == desired)
     });

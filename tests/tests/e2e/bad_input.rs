@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use model::address::Family;
 use serde_json::{Value, json};
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
 use tests::cluster::etcd;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::proxy::Mode;
@@ -91,7 +91,7 @@ fn valid_but_useless_objects_do_not_affect_other_services(mode: Mode) {
     cluster.api().create(&cluster.services(), &outside);
     another_service_is_served(&cluster, "other");
     // Only one slice of the Service is usable. Its unset conditions count as ready.
-    cluster.wait_until_reached(Who::Pod, cluster_ip(&odd, Family::V4), &[Place::PodA]);
+    cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&odd, Family::V4), &[Place::PodA]);
     assert!(proxy.is_running());
 }
 
@@ -116,6 +116,6 @@ fn a_service_with_thousands_of_endpoints_does_not_affect_others(mode: Mode) {
     cluster
         .api()
         .create(&cluster.slices(), &slice("huge", Family::V4, &[endpoint(Place::PodA.ip(Family::V4))]));
-    cluster.wait_until_reached(Who::Pod, cluster_ip(&huge, Family::V4), &[Place::PodA]);
+    cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&huge, Family::V4), &[Place::PodA]);
     assert!(proxy.is_running());
 }

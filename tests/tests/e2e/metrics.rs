@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use model::address::Family;
-use testkit::lab::{Place, Who};
-use testkit::wait::eventually;
+use testkit::lab::{ClientPlace, Place};
+use testkit::wait::{USUAL_TIMEOUT, eventually, holds_within};
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::test_cluster::cluster_ip;
 
@@ -81,7 +81,7 @@ fn every_metric_of_the_mode_is_served_and_none_of_another(mode: Mode) {
     assert_eq!(proxy.health("/livez").unwrap().code, 200);
     let web = cluster.create_service("web", &[Place::PodA]);
     for family in Family::BOTH {
-        cluster.wait_until_reached(Who::Pod, cluster_ip(&web, family), &[Place::PodA]);
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, family), &[Place::PodA]);
         // The time at which a controller saw the cause of the change, with fractions of a second.
         let when = jiff::Timestamp::now().to_string();
         let annotation = serde_json::json!({"metadata": {"annotations": {
@@ -92,7 +92,7 @@ fn every_metric_of_the_mode_is_served_and_none_of_another(mode: Mode) {
         cluster
             .api()
             .replace(&cluster.slice("web", family), &tests::cluster::objects::with(moved, annotation));
-        cluster.wait_until_reached(Who::Pod, cluster_ip(&web, family), &[Place::PodB]);
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, family), &[Place::PodB]);
     }
     let (own, foreign): (&[&str], &str) = match mode {
         Mode::Nftables => (NFTABLES, "iptables"),
@@ -104,13 +104,11 @@ fn every_metric_of_the_mode_is_served_and_none_of_another(mode: Mode) {
         ALL_MODES.iter().chain(own).copied().filter(|name| !found.contains(name)).collect()
     };
     let mut missing_now = Vec::new();
-    let complete = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        eventually("all metrics", || {
-            missing_now = missing();
-            missing_now.is_empty()
-        });
-    }));
-    assert!(complete.is_ok(), "missing: {missing_now:?} in\n{}", scrape(&proxy));
+    let complete = holds_within(USUAL_TIMEOUT, || {
+        missing_now = missing();
+        missing_now.is_empty()
+    });
+    assert!(complete, "missing: {missing_now:?} in\n{}", scrape(&proxy));
     let text = scrape(&proxy);
     let unexpected: Vec<_> = names(&text).into_iter().filter(|name| name.contains(foreign)).collect();
     assert_eq!(unexpected, [""; 0]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
 use testkit::probe::Answer;
 use testkit::wait::{eventually, within};
 use tests::cluster::objects;
@@ -95,7 +95,7 @@ fn in_node_cidr_mode_the_proxy_waits_for_pod_cidrs() {
     eventually("the proxy requests its node", || {
         cluster.audit().iter().any(|entry| entry.path() == "/api/v1/nodes")
     });
-    let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&web, Family::V4));
+    let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(&web, Family::V4));
     assert!(!matches!(answer, Answer::From { .. }), "served without pod CIDRs: {answer:?}");
     let cidrs = ["10.244.0.0/24", "fd00:10:244::/64"];
     cluster.api().patch(&cluster.node_path(), &json!({"spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs}}));
@@ -126,7 +126,7 @@ fn a_host_without_ipv6_is_served_in_ipv4() {
     cluster.lab.network.node.sysctl("ipv6/conf/all/disable_ipv6", "1");
     let proxy = cluster.proxy_with(Mode::Nftables, &["--cluster-cidr=10.244.0.0/16"]);
     let web = cluster.create_service("web", &[Place::PodA]);
-    cluster.wait_until_reached(Who::Pod, cluster_ip(&web, Family::V4), &[Place::PodA]);
+    cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, Family::V4), &[Place::PodA]);
     assert!(proxy.log().contains("kube-proxy running in single-stack mode"), "{}", proxy.log());
 }
 

@@ -2,7 +2,7 @@
 
 use model::address::Family;
 use model::names::Protocol;
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
 use testkit::probe::Answer;
 use testkit::wait::{eventually, within};
 use tests::cluster::objects::{endpoint, service, slice};
@@ -26,7 +26,7 @@ fn a_burst_within_the_minimum_sync_period_causes_at_most_two_syncs(mode: Mode) {
     let proxy = cluster.proxy_with(mode, &["--iptables-min-sync-period=8s"]);
     let first = cluster.create_service("first", &[Place::PodA]);
     let is_served = |service: &serde_json::Value, family| {
-        let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(service, family));
+        let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(service, family));
         matches!(answer, Answer::From { .. })
     };
     for family in Family::BOTH {

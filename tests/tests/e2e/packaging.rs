@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use testkit::lab::Place;
-use testkit::wait::eventually;
+use testkit::wait::{USUAL_TIMEOUT, holds_within};
 use tests::cluster::api::ApplyMode;
 use tests::cluster::kubelet::DaemonSetPod;
 use tests::cluster::manifests::{AppliedObjects, apply, find, parse, path, read};
@@ -226,13 +226,11 @@ fn the_api_server_accepts_all_rendered_objects() {
     for object in renderings.iter().flatten() {
         // The API server serves a new CRD only after a moment.
         let mut refused = None;
-        let accepted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("accepted", || {
-                refused = apply(cluster.api(), object, ApplyMode::DryRun).err();
-                !refused.as_ref().is_some_and(|error| error.to_string().contains("404"))
-            });
-        }));
-        assert!(accepted.is_ok() && refused.is_none(), "{refused:?}\n{object:#}");
+        let is_served = holds_within(USUAL_TIMEOUT, || {
+            refused = apply(cluster.api(), object, ApplyMode::DryRun).err();
+            !refused.as_ref().is_some_and(|error| error.to_string().contains("404"))
+        });
+        assert!(is_served && refused.is_none(), "{refused:?}\n{object:#}");
     }
     // The renderings covered every kind.
     let kinds: std::collections::BTreeSet<&str> =

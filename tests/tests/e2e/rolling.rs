@@ -8,7 +8,8 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::json;
-use testkit::lab::{Place, TARGET, Who};
+use testkit::hammer::SetOnDrop;
+use testkit::lab::{ClientPlace, Place, TARGET};
 use testkit::network::remote_pod_ip;
 use testkit::probe::{Answer, Server, probe_here};
 use testkit::wait::within;
@@ -31,7 +32,7 @@ const INTERVAL: Duration = Duration::from_millis(4);
 /// A client that connects to one frontend until the end.
 struct RollingLoad<'a> {
     cluster: &'a TestCluster,
-    from: Who,
+    from: ClientPlace,
     protocol: Protocol,
     to: SocketAddr,
     connections: AtomicU64,
@@ -72,7 +73,7 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
         .flat_map(|family| [Protocol::Tcp, Protocol::Udp].map(|protocol| (family, protocol)))
         .map(|(family, protocol)| RollingLoad {
             cluster: &cluster,
-            from: Who::Pod,
+            from: ClientPlace::Pod,
             protocol,
             to: cluster_ip(&web, family),
             connections: AtomicU64::new(0),
@@ -81,14 +82,11 @@ fn no_connection_fails_during_a_rolling_update(mode: Mode) {
         .collect();
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = SetOnDrop(&end);
         for load in &loads {
             scope.spawn(|| load.run(&end));
         }
-        // The load must stop even if the update panics.
-        let rolled =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| roll(&cluster, &pods, &web, &loads)));
-        end.store(true, Ordering::Relaxed);
-        rolled.unwrap_or_else(|failure| std::panic::resume_unwind(failure));
+        roll(&cluster, &pods, &web, &loads);
     });
     for load in &loads {
         let (count, failures) = (load.connections.load(Ordering::Relaxed), load.failures.lock().unwrap());
@@ -125,7 +123,8 @@ fn wait_for_change(cluster: &TestCluster, web: &serde_json::Value, pod: u8, rece
     for family in Family::BOTH {
         let pod = SocketAddr::new(remote_pod_ip(family, pod), TARGET);
         within(Duration::from_secs(20), "a change of endpoints", || {
-            let answers = (0..30).map(|_| cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(web, family)));
+            let answers =
+                (0..30).map(|_| cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(web, family)));
             let mut answers =
                 answers.map(|it| matches!(it, Answer::From { endpoint, .. } if endpoint == pod));
             answers.any(|it| it) == receives

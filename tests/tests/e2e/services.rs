@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
-use testkit::lab::{Address, NODE_PORT, Place, Who};
+use testkit::lab::{Address, ClientPlace, NODE_PORT, Place};
 use testkit::probe::Answer;
 use testkit::wait::eventually;
 use tests::cluster::objects::{endpoint, service, slice, with};
@@ -42,11 +42,15 @@ fn every_kind_of_frontend_leads_to_the_pods_of_a_deployment(mode: Mode) {
     let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
     cluster.api().patch(&format!("{}/status", cluster.service("web")), &status);
     for family in Family::BOTH {
-        cluster.wait_until_reached(Who::Pod, cluster_ip(&web, family), &places);
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, family), &places);
         for (address, port) in
             [(Address::NodeIp, NODE_PORT), (Address::LoadBalancerIp, 80), (Address::ExternalIp, 80)]
         {
-            cluster.wait_until_reached(Who::Outside, SocketAddr::new(address.ip(family), port), &places);
+            cluster.wait_until_reached(
+                ClientPlace::Outside,
+                SocketAddr::new(address.ip(family), port),
+                &places,
+            );
         }
     }
 }
@@ -61,10 +65,10 @@ fn a_service_that_is_recreated_with_another_ip_is_served_only_there(mode: Mode) 
     let after = with(service("web"), ips(["10.96.77.7", "fd00:10:96::7707"]));
     let after = cluster.api().create(&cluster.services(), &after);
     for family in Family::BOTH {
-        cluster.wait_until_reached(Who::Pod, cluster_ip(&after, family), &[Place::PodA]);
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&after, family), &[Place::PodA]);
         eventually("the old address is no longer served", || {
             // The modes treat packets to an unused cluster IP differently.
-            let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(&before, family));
+            let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(&before, family));
             !matches!(answer, Answer::From { .. })
         });
     }
@@ -85,7 +89,7 @@ fn a_burst_of_services_is_served_completely(mode: Mode) {
     assert_eq!(all.len(), 100);
     for (service, family) in all.iter().flat_map(|service| Family::BOTH.map(|family| (service, family))) {
         eventually("one of a hundred services answers", || {
-            let answer = cluster.probe(Who::Pod, Protocol::Tcp, cluster_ip(service, family));
+            let answer = cluster.probe(ClientPlace::Pod, Protocol::Tcp, cluster_ip(service, family));
             matches!(answer, Answer::From { .. })
         });
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use model::address::Family;
-use testkit::lab::{Place, TARGET, Who};
+use testkit::lab::{ClientPlace, Place, TARGET};
 use tests::cluster::proxy::{Mode, binary, flags};
 use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
@@ -34,8 +34,10 @@ fn subcommands_that_read_the_api_server_agree_with_the_proxy(mode: Mode) {
     let (code, verified) = subcommand(&cluster, mode, &["verify"]);
     assert_eq!((code, verified.matches("kernel and plan agree").count()), (0, 2), "{verified}");
     for family in Family::BOTH {
-        let (from, to) =
-            (Who::Pod.ip(family, 0, Place::PodA.ip(family)).to_string(), cluster_ip(&service, family));
+        let (from, to) = (
+            ClientPlace::Pod.ip(family, 0, Place::PodA.ip(family)).to_string(),
+            cluster_ip(&service, family),
+        );
         let (code, text) =
             subcommand(&cluster, mode, &["explain", "--live", "--from", &from, "tcp", &to.to_string()]);
         assert_eq!(code, 0, "{text}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use testkit::hammer::SetOnDrop;
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
 use testkit::probe::{Answer, probe_here};
 use testkit::wait::eventually;
 use tests::cluster::control_plane::components;
@@ -63,14 +63,14 @@ fn no_connection_fails_when_we_take_over_from_upstream(mode: Mode) {
 
         let (is_over, connections, failures) =
             (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Vec::new()));
-        let connect = |who: Who, protocol: Protocol, to: SocketAddr| {
-            cluster.lab.namespace(who).move_in();
-            let source = who.source(Family::of(to.ip()), 0);
+        let connect = |from: ClientPlace, protocol: Protocol, to: SocketAddr| {
+            cluster.lab.namespace(from).move_in();
+            let source = from.source(Family::of(to.ip()), 0);
             while !is_over.load(Ordering::Relaxed) {
                 match probe_here(source, protocol, to, Duration::from_secs(5)) {
                     Answer::From { .. } => _ = connections.fetch_add(1, Ordering::Relaxed),
                     failure => {
-                        failures.lock().unwrap().push(format!("{who:?} to {to}/{protocol}: {failure:?}"))
+                        failures.lock().unwrap().push(format!("{from:?} to {to}/{protocol}: {failure:?}"))
                     }
                 }
                 std::thread::sleep(INTERVAL);
@@ -82,7 +82,7 @@ fn no_connection_fails_when_we_take_over_from_upstream(mode: Mode) {
                 for protocol in [Protocol::Tcp, Protocol::Udp] {
                     let to = cluster_ip(&service, family);
                     let connect = &connect;
-                    scope.spawn(move || connect(Who::Pod, protocol, to));
+                    scope.spawn(move || connect(ClientPlace::Pod, protocol, to));
                 }
             }
             let wait_for_connections = || {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use testkit::lab::{TARGET, Who};
+use testkit::lab::{ClientPlace, TARGET};
 use testkit::namespace::Namespace;
 use testkit::network::of;
 use testkit::probe::{connect_and_read, receive};
@@ -81,7 +81,8 @@ struct ClientState {
 
 impl Clients {
     pub fn new(cluster: &TestCluster, targets: &[Targets; 2]) -> Self {
-        let (pod, outside) = (cluster.lab.namespace(Who::Pod), cluster.lab.namespace(Who::Outside));
+        let (pod, outside) =
+            (cluster.lab.namespace(ClientPlace::Pod), cluster.lab.namespace(ClientPlace::Outside));
         let mut clients = Vec::new();
         for (family, at) in Family::BOTH.into_iter().zip(targets) {
             for (name, namespace, kind, to) in [

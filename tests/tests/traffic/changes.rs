@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kernel::iptables::Variant;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::hammer::SetOnDrop;
 use testkit::manifests::{PlainService, list};
 use testkit::namespace::Namespace;
 use testkit::network::Network;
@@ -59,16 +60,14 @@ impl<'a> Storm<'a> {
 fn during(storms: &[Storm<'_>], change: impl FnOnce()) {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = SetOnDrop(&end);
         for storm in storms {
             for client in 0..storm.clients.len() {
                 let end = &end;
                 scope.spawn(move || storm.run(client, end));
             }
         }
-        // The storms must stop even if the change panics.
-        let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(change));
-        end.store(true, Ordering::Relaxed);
-        changed.unwrap_or_else(|failure| std::panic::resume_unwind(failure));
+        change();
     });
     for storm in storms {
         let failures = storm.failures.lock().unwrap();

@@ -16,7 +16,7 @@ use model::names::Protocol;
 use plan::trace::live::{Live, through_sets};
 use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode, Packet, Settings, Target, trace};
-use testkit::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
+use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET};
 use testkit::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
 use testkit::namespace::Namespace;
 use testkit::network::of;
@@ -244,7 +244,7 @@ fn send(lab: &Lab, family: Family, explained: &[(Question, Explanation)]) -> Vec
 /// One packet that is really sent.
 #[derive(Clone, Copy, Debug)]
 struct Question {
-    from: Who,
+    from: ClientPlace,
     protocol: Protocol,
     to: SocketAddr,
     /// Which of a crowd asks.
@@ -254,15 +254,15 @@ struct Question {
 impl Question {
     fn new(chance: &mut Chance, family: Family) -> Self {
         let from = chance.of(&[
-            Who::Pod,
-            Who::PodA,
-            Who::PodA,
-            Who::Node,
-            Who::Node,
-            Who::Outside,
-            Who::Outside,
-            Who::Crowd,
-            Who::RemotePod,
+            ClientPlace::Pod,
+            ClientPlace::PodA,
+            ClientPlace::PodA,
+            ClientPlace::Node,
+            ClientPlace::Node,
+            ClientPlace::Outside,
+            ClientPlace::Outside,
+            ClientPlace::Crowd,
+            ClientPlace::RemotePod,
         ]);
         let (address, port) = match chance.below(10) {
             0..3 => (Address::ClusterIp, chance.of(&[80, 80, 80, 80, 81])),
@@ -274,7 +274,7 @@ impl Question {
             6..8 => {
                 let mut addresses = vec![Address::NodeIp, Address::NodeIp, Address::BridgeIp];
                 addresses.push(Address::NodeIpTowardsRemote);
-                addresses.extend((from == Who::Node).then_some(Address::Loopback));
+                addresses.extend((from == ClientPlace::Node).then_some(Address::Loopback));
                 (chance.of(&addresses), chance.of(&[NODE_PORT, NODE_PORT, NODE_PORT, 30081, 80]))
             }
             _ => {
@@ -293,10 +293,10 @@ impl Question {
 
     fn packet(&self, family: Family) -> Packet {
         let interface = match self.from {
-            Who::Pod | Who::PodA => Some("cbr0"),
-            Who::Outside | Who::Crowd => Some("eth0"),
-            Who::RemotePod => Some("eth2"),
-            Who::Node => None,
+            ClientPlace::Pod | ClientPlace::PodA => Some("cbr0"),
+            ClientPlace::Outside | ClientPlace::Crowd => Some("eth0"),
+            ClientPlace::RemotePod => Some("eth2"),
+            ClientPlace::Node => None,
         };
         Packet {
             source: self.source(family),

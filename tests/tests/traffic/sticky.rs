@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::names::Protocol;
 use netlink::nftables::Connection;
-use testkit::lab::{Address, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, Place, TARGET};
 use testkit::manifests::{A, ALL, B, Endpoint, Object, Port, R, S, Service, web, write};
 use testkit::network::of;
 use testkit::probe::{Answer, probe_from};
@@ -27,15 +27,15 @@ const EVERYWHERE: [(Address, u16); 4] = [
 struct Client<'a> {
     lab: &'a Lab,
     family: Family,
-    who: Who,
+    from: ClientPlace,
     number: usize,
 }
 
 impl Client<'_> {
     fn connect(&self, protocol: Protocol, (address, port): (Address, u16)) -> IpAddr {
-        let source = self.who.source(self.family, self.number);
+        let source = self.from.source(self.family, self.number);
         let to = SocketAddr::new(address.ip(self.family), port);
-        match probe_from(self.lab.namespace(self.who), source, protocol, to) {
+        match probe_from(self.lab.namespace(self.from), source, protocol, to) {
             Answer::From { endpoint, .. } => endpoint.ip(),
             other => panic!("{protocol} {to} from {source:?}: {other:?}"),
         }
@@ -60,7 +60,7 @@ fn manifests(services: impl IntoIterator<Item = Service>, family: Family) -> Str
 }
 
 fn crowd(lab: &Lab, family: Family) -> Vec<Client<'_>> {
-    (0..CLIENTS).map(|number| Client { lab, family, who: Who::Crowd, number }).collect()
+    (0..CLIENTS).map(|number| Client { lab, family, from: ClientPlace::Crowd, number }).collect()
 }
 
 /// All frontends twice, in an order that differs by client.
@@ -112,17 +112,17 @@ fn with_external_policy_local_a_client_keeps_its_endpoint_where_the_policy_allow
                 assert_eq!(client.connect_all(protocol, &rotated(client.number)), here);
             }
             // The policy does not apply to pods.
-            for who in [Who::Pod, Who::Node] {
-                let client = Client { lab: &lab, family, who, number: 0 };
+            for from in [ClientPlace::Pod, ClientPlace::Node] {
+                let client = Client { lab: &lab, family, from, number: 0 };
                 // The node's source address depends on the destination.
-                let at = if who == Who::Node { &EXTERNAL[..2] } else { &EVERYWHERE };
+                let at = if from == ClientPlace::Node { &EXTERNAL[..2] } else { &EVERYWHERE };
                 client.connect_all(protocol, &[at, at].concat());
             }
         }
         // A client whose cluster IP endpoint is remote gets a second one for external traffic, and keeps both.
         let elsewhere = manifests_of_remote_first(family);
         node.replace(&elsewhere);
-        let client = Client { lab: &lab, family, who: Who::Crowd, number: CLIENTS + 1 };
+        let client = Client { lab: &lab, family, from: ClientPlace::Crowd, number: CLIENTS + 1 };
         let cluster_ip = (Address::ClusterIp, 80);
         let there = client.connect(Protocol::Tcp, cluster_ip);
         assert_eq!(there, Place::Remote(5).ip(family));
@@ -185,7 +185,7 @@ fn a_frontend_without_affinity_at_another_service_s_node_port_records_no_client(
         let other = Service { ports: vec![port], ..Service::other(&[A, B, R, S]) };
         let manifests = manifests([web(&[A, B, R, S]).sticky(SECONDS), other], family);
         let _node = NftablesNode::start(&lab.network.node, family, options, &manifests).0;
-        let client = Client { lab: &lab, family, who: Who::Outside, number: 0 };
+        let client = Client { lab: &lab, family, from: ClientPlace::Outside, number: 0 };
         let before = remembered(&lab, family);
         for _ in 0..4 {
             client.connect(Protocol::Tcp, (Address::OtherClusterIp, NODE_PORT));

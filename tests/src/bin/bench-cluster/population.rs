@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
-use testkit::lab::{Place, TARGET, Who};
+use testkit::lab::{ClientPlace, Place, TARGET};
 use testkit::probe::Answer;
 use testkit::wait::within;
 use tests::cluster::objects::{endpoint, service, slice, with};
@@ -57,6 +57,6 @@ pub fn wait_for_within(timeout: Duration, cluster: &TestCluster, number: usize) 
     let service = cluster.api().get(&cluster.service(&name(number)));
     let to = cluster_ip(&service, Family::V4);
     within(timeout, "the service is served", || {
-        matches!(cluster.probe(Who::Pod, Protocol::Tcp, to), Answer::From { .. })
+        matches!(cluster.probe(ClientPlace::Pod, Protocol::Tcp, to), Answer::From { .. })
     });
 }
