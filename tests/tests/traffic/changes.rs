@@ -206,6 +206,8 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
                         failure if is_served => broken.lock().unwrap().push(failure),
                         _ => {}
                     }
+                    // Slow enough that no source port comes back while conntrack still has its untranslated SYN.
+                    std::thread::sleep(Duration::from_millis(5));
                 }
             });
             let batches = [many(&all[..2]), many(&all)].map(|manifests| {
