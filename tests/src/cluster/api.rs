@@ -37,9 +37,6 @@ pub enum ApplyMode {
     Persist,
 }
 
-/// The API server's refusal, or why there was no response.
-pub type ApiError = kube::Error;
-
 impl ApiClient {
     /// Connects from `namespace`, as the user of the kubeconfig file.
     pub fn open(namespace: &Namespace, kubeconfig: &Path) -> Self {
@@ -69,7 +66,7 @@ impl ApiClient {
     }
 
     /// Like [`Self::create`], for objects that the API server may refuse.
-    pub fn try_create(&self, path: &str, object: &Value) -> Result<Value, ApiError> {
+    pub fn try_create(&self, path: &str, object: &Value) -> Result<Value, kube::Error> {
         self.try_call("POST", path, "application/json", object)
     }
 
@@ -78,7 +75,7 @@ impl ApiClient {
     }
 
     /// Like [`Self::replace`], while the API server may be down.
-    pub fn try_replace(&self, path: &str, object: &Value) -> Result<Value, ApiError> {
+    pub fn try_replace(&self, path: &str, object: &Value) -> Result<Value, kube::Error> {
         self.try_call("PUT", path, "application/json", object)
     }
 
@@ -88,12 +85,12 @@ impl ApiClient {
     }
 
     /// Like [`Self::patch`], while the API server may be down.
-    pub fn try_patch(&self, path: &str, fields: &Value) -> Result<Value, ApiError> {
+    pub fn try_patch(&self, path: &str, fields: &Value) -> Result<Value, kube::Error> {
         self.try_call("PATCH", path, "application/merge-patch+json", fields)
     }
 
     /// Applies an object as `kubectl apply --server-side --force-conflicts` does. Fields outside the schema are an error.
-    pub fn apply(&self, path: &str, object: &Value, mode: ApplyMode) -> Result<Value, ApiError> {
+    pub fn apply(&self, path: &str, object: &Value, mode: ApplyMode) -> Result<Value, kube::Error> {
         let dry_run = match mode {
             ApplyMode::DryRun => "&dryRun=All",
             ApplyMode::Persist => "",
@@ -107,7 +104,7 @@ impl ApiClient {
     }
 
     /// Like [`Self::delete`], for objects that may be gone already.
-    pub fn try_delete(&self, path: &str) -> Result<Value, ApiError> {
+    pub fn try_delete(&self, path: &str) -> Result<Value, kube::Error> {
         self.try_call("DELETE", path, "application/json", &Value::Null)
     }
 
@@ -125,7 +122,7 @@ impl ApiClient {
         calls.into_iter().for_each(|call| self.finish(Some(call)));
     }
 
-    fn finish(&self, call: Option<JoinHandle<Result<Value, ApiError>>>) {
+    fn finish(&self, call: Option<JoinHandle<Result<Value, kube::Error>>>) {
         if let Some(call) = call {
             self.runtime.block_on(call).unwrap().unwrap();
         }
@@ -171,7 +168,7 @@ impl ApiClient {
         path: &str,
         content: &'static str,
         body: &Value,
-    ) -> Result<Value, ApiError> {
+    ) -> Result<Value, kube::Error> {
         let call = send(self.client.clone(), verb, path.into(), content, body.clone());
         // Spawned, because a socket belongs to the namespace of the thread that opens it: the runtime's, not the caller's.
         self.runtime.block_on(self.runtime.spawn(call)).unwrap()
@@ -184,7 +181,7 @@ async fn send(
     path: String,
     content: &'static str,
     body: Value,
-) -> Result<Value, ApiError> {
+) -> Result<Value, kube::Error> {
     let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body).unwrap() };
     let request = http::Request::builder().method(verb).uri(path).header("content-type", content);
     client.0.request(request.body(body).unwrap()).await

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::cluster::api::{ApiClient, ApiError, ApplyMode};
+use crate::cluster::api::{ApiClient, ApplyMode};
 
 /// The objects of a YAML stream.
 pub fn parse(text: &str) -> Vec<Value> {
@@ -89,6 +89,6 @@ impl Drop for AppliedObjects<'_> {
     }
 }
 
-pub fn apply(api: &ApiClient, object: &Value, mode: ApplyMode) -> Result<Value, ApiError> {
+pub fn apply(api: &ApiClient, object: &Value, mode: ApplyMode) -> Result<Value, kube::Error> {
     api.apply(&path(object), object, mode)
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::lab::Place;
 use testkit::network::of;
 use testkit::wait::within;
-use tests::cluster::api::{ApiClient, ApiError};
+use tests::cluster::api::ApiClient;
 use tests::cluster::objects;
 use tests::cluster::test_cluster::TestCluster;
 
@@ -64,7 +64,7 @@ impl Churn {
                     PAUSE
                 }
                 // The object does not exist, or exists already.
-                Err(ApiError::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
+                Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
                 Err(_) => {
                     state.errors += 1;
                     PAUSE_AFTER_ERROR
@@ -74,7 +74,7 @@ impl Churn {
         }
     }
 
-    fn change(&self, random: &mut SeededRandom) -> (&'static str, Result<Value, ApiError>) {
+    fn change(&self, random: &mut SeededRandom) -> (&'static str, Result<Value, kube::Error>) {
         let name = format!("churn-{}", random.below(SERVICES));
         match random.below(10) {
             0..3 => ("services created", self.create(&name, random)),
@@ -100,7 +100,7 @@ impl Churn {
         }
     }
 
-    fn create(&self, name: &str, random: &mut SeededRandom) -> Result<Value, ApiError> {
+    fn create(&self, name: &str, random: &mut SeededRandom) -> Result<Value, kube::Error> {
         let service = objects::with(objects::service(name), json!({"spec": spec(random)}));
         let service = self.api.try_create(&self.services, &service)?;
         for family in Family::BOTH {
@@ -116,7 +116,7 @@ impl Churn {
         Ok(service)
     }
 
-    fn delete(&self, name: &str) -> Result<Value, ApiError> {
+    fn delete(&self, name: &str) -> Result<Value, kube::Error> {
         for family in Family::BOTH {
             let path = format!("{}/{}", self.slices, objects::slice_name(name, family));
             unless_gone(self.api.try_delete(&path))?;
@@ -142,9 +142,9 @@ impl Churn {
     }
 }
 
-fn unless_gone(outcome: Result<Value, ApiError>) -> Result<Value, ApiError> {
+fn unless_gone(outcome: Result<Value, kube::Error>) -> Result<Value, kube::Error> {
     match outcome {
-        Err(ApiError::Api(status)) if status.code == 404 => Ok(Value::Null),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Value::Null),
         outcome => outcome,
     }
 }
