@@ -19,6 +19,7 @@ use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family};
 use crate::api;
+use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
 use crate::names::{NamespacedName, Protocol, ServicePortName, Shared};
 use crate::note::Note;
@@ -172,13 +173,25 @@ impl Cluster {
 
     /// Folds one event in and returns what is worth telling about it.
     pub fn apply(&mut self, event: &Event) -> Vec<Note> {
+        self.apply_newest(event, &Superseded::default())
+    }
+
+    /// The same for an event that stands for earlier ones of its object, too.
+    pub fn apply_update(&mut self, update: &Update) -> Vec<Note> {
+        self.apply_newest(&update.event, &update.superseded)
+    }
+
+    fn apply_newest(&mut self, event: &Event, superseded: &Superseded) -> Vec<Note> {
         let mut notes = Vec::new();
+        if let Event::ServiceApplied(_) | Event::ServiceDeleted(_) = event {
+            self.counts.service_changes += superseded.count;
+        }
         match event {
             Event::Listing(kind) => self.begin_list(*kind),
             Event::Listed(kind) => self.end_list(*kind),
             Event::ServiceApplied(service) => self.apply_service(service, &mut notes),
             Event::ServiceDeleted(name) => self.replace_service(name, None),
-            Event::SliceApplied(slice) => self.apply_slice(slice, &mut notes),
+            Event::SliceApplied(slice) => self.apply_slice(slice, superseded, &mut notes),
             Event::SliceDeleted(name) => self.delete_slice(name),
             Event::NodeApplied(node) => self.move_to_zone(node.metadata.labels.zone.clone()),
             // A node object that is deleted and made again must not move traffic about.
@@ -376,7 +389,7 @@ impl Cluster {
         self.forget_if_nothing_is_known(name);
     }
 
-    fn apply_slice(&mut self, slice: &api::EndpointSlice, notes: &mut Vec<Note>) {
+    fn apply_slice(&mut self, slice: &api::EndpointSlice, superseded: &Superseded, notes: &mut Vec<Note>) {
         let name = self.name(&slice.metadata.namespace, &slice.metadata.name);
         if Family::from_api(&slice.address_type) != Some(self.here.family) {
             // Ours before, if someone made it anew for the other family and we were not told of its end.
@@ -397,11 +410,14 @@ impl Cluster {
             notes,
         };
         let current = reader.read(slice, service.clone());
-        self.counts.endpoint_changes += 1;
+        self.counts.endpoint_changes += 1 + superseded.count;
         if self.slices.get(&name) == Some(&current) {
             return;
         }
         if self.replace_slice(&name, Some(current)) {
+            for time in superseded.trigger_times.iter().filter(|time| **time > self.here.started) {
+                self.trigger_times.entry(service.clone()).or_default().push(*time);
+            }
             self.remember_trigger_time(slice, service, notes);
         } else {
             self.trigger_times.remove(&service);

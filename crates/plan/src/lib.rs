@@ -3,9 +3,11 @@
 //! Pure: no I/O, no clock, no async, no log.
 #![forbid(unsafe_code)]
 
+pub mod difference;
 pub mod flows;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;
+pub mod served;
 mod shards;
 pub mod trace;

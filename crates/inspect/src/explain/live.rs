@@ -32,7 +32,7 @@ pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
     };
     let mut live = Live::new(explanation, observed);
     if !live.agrees {
-        live.not_followed = FormerRules::look(family, mode)?.map(|before| before.name().to_owned());
+        live.not_followed = FormerRules::read(family, mode)?.map(|before| before.name().to_owned());
     }
     Ok(live)
 }

@@ -10,7 +10,11 @@ mod invariants;
 mod naive;
 mod store;
 
+use std::sync::Arc;
+
 use model::address::Family;
+use model::api;
+use model::backlog::Backlog;
 use model::cluster::{Changes, Counts};
 use model::event::{Event, Kind};
 use proptest::prelude::*;
@@ -79,6 +83,45 @@ proptest! {
         store.apply_all(&events[middle..]);
         store.take();
         prop_assert_eq!(store.view(), View::of(family, &objects));
+    }
+
+    /// A worker that takes the newest event of each object now and then, instead of every event at once, sees the same cluster
+    /// each time. Lists may break off before their end, and events may be taken in the middle of one.
+    #[test]
+    fn a_backlog_leaves_out_only_what_makes_no_difference(
+        family in family(),
+        ops in history(),
+        broken_off in any::<u64>(),
+        taken_after in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let mut objects = Objects::default();
+        let mut events = Vec::new();
+        for (number, op) in ops.iter().enumerate() {
+            let mut its = objects.apply(op);
+            if matches!(op, Op::Relist(..)) && broken_off >> (number % 64) & 1 == 1 {
+                // The source lists again at once, as it does after an error.
+                let again = its.clone();
+                its.truncate(1 + its.len() / 2);
+                its.extend(again);
+            }
+            events.extend(its);
+        }
+        let taken_after: Vec<usize> = taken_after.iter().map(|at| at.index(events.len().max(1))).collect();
+        let (mut every, mut newest, mut backlog) = (Store::new(family), Store::new(family), Backlog::default());
+        for (number, event) in events.iter().enumerate() {
+            every.apply_all(std::slice::from_ref(event));
+            backlog.push(event.clone().into());
+            if taken_after.contains(&number) || number + 1 == events.len() {
+                let updates = backlog.take();
+                prop_assert!(backlog.is_empty());
+                updates.iter().for_each(|update| drop(newest.cluster.apply_update(update)));
+                let (changes, same) = (every.take(), newest.take());
+                prop_assert_eq!(changes.routings, same.routings);
+                prop_assert_eq!(changes.new_frontends.len(), same.new_frontends.len());
+                prop_assert_eq!(every.cluster.is_complete(), newest.cluster.is_complete());
+                prop_assert_eq!(every.view(), newest.view());
+            }
+        }
     }
 
     #[test]
@@ -176,4 +219,45 @@ fn cumulative_counts_only_grow() {
         last = counts;
     }
     assert!(last.service_changes > 0 && last.endpoint_changes > 0);
+}
+
+fn slice(port: i64, triggered: &str) -> Arc<Event> {
+    let mut slice = api::EndpointSlice { address_type: "IPv4".into(), ..api::EndpointSlice::default() };
+    (slice.metadata.namespace, slice.metadata.name) = ("ns".into(), "web-1".into());
+    slice.metadata.labels.service_name = Some("web".into());
+    slice.metadata.annotations.last_change_trigger_time = Some(triggered.into());
+    slice.ports =
+        vec![api::EndpointPort { name: Some(String::new()), port: Some(port), ..Default::default() }];
+    Arc::new(Event::SliceApplied(slice.into()))
+}
+
+#[test]
+fn a_backlog_grows_with_the_cluster_and_not_with_what_happens_to_it() {
+    let mut backlog = Backlog::default();
+    for port in 1..=1_000 {
+        if port % 100 == 0 {
+            backlog.push(Event::Listing(Kind::EndpointSlice).into());
+        }
+        backlog.push(slice(port, "2026-11-15T11:00:00Z"));
+        if port % 300 == 0 {
+            backlog.push(Event::Listed(Kind::EndpointSlice).into());
+        }
+        assert!(backlog.len() <= 2, "{port}: {}", backlog.len());
+    }
+}
+
+#[test]
+fn what_a_newer_event_replaces_is_counted_and_its_wait_is_measured() {
+    let mut store = Store::new(Family::V4);
+    let mut backlog = Backlog::default();
+    for (port, triggered) in [(1, "11:00:01"), (2, "11:00:02"), (3, "11:00:03")] {
+        backlog.push(slice(port, &format!("2026-11-15T{triggered}Z")));
+    }
+    for update in backlog.take() {
+        store.cluster.apply_update(&update);
+    }
+    assert_eq!(store.cluster.counts().endpoint_changes, 3);
+    let times = store.cluster.take_changes().trigger_times;
+    let times: Vec<String> = times[0].1.iter().map(ToString::to_string).collect();
+    assert_eq!(times, ["2026-11-15T11:00:01Z", "2026-11-15T11:00:02Z", "2026-11-15T11:00:03Z"]);
 }

@@ -17,7 +17,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use kernel::conntrack::{Conntrack, Contended, Destination, Report};
 use kernel::nftables::{Change, Table};
 use model::address::Family;
 use model::api;
@@ -25,9 +24,10 @@ use model::cluster::Cluster;
 use model::event::Event;
 use netlink::conntrack::{Connection, Direction, Flow};
 use netlink::testing::{in_fresh_netns, run};
+use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
-
+use proxy::flows::{FlowFollower, ScanReport};
 use testkit::bench::clusters::{here, service, slice};
 use testkit::bench::figures::{goal, processor};
 
@@ -100,8 +100,8 @@ fn main() {
 struct Node {
     cluster: Cluster,
     table: Table,
-    conntrack: Conntrack,
-    reports: Receiver<Report>,
+    flows: FlowFollower,
+    reports: Receiver<ScanReport>,
 }
 
 struct Found {
@@ -128,10 +128,11 @@ impl Node {
             from_pod: None,
             node_ports_everywhere: true,
         };
-        let (conntrack, scanner) = Conntrack::new(Family::V4, Contended::FirstOnly);
-        let (tell, reports) = channel();
-        std::thread::spawn(move || scanner.run(|report| _ = tell.send(report)));
-        let mut node = Self { cluster, table: Table::open(settings).unwrap(), conntrack, reports };
+        let (mut flows, scanner) = FlowFollower::new(Family::V4, Contended::FirstOnly);
+        flows.other_modes_removed([], |_| false);
+        let (sender, reports) = channel();
+        std::thread::spawn(move || scanner.run(|report| _ = sender.send(report)));
+        let mut node = Self { cluster, table: Table::open(settings).unwrap(), flows, reports };
         node.sync();
         node.settle();
         node
@@ -139,16 +140,15 @@ impl Node {
 
     /// Returns the processor time that was spent on flows, not on rules.
     fn sync(&mut self) -> f64 {
-        let changes = self.cluster.take_changes();
+        let mut changes = self.cluster.take_changes();
         let before = processor();
-        self.conntrack.prepare(&changes.routings);
-        self.conntrack.gain(changes.new_frontends);
+        self.flows.prepare(&mut changes);
         let prepared = processor() - before;
         let change = Change { routings: changes.routings, ..Change::default() };
         self.table.sync(change).unwrap();
         let before = processor();
         let table = &mut self.table;
-        self.conntrack.committed(|at: Destination| table.is_unused(at).unwrap());
+        self.flows.committed(|at: Destination| table.is_unused(at).unwrap());
         prepared + processor() - before
     }
 
@@ -157,9 +157,9 @@ impl Node {
         let mut scans = Vec::new();
         while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(2) + 20 * last(&scans)) {
             match report {
-                Report::Scanned { processor_time, .. } => scans.push(processor_time),
-                Report::WaitingSince(_) => {}
-                Report::Failed(error) => panic!("{error}"),
+                ScanReport::Scanned { processor_time, .. } => scans.push(processor_time),
+                ScanReport::WaitingSince(_) => {}
+                ScanReport::Failed { error, .. } => panic!("{error}"),
             }
         }
         scans

@@ -1,4 +1,4 @@
-//! What a mode would make of what is desired of this node.
+//! What the desired state of a node follows from, and what a mode makes of it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::{interfaces, iptables, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
@@ -68,13 +68,17 @@ impl Rulings {
 }
 
 /// What the kernel should hold; nothing for a family that the mode cannot serve here.
-pub fn wanted(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<Option<Wanted>> {
+pub fn desired_state(
+    rulings: &Rulings,
+    config: &Config,
+    node: &Node,
+) -> anyhow::Result<Option<DesiredState>> {
     let family = rulings.family;
     match config.mode {
         ProxyMode::Nftables => {
             let settings = modes::nftables_settings(config, family, node)?;
             let routings = rulings.routings.iter();
-            Ok(Some(Wanted::Nftables(Box::new(nftables::Wanted::new(
+            Ok(Some(DesiredState::Nftables(Box::new(nftables::TableSnapshot::new(
                 settings,
                 routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
                 rulings.service_cidrs.clone(),
@@ -92,7 +96,7 @@ pub fn wanted(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result
                 Err(error) => bail!("iptables is not available on this host: {error}"),
             };
             let settings = modes::iptables_settings(config, family, node, access.abilities())?;
-            Ok(Some(Wanted::Iptables(Box::new(iptables::Wanted::new(
+            Ok(Some(DesiredState::Iptables(Box::new(iptables::RulesSnapshot::new(
                 access,
                 settings,
                 rulings.routings.clone(),

@@ -4,16 +4,16 @@ use model::service::{Addresses, Created};
 
 use super::*;
 
-fn name(service: &str) -> ServicePortName {
+pub fn name(service: &str) -> ServicePortName {
     ServicePortName { service: NamespacedName::new("ns", service), port: "".into(), protocol: Protocol::Udp }
 }
 
-fn port(number: u16) -> Port {
+pub fn port(number: u16) -> Port {
     Port::from_api(number.into()).unwrap()
 }
 
 /// 10.96.0.53:53 with a load balancer and a node port, and these endpoints, given by their last byte.
-fn dns(serving: &[u8]) -> Arc<Routing> {
+pub fn dns(serving: &[u8]) -> Arc<Routing> {
     let endpoint = |n: &u8| Endpoint { ip: [10, 244, 1, *n].into(), local: false, port: port(5353) };
     let endpoints: Arc<[_]> = serving.iter().map(endpoint).collect();
     Arc::new(Routing {
@@ -40,12 +40,12 @@ fn dns(serving: &[u8]) -> Arc<Routing> {
     })
 }
 
-fn flow(to: &str, answered_by: &str) -> Flow {
+pub fn flow(to: &str, answered_by: &str) -> Flow {
     let (to, answered_by) = (to.parse().unwrap(), answered_by.parse().unwrap());
     Flow { protocol: Protocol::Udp, to, answered_by, has_reply: false }
 }
 
-fn node_ips() -> HashSet<IpAddr> {
+pub fn node_ips() -> HashSet<IpAddr> {
     ["192.168.0.2", "127.0.0.1", "fe80::2"].map(|ip| ip.parse().unwrap()).into()
 }
 
@@ -53,8 +53,13 @@ fn take(flows: &mut Flows) -> Rechecks {
     flows.take_rechecks(|_| false).0
 }
 
+fn judge(rechecks: &Rechecks, flow: &Flow) -> Verdict {
+    let found = rechecks.at_address(flow).or_else(|| rechecks.at_node_port(flow, &node_ips()));
+    found.map_or(Verdict::Unconcerned, |(destination, recheck)| recheck.judge(destination, flow))
+}
+
 fn is_stale(rechecks: &Rechecks, flow: Flow) -> bool {
-    rechecks.judge(&flow, &node_ips()) == Verdict::Stale
+    judge(rechecks, &flow) == Verdict::Stale
 }
 
 #[test]
@@ -136,10 +141,10 @@ fn services_that_did_not_change_are_not_rechecked() {
     flows.replace(&name("dns"), Some(&dns(&[2])));
     take(&mut flows);
     let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
-    assert_eq!(take(&mut flows).judge(&astray, &node_ips()), Verdict::Unconcerned);
+    assert_eq!(judge(&take(&mut flows), &astray), Verdict::Unconcerned);
     let frontends: Vec<_> = dns(&[2]).frontends().map(|frontend| (Protocol::Udp, frontend)).collect();
     flows.recheck_everything(frontends);
-    assert_eq!(take(&mut flows).judge(&astray, &node_ips()), Verdict::Stale);
+    assert_eq!(judge(&take(&mut flows), &astray), Verdict::Stale);
 }
 
 #[test]
@@ -169,7 +174,7 @@ fn what_serves_by_the_time_of_the_verdict_counts() {
     let mut rechecks = take(&mut flows);
     assert!(is_stale(&rechecks, back));
     let changed = flows.replace(&name("dns"), Some(&dns(&[2, 3])));
-    assert!(changed.contains(&to), "told although nothing has to be rechecked for it");
+    assert!(changed.contains(&to), "sent although nothing has to be rechecked for it");
     assert!(take(&mut flows).is_empty());
     rechecks.update(to, &flows.serving(to));
     assert!(!is_stale(&rechecks, back));
@@ -273,4 +278,32 @@ fn a_cluster_ip_is_served_by_the_service_it_belongs_to() {
     assert!(!is_stale(&rechecks, flow("10.96.0.53:53", "10.244.1.2:5353")));
     assert!(is_stale(&rechecks, flow("10.96.0.53:53", "10.244.1.3:5353")));
     assert!(is_stale(&rechecks, flow("192.168.0.2:30053", "10.244.1.2:5353")), "the first by name has it");
+}
+
+#[test]
+fn a_frontend_at_an_address_of_the_node_keeps_its_flows_when_a_node_port_of_that_number_changes() {
+    let mut external = dns(&[7]);
+    let routing = Arc::get_mut(&mut external).unwrap();
+    (routing.port, routing.node_port) = (port(30053), None);
+    routing.addresses = Arc::new(Addresses {
+        cluster_ip: [10, 96, 0, 54].into(),
+        external_ips: [[192, 168, 0, 2].into()].into(),
+        load_balancer_ips: Box::default(),
+        source_ranges: Box::default(),
+    });
+    let mut flows = Flows::new(Contended::All);
+    flows.replace(&name("dns"), Some(&dns(&[2])));
+    flows.replace(&name("external"), Some(&external));
+    take(&mut flows);
+    flows.replace(&name("dns"), Some(&dns(&[3])));
+    let rechecks = take(&mut flows);
+    let served = flow("192.168.0.2:30053", "10.244.1.7:5353");
+    assert_eq!(judge(&rechecks, &served), Verdict::Unconcerned, "rules look for the address first");
+    assert!(is_stale(&rechecks, flow("127.0.0.1:30053", "10.244.1.2:5353")), "the node port elsewhere");
+
+    flows.replace(&name("external"), None);
+    take(&mut flows);
+    flows.replace(&name("dns"), Some(&dns(&[4])));
+    assert!(is_stale(&take(&mut flows), served), "the node port has the address, too");
+    assert!(flows.addresses.values().flatten().all(|at| at.port() != 30053), "nothing is left of it");
 }
