@@ -111,7 +111,7 @@ pub struct Changes {
 #[derive(Debug)]
 pub struct Considered<'a> {
     pub name: ServicePortName,
-    pub routing: Routing,
+    pub routing: Arc<Routing>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
     candidates: Vec<Candidate>,
@@ -257,7 +257,7 @@ impl Cluster {
                 let candidates = of_port(&all, port);
                 found.push(Considered {
                     name: service_port_name(name, port),
-                    routing: Routing::decide(service, port, candidates, zone, self.here.node_ip),
+                    routing: Arc::new(Routing::decide(service, port, candidates, zone, self.here.node_ip)),
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
                     candidates: candidates.to_vec(),

@@ -21,4 +21,5 @@ pub mod program;
 pub mod quoting;
 pub mod restore;
 pub mod rules;
+pub mod run;
 pub mod saved_rule;

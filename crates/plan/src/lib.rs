@@ -4,10 +4,11 @@
 #![forbid(unsafe_code)]
 
 pub mod difference;
+pub mod explain;
 pub mod flows;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;
 pub mod served;
 mod shards;
-pub mod trace;
+pub mod walk;

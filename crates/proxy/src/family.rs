@@ -26,7 +26,7 @@ use std::time::Duration;
 use model::address::Family;
 use model::cluster::Here;
 use model::local::NodePortAddresses;
-use plan::trace;
+use plan::explain;
 
 use crate::backend::Backend;
 use crate::flows::FlowFollower;
@@ -57,7 +57,7 @@ pub struct Start {
     pub backend: Box<dyn Backend>,
     pub flows: FlowFollower,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: trace::Settings,
+    pub tracing: explain::Settings,
     pub pause: Pause,
     /// After a failure.
     pub sync_period: Duration,

@@ -158,6 +158,16 @@ impl ClientPlace {
         }
     }
 
+    /// The interface of the node that receives packets of this client; `None` for the node itself.
+    pub fn interface(self) -> Option<&'static str> {
+        match self {
+            Self::Pod | Self::PodA => Some("cbr0"),
+            Self::Outside | Self::Crowd => Some("eth0"),
+            Self::RemotePod => Some("eth2"),
+            Self::Node => None,
+        }
+    }
+
     /// The source address of packets to `to`.
     pub fn ip(self, family: Family, attempt: usize, to: IpAddr) -> IpAddr {
         self.source(family, attempt).unwrap_or_else(|| match self {

@@ -141,14 +141,41 @@ pub fn probe_here(source: Option<IpAddr>, protocol: Protocol, to: SocketAddr, ti
         Protocol::Udp => probe_udp(source, to, timeout),
         Protocol::Sctp => probe_sctp(source, to, timeout),
     };
-    match answer {
+    to_answer(to, answer)
+}
+
+/// A UDP flow: all datagrams have the same source port.
+#[derive(Debug)]
+pub struct UdpFlow {
+    socket: UdpSocket,
+    to: SocketAddr,
+}
+
+impl UdpFlow {
+    /// Opens a flow from the namespace of the calling thread.
+    pub fn open(source: Option<IpAddr>, to: SocketAddr) -> Self {
+        let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
+        let socket = bind_next(source.unwrap_or_else(any), to, UdpSocket::bind).unwrap();
+        socket.connect(to).unwrap();
+        Self { socket, to }
+    }
+
+    /// Sends one datagram.
+    pub fn probe(&self, timeout: Duration) -> Answer {
+        let sent = unless_dropped(self.socket.send(b"?").map(drop));
+        to_answer(self.to, sent.and_then(|()| receive(&self.socket, timeout)))
+    }
+}
+
+fn to_answer(to: SocketAddr, received: io::Result<String>) -> Answer {
+    match received {
         Ok(text) => parse(&text),
         Err(error) => match error.kind() {
             ErrorKind::ConnectionRefused => Answer::Refused,
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Answer::TimedOut,
             // How IPv4 and IPv6 report ICMP "administratively prohibited", which only the default router sends.
             ErrorKind::HostUnreachable | ErrorKind::PermissionDenied => Answer::LeftNode,
-            _ => panic!("probing {to}/{protocol} from {source}: {error}"),
+            _ => panic!("probing {to}: {error}"),
         },
     }
 }

@@ -219,6 +219,28 @@ impl Plan {
         &self.left_out
     }
 
+    /// Whether any service port asks for what several may ask for.
+    pub fn shares(&self, shared: &Shared) -> bool {
+        self.shared.contains_key(shared)
+    }
+
+    /// What the service port that has the frontend puts in.
+    pub fn owner_unit(&self, frontend: &Frontend) -> Option<&Unit> {
+        self.units.get(self.owner(frontend)?)
+    }
+
+    /// The endpoints that clients may stick to, of the service port with this id.
+    pub fn sticky_endpoints_of(&self, id: u32, out: &mut Vec<Element>) {
+        for (name, unit) in self.units.iter().filter(|(_, unit)| unit.id() == Some(id)) {
+            self.sticky_endpoints(name, unit, out);
+        }
+    }
+
+    /// Adds a service port whose endpoints lie in these slots already.
+    pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: Seats<'_>) {
+        self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
@@ -281,8 +303,19 @@ impl Plan {
         routing: Option<Arc<Routing>>,
         contended: &mut Contended,
     ) {
+        self.accept_in(name, routing, None, contended);
+    }
+
+    /// The same where endpoints lie in these slots, rather than in those they had.
+    fn accept_in(
+        &mut self,
+        name: ServicePortName,
+        routing: Option<Arc<Routing>>,
+        slots: Option<Seats<'_>>,
+        contended: &mut Contended,
+    ) {
         let old = self.units.remove(&name);
-        let seats = old.as_ref().map(Unit::seats).unwrap_or_default();
+        let seats = slots.or(old.as_ref().map(Unit::seats)).unwrap_or_default();
         let id = old.as_ref().and_then(Unit::id);
         let unit = routing.map(|routing| {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));

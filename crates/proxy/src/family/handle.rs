@@ -10,7 +10,7 @@ use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
 use model::address::Family;
 use model::event::Event;
-use plan::trace::Explanation;
+use plan::explain::Explanation;
 use thiserror::Error;
 
 use super::Start;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use model::cluster::Changes;
 use model::local::NodePortAddresses;
-use plan::trace;
+use plan::explain;
 
 use super::TakeOver;
 use crate::backend::{Backend, Change, Pass};
@@ -21,7 +21,7 @@ pub struct Syncing {
     pub backend: Box<dyn Backend>,
     pub pace: Pace,
     /// How packets go through the rules of the backend.
-    pub tracing: trace::Settings,
+    pub tracing: explain::Settings,
     /// Whether the kernel has held what it should.
     pub has_synced: bool,
     /// What to do after the first sync.
@@ -46,7 +46,7 @@ impl Syncing {
         backend: Box<dyn Backend>,
         (pause, sync_period): (Pause, Duration),
         node_port_addresses: NodePortAddresses,
-        tracing: trace::Settings,
+        tracing: explain::Settings,
         take_over: TakeOver,
     ) -> Self {
         let (Pause::Always(min_sync) | Pause::InProportion(min_sync)) = pause;

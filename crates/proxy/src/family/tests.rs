@@ -11,8 +11,8 @@ use model::address::Family;
 use model::event::{Event, Kind};
 use model::local::NodePortAddresses;
 use model::names::ServicePortName;
+use plan::explain;
 use plan::flows::Contended;
-use plan::trace;
 use watch::recorder::Recorder;
 
 use super::*;
@@ -125,8 +125,8 @@ fn start(family: Family) -> Started {
         backend: Box::new(FakeBackend { held: held.clone(), gate: gated }),
         flows,
         node_port_addresses: node_port_addresses.clone(),
-        tracing: trace::Settings {
-            mode: trace::Mode::Nftables,
+        tracing: explain::Settings {
+            mode: explain::Mode::Nftables,
             masquerade_all: false,
             from_pod: None,
             serves_localhost: false,

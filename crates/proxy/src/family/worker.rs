@@ -12,7 +12,7 @@ use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
 use model::names::{NamespacedName, ServicePortName};
-use plan::trace::{self, Explanation, HealthCheck};
+use plan::explain::{self, Explanation, HealthCheck};
 
 use super::drift::DriftWatch;
 use super::inbox::{Inbox, Mail};
@@ -163,7 +163,7 @@ impl Worker {
         let packet = packet.map_err(|error| error.to_string())?;
         let seats = |name: &ServicePortName| syncing.backend.seats(name);
         let explained =
-            trace::trace_seated(&packet, &syncing.tracing, &self.node_addresses, &self.cluster, seats);
+            explain::explain_in_slots(&packet, &syncing.tracing, &self.node_addresses, &self.cluster, seats);
         let mut explanation = explained.map_err(|error| error.to_string())?;
         if let Some(check) = &mut explanation.health_check {
             let service = NamespacedName::new(&check.namespace, &check.service);

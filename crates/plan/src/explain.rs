@@ -1,50 +1,42 @@
-//! What would happen to this packet, and by which rule.
+//! What would happen to this packet, and by which rule: a walk through the rules of a mode, and the reasons for it.
 //!
 //! ```text
-//!   Packet ─▶ who asks for its address? ─▶ the way through the mode's chains ─▶ Explanation
+//!   Packet ─▶ service ports that rules may name ─▶ their rules ─▶ run ─▶ Walk ─▶ reasons ─▶ Explanation
 //! ```
 //!
-//! Policy is not decided here: the model has decided it in each routing. What is here is the order in which the rules
-//! of a mode look at a packet, `nftables` and `iptables` apart, for they differ where the reference's do.
+//! Policy is not decided here: the model has decided it in each routing. Nor is the order of chains known here: the
+//! interpreters, `nftables::run` and `iptables::run`, follow the rules. What is here says why a rule is there.
 
 mod iptables;
 pub mod live;
 mod nftables;
-pub mod saved;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::cluster::{Cluster, Considered};
 use model::local::{FromPod, NodePortAddresses};
-use model::names::{NamespacedName, Port, Protocol, ServicePortName};
-use model::routing::{Endpoint, Routing, Traffic};
+use model::names::{NamespacedName, Protocol, ServicePortName};
+use model::routing::{Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
 use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
+use crate::mark::Mark;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::Seats;
-use crate::nftables::slots::{assign, shares};
 use crate::nftables::timeouts::rounded;
+pub use crate::walk::Packet;
+use crate::walk::{Context, Verdict};
 use live::Live;
 
-/// The first packet of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
-    pub source: IpAddr,
-    pub protocol: Protocol,
-    pub destination: SocketAddr,
-    /// By which it comes to the node; nothing if that is not known.
-    pub interface: Option<String>,
-}
-
-/// What the way of a packet depends on besides services.
+/// What the path of a packet depends on besides services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub mode: Mode,
+    pub mark: Mark,
     pub masquerade_all: bool,
     pub from_pod: Option<FromPod>,
     pub node_port_addresses: NodePortAddresses,
@@ -69,7 +61,7 @@ pub struct Explanation {
     pub destination: SocketAddr,
     pub mode: Mode,
     pub origin: Origin,
-    /// Through which it meets a service; none if there is no service in its way.
+    /// What of a service it is sent to; `None` if no service has its destination.
     pub frontend: Option<Frontend>,
     pub policy: Option<Policy>,
     pub fate: Fate,
@@ -89,9 +81,38 @@ pub struct Explanation {
     pub chains: Vec<String>,
     /// Whether the cluster has changed since rules were last written.
     pub pending: bool,
-    /// What the kernel as it is would do; only if somebody looked.
+    /// What becomes of it if it is not forwarded, where that is left to chance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub otherwise: Option<Fate>,
+    /// What the packet, and the rules it meets, depend on besides services.
+    pub context: PacketContext,
+    /// What the kernel as it is would do; only with `--live`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<Live>,
+}
+
+/// What rules ask about a packet, and what the rules themselves depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PacketContext {
+    /// The interface of the node that the packet comes in by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// How rules know traffic from pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_pod: Option<PodsBy>,
+    pub masquerade_all: bool,
+    pub mark: u32,
+    pub node_ports_everywhere: bool,
+}
+
+/// See [`FromPod`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PodsBy {
+    Cidr(String),
+    Interface(String),
+    InterfacePrefix(String),
 }
 
 /// Where a packet comes from, as far as rules care.
@@ -101,8 +122,8 @@ pub enum Origin {
     Node,
     Pod,
     Elsewhere,
-    /// Not this node; the proxy has not been told how to tell pods from others.
-    Untold,
+    /// Not this node; the proxy has no way to tell pods from others.
+    Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,9 +182,9 @@ pub enum PolicyValue {
 pub enum Fate {
     /// One of the endpoints answers.
     Forwarded,
-    /// It is told so at once.
+    /// The client gets an error at once.
     Refused,
-    /// It hears nothing.
+    /// The client times out.
     Dropped,
     /// Whatever would happen without a proxy.
     Untouched,
@@ -185,8 +206,10 @@ pub enum Reason {
     NodePortNotServedHere,
     /// The iptables mode does not look at what this node sends to external addresses without endpoints.
     UncheckedFromNode,
-    /// The proxy itself listens there, for load balancers that ask about a service.
+    /// The proxy itself listens there, for the health checks of load balancers.
     HealthCheck,
+    /// Node ports are served at 127.0.0.1, and so nothing but loopback addresses may send there.
+    LoopbackOnly,
     NoService,
 }
 
@@ -278,70 +301,77 @@ pub enum Unanswerable {
     Loopback,
 }
 
-/// Follows a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints are seated
-/// as in a kernel that held none before.
-pub fn trace(
+/// Explains what becomes of a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints
+/// lie in slots as in a kernel that held none before.
+pub fn explain(
     packet: &Packet,
     settings: &Settings,
     addresses: &[IpAddr],
     cluster: &Cluster,
 ) -> Result<Explanation, Unanswerable> {
-    trace_seated(packet, settings, addresses, cluster, |_| Seats::default())
+    explain_in_slots(packet, settings, addresses, cluster, |_| Seats::default())
 }
 
-/// The same where endpoints have been given slots already, which only the nftables mode has.
-pub fn trace_seated<'a>(
+/// The same where endpoints have slots already, which only the nftables mode has.
+pub fn explain_in_slots<'a>(
     packet: &Packet,
     settings: &Settings,
     addresses: &[IpAddr],
     cluster: &Cluster,
-    seats: impl FnOnce(&ServicePortName) -> Seats<'a>,
+    slots: impl Fn(&ServicePortName) -> Seats<'a>,
 ) -> Result<Explanation, Unanswerable> {
-    let traveller = Traveller::new(packet, settings, addresses, cluster)?;
-    let course = match settings.mode {
-        Mode::Nftables => nftables::course(&traveller),
-        Mode::Iptables => iptables::course(&traveller),
+    let question = Question::new(packet, settings, addresses, cluster)?;
+    let answer = match settings.mode {
+        Mode::Nftables => nftables::answer(&question, slots),
+        Mode::Iptables => iptables::answer(&question),
     };
-    Ok(traveller.explain(course, cluster.has_changes(), seats))
+    Ok(question.explain(answer, cluster.has_changes()))
 }
 
-/// A packet, and all that rules may find out about it.
-struct Traveller<'a> {
-    packet: &'a Packet,
+/// A packet, and all that the reasons for its path depend on.
+struct Question<'a> {
+    context: Context<'a>,
     settings: &'a Settings,
-    from_node: bool,
-    from_pod: bool,
-    addresses: &'a [IpAddr],
+    is_from_pod: bool,
     to_this_node: bool,
-    /// Who asks for the destination, by address or by node port, in order.
+    /// The service ports that claim the destination, by address or by node port, in the order of their names.
     claims: Vec<Considered<'a>>,
+    /// All that have rules about the destination or about where it may be translated to, in the order of their names.
+    concerned: Vec<Considered<'a>>,
+    service_cidrs: Vec<ipnet::IpNet>,
     /// The destination is the cluster IP of some service, whatever its ports.
     to_cluster_ip: bool,
-    /// The destination is one that services get their cluster IPs from.
-    to_service_cidr: bool,
     /// The destination is where load balancers ask about a service.
     health_check: Option<HealthCheck>,
 }
 
-/// What the chains of a mode do with a packet.
-struct Course<'a> {
-    /// By whose rules, through which of its frontends.
-    met: Option<(&'a Considered<'a>, Kind)>,
+/// What the rules of a mode do with the packet, and why.
+struct Answer<'a> {
+    /// The service port by whose rules, and which of its frontends.
+    matched: Option<(&'a Considered<'a>, Kind)>,
     end: End,
     chains: Vec<String>,
+    otherwise: Option<Fate>,
 }
 
 enum End {
-    /// To one of the endpoints of this kind of traffic.
+    /// To one of these endpoints.
     Translated {
+        candidates: Vec<Candidate>,
         traffic: Traffic,
-        mark: Option<Masquerade>,
         short_circuit: bool,
     },
     Stopped(Fate, Reason),
 }
 
-impl<'a> Traveller<'a> {
+/// An endpoint that a walk may lead to.
+struct Candidate {
+    address: SocketAddr,
+    probability: f64,
+    masquerade: Option<Masquerade>,
+}
+
+impl<'a> Question<'a> {
     fn new(
         packet: &'a Packet,
         settings: &'a Settings,
@@ -352,16 +382,24 @@ impl<'a> Traveller<'a> {
         if Family::of(source) != Family::of(to.ip()) {
             return Err(Unanswerable::Families);
         }
-        let from_node = is_local(source, addresses);
-        if to.ip().is_loopback() && !from_node {
+        let context = Context::new(packet, addresses);
+        if to.ip().is_loopback() && !context.is_from_node() {
             return Err(Unanswerable::Loopback);
         }
         let claims = cluster.consider(|service, port| {
-            let by_address = port.port.get() == to.port() && is_at(&service.addresses, to.ip());
+            let by_address = port.port.get() == to.port() && is_at(&service.addresses, |ip| ip == to.ip());
             let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
             port.protocol == packet.protocol && (by_address || by_node_port)
         });
-        let to_this_node = is_local(to.ip(), addresses);
+        let endpoints = || claims.iter().flat_map(|claim| claim.routing.reachable());
+        let ips: HashSet<IpAddr> = endpoints().map(|endpoint| endpoint.ip).chain([to.ip()]).collect();
+        let ports: HashSet<u16> =
+            endpoints().map(|endpoint| endpoint.port.get()).chain([to.port()]).collect();
+        let concerned = cluster.consider(|service, port| {
+            is_at(&service.addresses, |ip| ips.contains(&ip))
+                || port.node_port.is_some_and(|port| ports.contains(&port.get()))
+        });
+        let to_this_node = context.is_local(to.ip());
         let is_at_health_check = packet.protocol == Protocol::Tcp && to_this_node && {
             let served = &settings.node_port_addresses;
             served.match_all() || served.among(addresses).contains(&to.ip())
@@ -369,22 +407,25 @@ impl<'a> Traveller<'a> {
         let health_checks = is_at_health_check.then(|| cluster.health_checks_at(to.port()));
         let health_check = health_checks.into_iter().flatten().next();
         Ok(Self {
-            packet,
+            context,
             settings,
-            from_node,
-            from_pod: is_from_pod(packet, settings, from_node)?,
-            addresses,
+            is_from_pod: is_from_pod(&context, settings)?,
             to_this_node,
             claims,
+            concerned,
+            service_cidrs: cluster.service_cidrs(),
             to_cluster_ip: cluster.has_cluster_ip(to.ip()),
-            to_service_cidr: cluster.service_cidrs().iter().any(|cidr| cidr.contains(&to.ip())),
             health_check: health_check.map(|(name, it)| HealthCheck::new(&name, it.local_endpoints, true)),
         })
     }
 
-    /// Those that ask for the address, each with what it is to them, in the order of the reference's rules.
+    fn destination(&self) -> SocketAddr {
+        self.context.packet.destination
+    }
+
+    /// The service ports that claim the address, each with what it is to them, in the order of upstream's rules.
     fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, Kind)> {
-        let to = self.packet.destination;
+        let to = self.destination();
         let at = move |considered: &Considered<'_>| {
             let addresses = &considered.routing.addresses;
             let is_its = considered.routing.port.get() == to.port();
@@ -398,18 +439,18 @@ impl<'a> Traveller<'a> {
         self.claims.iter().flat_map(move |claim| at(claim).map(move |kind| (claim, kind)))
     }
 
-    /// Those that ask for the port as a node port.
+    /// The service ports that claim the port as a node port.
     fn by_node_port(&self) -> impl Iterator<Item = &Considered<'a>> {
-        let port = self.packet.destination.port();
+        let port = self.destination().port();
         self.claims.iter().filter(move |claim| claim.routing.node_port.is_some_and(|its| its.get() == port))
     }
 
-    /// The one that has the address, and what it is to it.
+    /// The service port that has the address, and what it is to it.
     fn owner_by_address(&self) -> Option<(&Considered<'a>, Kind)> {
         self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
     }
 
-    /// The one that has the port as a node port.
+    /// The service port that has the port as a node port.
     fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
         self.by_node_port().min_by_key(|&claim| self.rank(claim, Kind::NodePort))
     }
@@ -417,7 +458,7 @@ impl<'a> Traveller<'a> {
     /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
     /// names.
     fn rank<'c>(&self, claim: &'c Considered<'_>, kind: Kind) -> (Option<Rank<'c>>, &'c ServicePortName) {
-        let ip = (kind != Kind::NodePort).then_some(self.packet.destination.ip());
+        let ip = (kind != Kind::NodePort).then_some(self.destination().ip());
         let rank = match self.settings.mode {
             Mode::Nftables => Some(Rank::of(ip, &claim.name, &claim.routing)),
             Mode::Iptables => None,
@@ -425,65 +466,41 @@ impl<'a> Traveller<'a> {
         (rank, &claim.name)
     }
 
-    /// Whether the destination serves node ports.
-    fn is_at_node_port_address(&self) -> bool {
-        let to = self.packet.destination.ip();
-        let settings = self.settings;
-        if to.is_loopback() && !settings.serves_localhost {
-            return false;
-        }
-        self.to_this_node
-            && (settings.node_port_addresses.match_all()
-                || settings.node_port_addresses.among(self.addresses).contains(&to))
-    }
-
     /// Whether load-balancer source ranges let it through.
     fn is_admitted(&self, routing: &Routing) -> bool {
         let Addresses { source_ranges, load_balancer_ips, .. } = &*routing.addresses;
-        let source = self.packet.source;
+        let source = self.context.packet.source;
         source_ranges.is_empty()
             || source_ranges.iter().any(|range| range.contains(&source))
             || (routing.ranges_admit_node && load_balancer_ips.contains(&source))
     }
 
-    /// Why what goes to a cluster IP is masqueraded.
-    fn internal_mark(&self) -> Option<Masquerade> {
-        if self.settings.masquerade_all {
-            return Some(Masquerade::All);
-        }
-        (self.settings.from_pod.is_some() && !self.from_pod).then_some(Masquerade::NotFromPod)
-    }
-
     /// What no rule did anything to.
-    fn untouched(&self, chains: Vec<String>) -> Course<'_> {
+    fn untouched(&self) -> Answer<'_> {
         let by_address = self.owner_by_address();
         let by_node_port = self.owner_by_node_port().filter(|_| self.to_this_node);
-        let (met, reason) = match (by_address, by_node_port) {
-            (Some(met), _) => (Some(met), Reason::UncheckedFromNode),
+        let (matched, reason) = match (by_address, by_node_port) {
+            (Some(matched), _) => (Some(matched), Reason::UncheckedFromNode),
             (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
             (None, None) if self.to_cluster_ip => (None, Reason::NoSuchPort),
             (None, None) if self.health_check.is_some() => (None, Reason::HealthCheck),
             (None, None) => (None, Reason::NoService),
         };
-        Course { met, end: End::Stopped(Fate::Untouched, reason), chains }
+        let end = End::Stopped(Fate::Untouched, reason);
+        Answer { matched, end, chains: Vec::new(), otherwise: None }
     }
 
     fn origin(&self) -> Origin {
         match &self.settings.from_pod {
-            _ if self.from_node => Origin::Node,
-            _ if self.from_pod => Origin::Pod,
+            _ if self.context.is_from_node() => Origin::Node,
+            _ if self.is_from_pod => Origin::Pod,
             Some(_) => Origin::Elsewhere,
-            None => Origin::Untold,
+            None => Origin::Unknown,
         }
     }
 
-    fn explain<'s>(
-        &self,
-        course: Course<'_>,
-        pending: bool,
-        seats: impl FnOnce(&ServicePortName) -> Seats<'s>,
-    ) -> Explanation {
-        let Packet { source, protocol, destination, .. } = *self.packet;
+    fn explain(&self, answer: Answer<'_>, pending: bool) -> Explanation {
+        let Packet { source, protocol, destination, .. } = *self.context.packet;
         let mut explanation = Explanation {
             source,
             protocol: lower_case(protocol).into(),
@@ -499,18 +516,20 @@ impl<'a> Traveller<'a> {
             endpoints: Vec::new(),
             unused: Vec::new(),
             affinity_seconds: None,
-            chains: course.chains,
+            chains: answer.chains,
             pending,
+            otherwise: answer.otherwise,
+            context: PacketContext::of(self.context.packet, self.settings),
             live: None,
         };
-        let short_circuit = matches!(course.end, End::Translated { short_circuit: true, .. });
-        if let Some((claim, kind)) = course.met {
+        let short_circuit = matches!(answer.end, End::Translated { short_circuit: true, .. });
+        if let Some((claim, kind)) = answer.matched {
             explanation.frontend = Some(self.frontend(claim, kind));
             explanation.policy = Some(Policy::of(claim, kind, short_circuit));
         }
-        match (course.end, course.met) {
-            (End::Translated { traffic, mark, .. }, Some((claim, _))) => {
-                explanation.endpoints = self.targets(&claim.routing, traffic, mark, seats(&claim.name));
+        match (answer.end, answer.matched) {
+            (End::Translated { candidates, traffic, .. }, Some((claim, _))) => {
+                explanation.endpoints = targets(&claim.routing, traffic, candidates);
                 explanation.affinity_seconds = match self.settings.mode {
                     Mode::Nftables => claim.routing.affinity.map(rounded),
                     Mode::Iptables => claim.routing.affinity,
@@ -523,12 +542,12 @@ impl<'a> Traveller<'a> {
                 };
                 explanation.unused = unused(claim, policy);
             }
-            (End::Stopped(fate, reason), met) => {
+            (End::Stopped(fate, reason), matched) => {
                 (explanation.fate, explanation.reason) = (fate, Some(reason));
                 if reason == Reason::HealthCheck {
                     explanation.health_check.clone_from(&self.health_check);
                 }
-                explanation.unused = match (reason, met) {
+                explanation.unused = match (reason, matched) {
                     (Reason::NoLocalEndpoints, Some((claim, _))) => unused(claim, TrafficPolicy::Local),
                     (Reason::NoEndpoints | Reason::UncheckedFromNode, Some((claim, _))) => {
                         unused(claim, TrafficPolicy::Cluster)
@@ -542,15 +561,15 @@ impl<'a> Traveller<'a> {
     }
 
     fn frontend(&self, claim: &Considered<'_>, kind: Kind) -> Frontend {
-        let mut asking: Vec<&Considered<'_>> = match kind {
+        let mut claimants: Vec<&Considered<'_>> = match kind {
             Kind::NodePort => self.by_node_port().collect(),
             Kind::ClusterIp | Kind::ExternalIp | Kind::LoadBalancerIp => {
                 self.by_address().map(|(claim, _)| claim).collect()
             }
         };
-        asking.dedup_by_key(|claim| &claim.name);
-        asking.retain(|other| other.name != claim.name);
-        let ranks = asking.iter().map(|other| self.rank(other, kind));
+        claimants.dedup_by_key(|claim| &claim.name);
+        claimants.retain(|other| other.name != claim.name);
+        let ranks = claimants.iter().map(|other| self.rank(other, kind));
         let precedence = ranks.min().map(|(runner_up, _)| match (self.rank(claim, kind).0, runner_up) {
             (Some(rank), Some(runner_up)) => rank.precedence_over(&runner_up),
             (None, _) | (_, None) => Precedence::FirstRule,
@@ -560,99 +579,60 @@ impl<'a> Traveller<'a> {
             namespace: claim.name.service.namespace.to_string(),
             service: claim.name.service.name.to_string(),
             port: claim.name.port.to_string(),
-            denied_to: asking.iter().map(|other| other.name.to_string()).collect(),
+            denied_to: claimants.iter().map(|other| other.name.to_string()).collect(),
             precedence,
         }
     }
+}
 
-    fn targets(
-        &self,
-        routing: &Routing,
-        traffic: Traffic,
-        mark: Option<Masquerade>,
-        seats: Seats<'_>,
-    ) -> Vec<Target> {
-        let endpoints = routing.endpoints(traffic);
-        let before = if traffic == Traffic::ToLocal { seats.local } else { seats.cluster };
-        let chances = chances(self.settings.mode, endpoints, before);
-        let target = |endpoint: &Endpoint| {
-            let comes_back = self.packet.source == endpoint.ip
-                && match self.settings.mode {
-                    Mode::Nftables => endpoint.local,
-                    Mode::Iptables => true,
-                };
-            // What is delivered to the node itself never passes where sources are translated.
-            let is_sent = self.from_node || !is_local(endpoint.ip, self.addresses);
-            Target {
-                address: SocketAddr::new(endpoint.ip, endpoint.port.get()),
-                probability: chances.get(&(endpoint.ip, endpoint.port)).copied().unwrap_or_default(),
-                on_this_node: endpoint.local,
-                masquerade: mark.or(comes_back.then_some(Masquerade::Hairpin)).filter(|_| is_sent),
-            }
-        };
-        endpoints.iter().map(target).collect()
+/// The endpoints in the order of the routing, whatever order rules have them in.
+fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) -> Vec<Target> {
+    let known: HashMap<SocketAddr, (usize, bool)> = routing
+        .endpoints(traffic)
+        .iter()
+        .enumerate()
+        .map(|(at, endpoint)| (SocketAddr::new(endpoint.ip, endpoint.port.get()), (at, endpoint.local)))
+        .collect();
+    candidates.sort_by_key(|candidate| known.get(&candidate.address).map(|(at, _)| *at));
+    let target = |Candidate { address, probability, masquerade }| {
+        let on_this_node = known.get(&address).is_some_and(|(_, local)| *local);
+        Target { address, probability, on_this_node, masquerade }
+    };
+    candidates.into_iter().map(target).collect()
+}
+
+/// What traffic through a frontend of this kind gets, from outside.
+fn traffic(routing: &Routing, kind: Kind) -> Traffic {
+    match kind {
+        Kind::ClusterIp => routing.internal,
+        Kind::ExternalIp | Kind::LoadBalancerIp | Kind::NodePort => routing.external,
     }
 }
 
-/// How likely each endpoint gets the packet, where these sit in slots already.
-fn chances(mode: Mode, endpoints: &[Endpoint], seats: &[Endpoint]) -> HashMap<(IpAddr, Port), f64> {
-    let names = |endpoints: &[Endpoint]| endpoints.iter().map(|it| (it.ip, it.port)).collect::<Vec<_>>();
-    match mode {
-        Mode::Nftables => {
-            let seated = assign(seats, &endpoints.into());
-            names(&seated).into_iter().zip(shares(seated.len())).collect()
-        }
-        Mode::Iptables => {
-            let even = 1.0 / f64::from(u32::try_from(endpoints.len()).unwrap_or(u32::MAX));
-            names(endpoints).into_iter().map(|name| (name, even)).collect()
+impl From<Verdict> for Fate {
+    /// Of a packet that is not translated.
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Accept => Self::Untouched,
+            Verdict::Reject => Self::Refused,
+            Verdict::Drop => Self::Dropped,
         }
     }
 }
 
-/// What traffic to external addresses and node ports gets, and why it is masqueraded; nothing for what the policy lets
-/// nobody here answer. The same in both modes.
-struct External {
-    traffic: Traffic,
-    mark: Option<Masquerade>,
-    short_circuit: bool,
-}
-
-impl External {
-    fn of(traveller: &Traveller<'_>, routing: &Routing) -> Self {
-        if !routing.preserves_client {
-            let mark = Some(Masquerade::External);
-            return Self { traffic: routing.external, mark, short_circuit: false };
+impl PacketContext {
+    fn of(packet: &Packet, settings: &Settings) -> Self {
+        Self {
+            interface: packet.interface.clone(),
+            from_pod: settings.from_pod.as_ref().map(|from_pod| match from_pod {
+                FromPod::Source(cidr) => PodsBy::Cidr(cidr.to_string()),
+                FromPod::Interface(name) => PodsBy::Interface(name.clone()),
+                FromPod::InterfacePrefix(prefix) => PodsBy::InterfacePrefix(prefix.clone()),
+            }),
+            masquerade_all: settings.masquerade_all,
+            mark: settings.mark.get(),
+            node_ports_everywhere: settings.node_port_addresses.match_all(),
         }
-        let inside = routing.external_from_inside();
-        if traveller.from_pod {
-            Self { traffic: inside, mark: None, short_circuit: true }
-        } else if traveller.from_node {
-            Self { traffic: inside, mark: Some(Masquerade::FromNode), short_circuit: true }
-        } else {
-            Self { traffic: routing.external, mark: None, short_circuit: false }
-        }
-    }
-
-    /// Where it ends if there are endpoints for it.
-    fn end(self) -> Option<End> {
-        let Self { traffic, mark, short_circuit } = self;
-        leads_on(traffic).then_some(End::Translated { traffic, mark, short_circuit })
-    }
-}
-
-fn leads_on(traffic: Traffic) -> bool {
-    match traffic {
-        Traffic::ToCluster | Traffic::ToLocal => true,
-        Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => false,
-    }
-}
-
-/// How a kind of traffic is turned away, if it is.
-fn refusal(traffic: Traffic) -> Option<End> {
-    match traffic {
-        Traffic::ToCluster | Traffic::ToLocal => None,
-        Traffic::RejectNoEndpoints => Some(End::Stopped(Fate::Refused, Reason::NoEndpoints)),
-        Traffic::DropNoLocalEndpoints => Some(End::Stopped(Fate::Dropped, Reason::NoLocalEndpoints)),
     }
 }
 
@@ -692,29 +672,22 @@ fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<Unused> {
         .collect()
 }
 
-fn is_at(addresses: &Addresses, ip: IpAddr) -> bool {
-    addresses.cluster_ip == ip
-        || addresses.external_ips.contains(&ip)
-        || addresses.load_balancer_ips.contains(&ip)
+fn is_at(addresses: &Addresses, is_asked: impl Fn(IpAddr) -> bool) -> bool {
+    let external = addresses.external_ips.iter().chain(&addresses.load_balancer_ips);
+    is_asked(addresses.cluster_ip) || external.copied().any(is_asked)
 }
 
-/// All of 127.0.0.0/8 is the node's, though its interfaces name but one of them.
-fn is_local(ip: IpAddr, addresses: &[IpAddr]) -> bool {
-    ip.is_loopback() || addresses.contains(&ip)
-}
-
-fn is_from_pod(packet: &Packet, settings: &Settings, from_node: bool) -> Result<bool, Unanswerable> {
+fn is_from_pod(context: &Context<'_>, settings: &Settings) -> Result<bool, Unanswerable> {
     let Some(from_pod) = &settings.from_pod else { return Ok(false) };
-    let comes_by = |is_theirs: &dyn Fn(&str) -> bool| match &packet.interface {
-        // What the node itself sends comes in by none.
-        _ if from_node => Ok(false),
-        Some(name) => Ok(is_theirs(name)),
-        None => Err(Unanswerable::Interface(from_pod.clone())),
+    let is_known = context.packet.interface.is_some() || context.is_from_node();
+    let by_interface = |is_theirs: bool| {
+        if is_known { Ok(is_theirs) } else { Err(Unanswerable::Interface(from_pod.clone())) }
     };
+    let interface = context.input_interface();
     match from_pod {
-        FromPod::Source(cidr) => Ok(cidr.contains(&packet.source)),
-        FromPod::Interface(theirs) => comes_by(&|name| name == theirs),
-        FromPod::InterfacePrefix(prefix) => comes_by(&|name| name.starts_with(prefix.as_str())),
+        FromPod::Source(cidr) => Ok(cidr.contains(&context.packet.source)),
+        FromPod::Interface(theirs) => by_interface(interface == theirs),
+        FromPod::InterfacePrefix(prefix) => by_interface(interface.starts_with(prefix.as_str())),
     }
 }
 

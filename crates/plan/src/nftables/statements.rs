@@ -1,4 +1,4 @@
-//! What rules are made of. The same words are sent to the kernel and printed, so the two cannot disagree.
+//! What rules are made of. The same statements are sent to the kernel, printed, and interpreted by `run`, so that the three cannot disagree.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use crate::mark::Mark;
 use crate::nftables::sets::{Bank, List, Set};
 use crate::nftables::slots::Draw;
 
-/// A rule: matches from left to right, then what to do. A word that does not match ends it.
+/// A rule: matches from left to right, then what to do. A statement that does not match ends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    pub words: Vec<Word>,
+    pub statements: Vec<Statement>,
     pub comment: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Statement {
     /// The first packet of a connection.
     StateNew,
     /// A connection whose destination was translated, by whomever.
@@ -94,16 +94,16 @@ pub enum Interface {
 impl Rule {
     /// The rule as `nft list` prints it.
     pub fn show(&self, family: Family) -> String {
-        let words: Vec<_> = self.words.iter().map(|word| word.show(family)).collect();
-        let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        let statements: Vec<_> = self.statements.iter().map(|statement| statement.show(family)).collect();
+        let statements: Vec<_> = statements.into_iter().filter(|statement| !statement.is_empty()).collect();
         match self.comment {
-            Some(comment) => format!("{} comment \"{comment}\"", words.join(" ")),
-            None => words.join(" "),
+            Some(comment) => format!("{} comment \"{comment}\"", statements.join(" ")),
+            None => statements.join(" "),
         }
     }
 }
 
-impl Word {
+impl Statement {
     fn show(&self, family: Family) -> String {
         let ip = protocol_name(family);
         let concat = |fields: &[Field]| {
