@@ -1,7 +1,5 @@
-//! A proxy in iptables mode without its process: manifests go in, and the chains of a node's namespace follow.
+//! The iptables mode without its process: each sync brings the chains in a node's namespace to what manifests ask for.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::sync::Arc;
 
 use kernel::iptables::{Programs, Rules, Variant, set_up};
@@ -14,23 +12,24 @@ use plan::mark::Mark;
 use tempfile::TempDir;
 
 use crate::drive::IptablesSync;
-use crate::feed::{cluster, list};
+use crate::feed::{cluster, replace};
 use crate::matrix::Backend;
 use crate::options::Options;
+use testkit::lab_proxy::link_iptables;
 use testkit::namespace::Namespace;
 
-/// One family's line in a node's namespace.
+/// The model and the rules of one family in a node's namespace.
 #[derive(Debug)]
-pub struct Chains {
+pub struct IptablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
     pub rules: IptablesSync,
     _programs: TempDir,
 }
 
-impl Chains {
+impl IptablesNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options, variant: Variant) -> Self {
-        let programs = programs(variant);
+        let programs = iptables_programs(variant);
         let addresses = options.node_port_addresses(family);
         let (rules, node_port_ips) = namespace.enter(|| {
             let exec = Arc::new(Programs::of(programs.path()));
@@ -48,17 +47,17 @@ impl Chains {
             let all = kernel::interfaces::addresses().unwrap();
             (IptablesSync::new(rules, settings), addresses.among(&all))
         });
-        let mut chains =
+        let mut node =
             Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };
-        list(&mut chains.cluster, "");
-        chains.rules.move_to(&node_port_ips);
-        chains.sync();
-        chains
+        replace(&mut node.cluster, "");
+        node.rules.move_to(&node_port_ips);
+        node.sync();
+        node
     }
 
-    /// Makes these manifests all there is, and syncs.
+    /// Replaces all objects by `manifests`, and syncs.
     pub fn replace(&mut self, manifests: &str) -> Outcome {
-        list(&mut self.cluster, manifests);
+        replace(&mut self.cluster, manifests);
         self.sync()
     }
 
@@ -69,24 +68,19 @@ impl Chains {
     }
 }
 
-impl Backend for Chains {
+impl Backend for IptablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }
 }
 
-/// A folder in which `iptables` and its kin are those of one variant, whatever the machine's own choice is.
-pub fn programs(variant: Variant) -> TempDir {
-    let suffix = match variant {
+/// A folder in which `iptables` and its kin are those of `variant`, whatever the machine's default is.
+pub fn iptables_programs(variant: Variant) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let name = match variant {
         Variant::Legacy => "legacy",
         Variant::Nft => "nft",
     };
-    let folder = TempDir::new().unwrap();
-    for family in ["iptables", "ip6tables"] {
-        for tool in ["", "-save", "-restore"] {
-            let program = Path::new("/usr/sbin").join(format!("{family}-{suffix}{tool}"));
-            symlink(program, folder.path().join(format!("{family}{tool}"))).unwrap();
-        }
-    }
+    link_iptables(name, folder.path());
     folder
 }

@@ -1,4 +1,4 @@
-//! A proxy in nftables mode without its process: manifests go in, and the table of a node's namespace follows.
+//! The nftables mode without its process: each sync brings the table in a node's namespace to what manifests ask for.
 
 use kernel::outcome::Outcome;
 use model::address::Family;
@@ -8,25 +8,25 @@ use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
 use crate::drive::NftablesSync;
-use crate::feed::{cluster, fold_in, list};
+use crate::feed::{add, cluster, replace};
 use crate::matrix::Backend;
 use crate::options::Options;
 use testkit::namespace::Namespace;
 
-/// One family's line in a node's namespace.
+/// The model and the table of one family in a node's namespace.
 #[derive(Debug)]
-pub struct Node {
+pub struct NftablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
     pub table: NftablesSync,
 }
 
-impl Node {
+impl NftablesNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options) -> Self {
         Self::start(namespace, family, options, "").0
     }
 
-    /// A proxy that finds these manifests when it starts, and what its first sync did.
+    /// Starts with `manifests` and returns the outcome of the first sync.
     pub fn start(
         namespace: &Namespace,
         family: Family,
@@ -43,29 +43,28 @@ impl Node {
         };
         let (table, node_port_ips) = namespace.enter(|| {
             let all = kernel::interfaces::addresses().unwrap();
-            let serving = addresses.among(&all);
-            (NftablesSync::open(settings).unwrap(), serving)
+            (NftablesSync::open(settings).unwrap(), addresses.among(&all))
         });
         let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), table };
         node.table.plan.move_to(node_port_ips);
-        list(&mut node.cluster, manifests);
+        replace(&mut node.cluster, manifests);
         let outcome = node.sync();
         (node, outcome)
     }
 
-    /// Applies manifests and syncs.
+    /// Adds `manifests` to the objects, and syncs.
     pub fn apply(&mut self, manifests: &str) -> Outcome {
-        fold_in(&mut self.cluster, manifests);
+        add(&mut self.cluster, manifests);
         self.sync()
     }
 
-    /// Makes these manifests all there is, and syncs.
+    /// Replaces all objects by `manifests`, and syncs.
     pub fn replace(&mut self, manifests: &str) -> Outcome {
-        list(&mut self.cluster, manifests);
+        replace(&mut self.cluster, manifests);
         self.sync()
     }
 
-    pub fn hear(&mut self, event: &Event) -> Outcome {
+    pub fn apply_event(&mut self, event: &Event) -> Outcome {
         self.cluster.apply(event);
         self.sync()
     }
@@ -77,7 +76,7 @@ impl Node {
     }
 }
 
-impl Backend for Node {
+impl Backend for NftablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }

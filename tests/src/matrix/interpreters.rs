@@ -23,10 +23,10 @@ use plan::nftables::sets::{Data, Element, Key, Set};
 use plan::walk::{Context, Packet, Path, Verdict};
 
 use super::{Case, Fate, Mode, Probe, Reached, Step};
-use crate::feed::{cluster, list};
-use crate::manifests::write;
+use crate::feed::{cluster, replace};
 use crate::options::Options;
-use testkit::lab::Who;
+use testkit::lab::ClientPlace;
+use testkit::manifests::write;
 use testkit::network::Network;
 
 /// What the program is before the judge runs it: as it is, unless a test changes it.
@@ -142,7 +142,7 @@ impl Seen {
 impl<'a> Node<'a> {
     fn new(family: Family, mode: Mode, options: &'a Options, mutation: Mutation<'a>) -> Self {
         let mut cluster = cluster(family);
-        list(&mut cluster, "");
+        replace(&mut cluster, "");
         let mut node = Self {
             mode,
             family,
@@ -163,7 +163,7 @@ impl<'a> Node<'a> {
     }
 
     fn hold(&mut self, manifests: &str) {
-        list(&mut self.cluster, manifests);
+        replace(&mut self.cluster, manifests);
         self.sync();
     }
 
@@ -309,7 +309,7 @@ impl<'a> Node<'a> {
             if let Some(chosen) = chosen {
                 self.remember(source, &chosen.changes);
             }
-            let is_different = probe.from == Who::Crowd || seen.iter().any(Seen::is_remembered);
+            let is_different = probe.from == ClientPlace::Crowd || seen.iter().any(Seen::is_remembered);
             if !is_different {
                 break;
             }

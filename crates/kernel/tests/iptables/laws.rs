@@ -67,7 +67,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
 
 proptest! {
     // Most of the time goes into starting commands.
-    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
 
     #[test]
     fn partial_syncs_end_where_a_full_one_would(

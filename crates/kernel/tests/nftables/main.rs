@@ -23,12 +23,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use kernel::drift::Drift;
 use kernel::nftables::{
     CommitError, Inspection, TABLE, Table, TableAbilities, TableSnapshot, connections, is_transient,
     on_foreign_change,
 };
 use kernel::outcome::Outcome;
-use kernel::drift::Drift;
 use model::address::Family;
 use model::cluster::Changes;
 use model::local::FromPod;

@@ -1,4 +1,4 @@
-//! What stands before the curtain opens: the network, servers in the pods, and a copy of the manifests.
+//! The network, the servers in the pods, and the copy of the manifests.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use model::names::Protocol;
 use tempfile::TempDir;
 use testkit::namespace::Namespace;
-use testkit::talk::Server;
+use testkit::probe::Server;
 
-use crate::manifests::Manifests;
-use crate::network::Network;
+use crate::manifests::DemoManifests;
+use crate::network::DemoNetwork;
 
-/// A way into a service, as `examples/demo` has them.
+/// A frontend of a Service in `examples/demo`.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct DemoFrontend {
     pub service: &'static str,
     pub name: &'static str,
     pub protocol: Protocol,
@@ -21,30 +21,30 @@ pub struct Way {
     pub port: u16,
 }
 
-pub static WEB_BY_NODE_PORT: Way = Way {
+pub static WEB_BY_NODE_PORT: DemoFrontend = DemoFrontend {
     service: "web",
     name: "by node port",
     protocol: Protocol::Tcp,
     ip: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 11)),
     port: 30080,
 };
-pub static WEB_BY_CLUSTER_IP: Way = Way {
+pub static WEB_BY_CLUSTER_IP: DemoFrontend = DemoFrontend {
     service: "web",
     name: "by cluster IP",
     protocol: Protocol::Tcp,
     ip: IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10)),
     port: 80,
 };
-pub static DNS_BY_CLUSTER_IP: Way = Way {
+pub static DNS_BY_CLUSTER_IP: DemoFrontend = DemoFrontend {
     service: "dns",
     name: "by cluster IP",
     protocol: Protocol::Udp,
     ip: IpAddr::V4(Ipv4Addr::new(10, 96, 0, 53)),
     port: 53,
 };
-pub static WAYS: [&Way; 3] = [&WEB_BY_NODE_PORT, &WEB_BY_CLUSTER_IP, &DNS_BY_CLUSTER_IP];
+pub static FRONTENDS: [&DemoFrontend; 3] = [&WEB_BY_NODE_PORT, &WEB_BY_CLUSTER_IP, &DNS_BY_CLUSTER_IP];
 
-impl Way {
+impl DemoFrontend {
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.ip, self.port)
     }
@@ -55,13 +55,13 @@ impl Way {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pod {
+pub enum DemoPod {
     A,
     B,
     C,
 }
 
-impl Pod {
+impl DemoPod {
     pub const ALL: [Self; 3] = [Self::A, Self::B, Self::C];
 
     pub fn name(self) -> &'static str {
@@ -81,7 +81,7 @@ impl Pod {
         [10, 244, 0, host].into()
     }
 
-    /// Where it serves `web`.
+    /// The endpoint of `web` in this pod.
     pub fn web(self) -> SocketAddr {
         SocketAddr::new(self.ip(), 8080)
     }
@@ -91,23 +91,23 @@ impl Pod {
     }
 }
 
-/// Everything here goes when it is dropped.
+/// Removes namespaces and files when dropped.
 #[derive(Debug)]
-pub struct Stage {
-    network: Network,
+pub struct DemoCluster {
+    network: DemoNetwork,
     web: [Option<Server>; 3],
     _dns: Server,
-    pub manifests: Manifests,
+    pub manifests: DemoManifests,
     folder: TempDir,
 }
 
-impl Stage {
-    pub fn set() -> Self {
+impl DemoCluster {
+    pub fn new() -> Self {
         let folder = TempDir::with_prefix("sluice-demo.").expect("a temporary folder can be made");
-        let manifests = Manifests::copy_to(folder.path().join("manifests"));
-        let network = Network::new();
-        let web = Pod::ALL.map(|pod| Some(serve(&network, pod, 8080)));
-        let dns = serve(&network, Pod::C, 5353);
+        let manifests = DemoManifests::copy_to(folder.path().join("manifests"));
+        let network = DemoNetwork::new();
+        let web = DemoPod::ALL.map(|pod| Some(serve(&network, pod, 8080)));
+        let dns = serve(&network, DemoPod::C, 5353);
         Self { network, web, _dns: dns, manifests, folder }
     }
 
@@ -119,16 +119,16 @@ impl Stage {
         &self.network.client
     }
 
-    pub fn pod(&self, pod: Pod) -> &Namespace {
+    pub fn pod(&self, pod: DemoPod) -> &Namespace {
         self.network.pod(pod)
     }
 
-    pub fn start_web(&mut self, pod: Pod) {
+    pub fn start_web(&mut self, pod: DemoPod) {
         self.web[pod as usize] = Some(serve(&self.network, pod, 8080));
     }
 
-    /// From now on a connection to it fails.
-    pub fn stop_web(&mut self, pod: Pod) {
+    /// From now on connections to the pod fail.
+    pub fn stop_web(&mut self, pod: DemoPod) {
         self.web[pod as usize] = None;
     }
 
@@ -147,6 +147,6 @@ impl Stage {
     }
 }
 
-fn serve(network: &Network, pod: Pod, port: u16) -> Server {
+fn serve(network: &DemoNetwork, pod: DemoPod, port: u16) -> Server {
     Server::start(network.pod(pod), SocketAddr::new(pod.ip(), port))
 }

@@ -1,4 +1,5 @@
-//! Servers that say who they are and whom they see, and clients that ask.
+//! Probes: one connection or datagram each, and servers that answer with the address that was reached and the source
+//! address they saw.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, PipeWriter, Read, Write};
@@ -15,25 +16,25 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::namespace::Namespace;
 use crate::network::of;
-use crate::patience::{Patient, wait_for, wait_to_read};
-use crate::sctp;
+use crate::sctp::SctpSocket;
+use crate::wait::{TimeoutReader, poll_until, wait_readable};
 
-/// What a client got.
+/// What became of one probe.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Answer {
-    /// Who answered, and the address the client had in its eyes.
+    /// `endpoint` answered, and saw the probe come from `client`.
     From {
         endpoint: SocketAddr,
         client: IpAddr,
     },
     Refused,
-    Silence,
-    /// The packet left the node for the internet: nobody translated it, nobody stopped it.
-    Strayed,
+    TimedOut,
+    /// The packet left the node by its default route: no rule translated, refused or dropped it.
+    LeftNode,
 }
 
-/// How long a packet may take within one machine before it counts as lost.
-const PATIENCE: Duration = Duration::from_millis(400);
+/// Between namespaces of one machine, a packet that takes longer counts as lost.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Answers every connection and datagram until dropped.
 #[derive(Debug)]
@@ -42,29 +43,29 @@ pub struct Server {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// A socket that is asked.
-enum Ear {
+enum Listener {
     Tcp(TcpListener),
     Udp(UdpSocket, SocketAddr),
-    Sctp(sctp::Socket, SocketAddr),
+    Sctp(SctpSocket, SocketAddr),
 }
 
 impl Server {
-    /// Serves TCP, UDP and SCTP at this address, which the namespace must have.
+    /// Serves TCP, UDP and SCTP at `address`, which the namespace must own.
     pub fn start(namespace: &Namespace, address: SocketAddr) -> Self {
         Self::start_all(namespace, &[address])
     }
 
     pub fn start_all(namespace: &Namespace, addresses: &[SocketAddr]) -> Self {
-        let ears: Vec<Ear> = namespace.enter(|| addresses.iter().flat_map(|at| Ear::all(*at)).collect());
+        let listeners: Vec<Listener> =
+            namespace.enter(|| addresses.iter().flat_map(|at| Listener::all(*at)).collect());
         let (stopped, stop) = io::pipe().unwrap();
         let serve = move || {
-            let fds = ears.iter().map(Ear::fd).chain([stopped.as_fd()]);
+            let fds = listeners.iter().map(Listener::fd).chain([stopped.as_fd()]);
             let mut polled: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             while polled.last().is_some_and(|stop| stop.revents().is_empty()) {
-                // What goes wrong on the way is what the asker finds out.
-                let asked = ears.iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty());
-                asked.for_each(|(ear, _)| _ = ear.answer());
+                let readable = listeners.iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty());
+                // The client reports a failure: it gets no answer.
+                readable.for_each(|(listener, _)| _ = listener.answer());
                 _ = poll(&mut polled, None);
             }
         };
@@ -81,12 +82,12 @@ impl Drop for Server {
     }
 }
 
-impl Ear {
+impl Listener {
     fn all(address: SocketAddr) -> [Self; 3] {
-        let named = |error| panic!("serving at {address}: {error}");
-        let tcp = TcpListener::bind(address).unwrap_or_else(named);
+        let fail = |error| panic!("serving at {address}: {error}");
+        let tcp = TcpListener::bind(address).unwrap_or_else(fail);
         let udp = UdpSocket::bind(address).unwrap();
-        let sctp = sctp::Socket::bind(address.ip()).unwrap();
+        let sctp = SctpSocket::bind(address.ip()).unwrap();
         [Self::Tcp(tcp), Self::Udp(udp, address), Self::Sctp(sctp, address)]
     }
 
@@ -110,10 +111,10 @@ impl Ear {
                 socket.send_to(format!("{address} {}", peer.ip()).as_bytes(), peer).map(drop)
             }
             Self::Sctp(socket, address) => match socket.receive()? {
-                Some((question, peer))
-                    if question.destination == address.port() && question.words.is_none() =>
+                Some((request, peer))
+                    if request.destination == address.port() && request.payload.is_none() =>
                 {
-                    socket.answer(&question, peer, &format!("{address} {peer}"))
+                    socket.answer(&request, peer, &format!("{address} {peer}"))
                 }
                 _ => Ok(()),
             },
@@ -121,39 +122,37 @@ impl Ear {
     }
 }
 
-/// Makes one new connection, or sends one datagram from a new socket, and tells what came of it.
-pub fn ask(from: &Namespace, protocol: Protocol, to: SocketAddr) -> Answer {
-    ask_from(from, None, protocol, to)
+/// Opens one connection, or sends one datagram from a new socket.
+pub fn probe(from: &Namespace, protocol: Protocol, to: SocketAddr) -> Answer {
+    probe_from(from, None, protocol, to)
 }
 
-/// The same from an address of the namespace's choice.
-pub fn ask_from(from: &Namespace, source: Option<IpAddr>, protocol: Protocol, to: SocketAddr) -> Answer {
-    from.enter(|| ask_here(source, protocol, to, PATIENCE))
+/// Probes from `source`, which the namespace must own.
+pub fn probe_from(from: &Namespace, source: Option<IpAddr>, protocol: Protocol, to: SocketAddr) -> Answer {
+    from.enter(|| probe_here(source, protocol, to, ANSWER_TIMEOUT))
 }
 
-/// The same from the namespace that the thread is in.
-pub fn ask_here(source: Option<IpAddr>, protocol: Protocol, to: SocketAddr, patience: Duration) -> Answer {
+/// Probes from the namespace of the calling thread.
+pub fn probe_here(source: Option<IpAddr>, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Answer {
     let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
     let source = source.unwrap_or_else(any);
-    answer(
-        to,
-        match protocol {
-            Protocol::Tcp => ask_tcp(source, to, patience),
-            Protocol::Udp => ask_udp(source, to, patience),
-            Protocol::Sctp => ask_sctp(source, to, patience),
-        },
-    )
+    let answer = match protocol {
+        Protocol::Tcp => probe_tcp(source, to, timeout),
+        Protocol::Udp => probe_udp(source, to, timeout),
+        Protocol::Sctp => probe_sctp(source, to, timeout),
+    };
+    to_answer(to, answer)
 }
 
-/// A UDP flow that lasts: all of its datagrams are from the same port.
+/// A UDP flow: all datagrams have the same source port.
 #[derive(Debug)]
-pub struct Flow {
+pub struct UdpFlow {
     socket: UdpSocket,
     to: SocketAddr,
 }
 
-impl Flow {
-    /// From the namespace that the thread is in.
+impl UdpFlow {
+    /// Opens a flow from the namespace of the calling thread.
     pub fn open(source: Option<IpAddr>, to: SocketAddr) -> Self {
         let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
         let socket = bind_next(source.unwrap_or_else(any), to, UdpSocket::bind).unwrap();
@@ -161,36 +160,36 @@ impl Flow {
         Self { socket, to }
     }
 
-    /// Sends a datagram.
-    pub fn ask(&self, patience: Duration) -> Answer {
-        let sent = unless_stopped(self.socket.send(b"?").map(drop));
-        answer(self.to, sent.and_then(|()| hear(&self.socket, patience)))
+    /// Sends one datagram.
+    pub fn probe(&self, timeout: Duration) -> Answer {
+        let sent = unless_dropped(self.socket.send(b"?").map(drop));
+        to_answer(self.to, sent.and_then(|()| receive(&self.socket, timeout)))
     }
 }
 
-fn answer(to: SocketAddr, heard: io::Result<String>) -> Answer {
-    match heard {
+fn to_answer(to: SocketAddr, received: io::Result<String>) -> Answer {
+    match received {
         Ok(text) => parse(&text),
         Err(error) => match error.kind() {
             ErrorKind::ConnectionRefused => Answer::Refused,
-            ErrorKind::TimedOut | ErrorKind::WouldBlock => Answer::Silence,
-            // How IPv4 and IPv6 say "prohibited".
-            ErrorKind::HostUnreachable | ErrorKind::PermissionDenied => Answer::Strayed,
-            _ => panic!("asking {to}: {error}"),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => Answer::TimedOut,
+            // How IPv4 and IPv6 report ICMP "administratively prohibited", which only the default router sends.
+            ErrorKind::HostUnreachable | ErrorKind::PermissionDenied => Answer::LeftNode,
+            _ => panic!("probing {to}: {error}"),
         },
     }
 }
 
-/// No two questions to an address come from the same port, so that none is taken for part of an earlier conversation.
+/// A source port that no recent probe of `to` used, so that conntrack does not take this one for part of an earlier flow.
 fn next_port(to: SocketAddr) -> u16 {
-    static ASKED: Mutex<BTreeMap<SocketAddr, u16>> = Mutex::new(BTreeMap::new());
-    let mut asked = ASKED.lock().unwrap();
-    let count = asked.entry(to).or_default();
+    static COUNTS: Mutex<BTreeMap<SocketAddr, u16>> = Mutex::new(BTreeMap::new());
+    let mut counts = COUNTS.lock().unwrap();
+    let count = counts.entry(to).or_default();
     *count = (*count + 1) % 50_000;
     10_000 + *count
 }
 
-/// Binds to a port of our own, whatever else may have it.
+/// Binds to the first of the [`next_port`]s that is free.
 fn bind_next<T>(
     source: IpAddr,
     to: SocketAddr,
@@ -204,17 +203,17 @@ fn bind_next<T>(
     }
 }
 
-fn ask_tcp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
-    hear_connected(to, patience, |socket| {
+fn probe_tcp(source: IpAddr, to: SocketAddr, timeout: Duration) -> io::Result<String> {
+    connect_and_read(to, timeout, |socket| {
         sockopt::set_socket_reuseaddr(socket, true)?;
         bind_next(source, to, |from| Ok(rustix::net::bind(socket, &from)?))
     })
 }
 
-/// What a server says to a new connection of a socket that was bound to something.
-pub fn hear_connected(
+/// Connects a new TCP socket, which `bind` may bind first, and returns all that the server sends.
+pub fn connect_and_read(
     to: SocketAddr,
-    patience: Duration,
+    timeout: Duration,
     bind: impl FnOnce(&OwnedFd) -> io::Result<()>,
 ) -> io::Result<String> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -222,57 +221,57 @@ pub fn hear_connected(
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     bind(&socket)?;
     match rustix::net::connect(&socket, &to) {
-        Err(Errno::INPROGRESS) => wait_for_connection(&socket, patience)?,
+        Err(Errno::INPROGRESS) => wait_for_connection(&socket, timeout)?,
         connected => connected?,
     }
     let mut text = String::new();
-    Patient(TcpStream::from(socket), patience).read_to_string(&mut text)?;
+    TimeoutReader(TcpStream::from(socket), timeout).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// A refusal that comes back while the kernel is still busy sending does not end the attempt, but it can be asked for.
-fn wait_for_connection(socket: &OwnedFd, patience: Duration) -> io::Result<()> {
-    let refusal = || Ok(sockopt::socket_error(socket)??);
-    wait_for(socket, PollFlags::OUT, patience, refusal)?;
-    refusal()
+/// `poll` misses a refusal that arrives while the kernel is still sending; the socket's pending error does not.
+fn wait_for_connection(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let pending_error = || Ok(sockopt::socket_error(socket)??);
+    poll_until(socket, PollFlags::OUT, timeout, pending_error)?;
+    pending_error()
 }
 
-fn ask_udp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
+fn probe_udp(source: IpAddr, to: SocketAddr, timeout: Duration) -> io::Result<String> {
     let socket = bind_next(source, to, UdpSocket::bind)?;
     socket.connect(to)?;
-    unless_stopped(socket.send(b"?").map(drop))?;
-    hear(&socket, patience)
+    unless_dropped(socket.send(b"?").map(drop))?;
+    receive(&socket, timeout)
 }
 
-/// The next datagram.
-pub fn hear(socket: &UdpSocket, patience: Duration) -> io::Result<String> {
-    wait_to_read(socket, patience)?;
+/// Returns the next datagram.
+pub fn receive(socket: &UdpSocket, timeout: Duration) -> io::Result<String> {
+    wait_readable(socket, timeout)?;
     let mut buffer = [0; 128];
     let length = socket.recv(&mut buffer)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
-fn ask_sctp(source: IpAddr, to: SocketAddr, patience: Duration) -> io::Result<String> {
-    let socket = sctp::Socket::bind(source)?;
+fn probe_sctp(source: IpAddr, to: SocketAddr, timeout: Duration) -> io::Result<String> {
+    let socket = SctpSocket::bind(source)?;
     socket.connect(to.ip())?;
     let port = next_port(to);
-    unless_stopped(socket.ask(port, to.port()))?;
+    unless_dropped(socket.send_init(port, to.port()))?;
     loop {
-        wait_to_read(socket.fd(), patience)?;
+        wait_readable(socket.fd(), timeout)?;
         match socket.receive()? {
-            // Before it was connected, the socket heard what others were told.
+            // Before it was connected, the socket received the packets of other probes.
             Some((packet, from))
                 if (from, packet.source, packet.destination) == (to.ip(), to.port(), port) =>
             {
-                return packet.words.ok_or_else(|| ErrorKind::InvalidData.into());
+                return packet.payload.ok_or_else(|| ErrorKind::InvalidData.into());
             }
             _ => {}
         }
     }
 }
 
-/// A packet that is stopped on the sender's own machine fails the call; whether anything came back is still to be seen.
-fn unless_stopped(sent: io::Result<()>) -> io::Result<()> {
+/// A packet that the output hook drops fails the call with EPERM; the probe then times out like any dropped one.
+fn unless_dropped(sent: io::Result<()>) -> io::Result<()> {
     match sent {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => Ok(()),
         sent => sent,

@@ -1,4 +1,4 @@
-//! Manifests from a few words, the same for both families.
+//! YAML manifests of the Services that the packet tests use, the same for both families.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -7,38 +7,36 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::feed::NODE_NAME;
-use testkit::lab::{Address, NODE_PORT, Place, TARGET};
+use crate::lab::{Address, NODE_NAME, NODE_PORT, Place, TARGET};
 
-/// What a case puts into the cluster.
 #[derive(Clone, Debug)]
 pub enum Object {
     Service(Box<Service>),
-    /// The range all cluster IPs here are from.
+    /// The range that all cluster IPs are from.
     ServiceCidr,
     /// This node, with its zone.
     Zone(&'static str),
 }
 
-/// A service with its endpoints. Unless told otherwise it has every kind of frontend and serves TCP, UDP and SCTP.
+/// A Service with its endpoints.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub name: &'static str,
     pub kind: &'static str,
     pub cluster_ip: Address,
     pub external_ips: Vec<Address>,
-    /// With their mode, if any.
+    /// Each with its `ipMode`, if any.
     pub load_balancer_ips: Vec<(Address, Option<&'static str>)>,
     pub internal_policy: &'static str,
     pub external_policy: &'static str,
-    /// Seconds.
+    /// The timeout of session affinity, in seconds.
     pub affinity: Option<u32>,
-    /// Of either family.
+    /// May mix families, as the API allows.
     pub source_ranges: &'static [&'static str],
     pub ports: Vec<Port>,
     pub endpoints: Vec<Endpoint>,
-    /// Whether to write IPv4 addresses as nobody should.
-    pub sloppy: bool,
+    /// Writes IPv4 addresses with leading zeros.
+    pub leading_zeros: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,12 +58,12 @@ pub struct Endpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Ready,
-    /// Going, but still answering.
+    /// Terminating, but still serving.
     Draining,
     Unready,
-    /// Not ready, and published nevertheless, as the Service wants it.
+    /// Ready but not serving: the Service sets `publishNotReadyAddresses`.
     Published,
-    /// Going, and not answering any more.
+    /// Terminating, and no longer serving.
     Gone,
 }
 
@@ -77,7 +75,7 @@ pub const R: Endpoint = Endpoint::at(Place::Remote(5));
 pub const S: Endpoint = Endpoint::at(Place::Remote(6));
 pub const HOST: Endpoint = Endpoint::at(Place::Host);
 
-/// A service with everything.
+/// A Service with every kind of frontend, on TCP, UDP and SCTP.
 pub fn web(endpoints: &[Endpoint]) -> Service {
     Service {
         name: "web",
@@ -91,12 +89,12 @@ pub fn web(endpoints: &[Endpoint]) -> Service {
         source_ranges: &[],
         ports: vec![Port { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: ALL }],
         endpoints: endpoints.into(),
-        sloppy: false,
+        leading_zeros: false,
     }
 }
 
 impl Service {
-    /// Another service, with nothing but a cluster IP.
+    /// A second Service, with a cluster IP only.
     pub fn other(endpoints: &[Endpoint]) -> Self {
         let port = Port { number: 80, target: TARGET, node_port: None, protocols: ALL };
         Self {
@@ -200,7 +198,7 @@ endpoints:{endpoints}
 
     fn endpoint(&self, endpoint: &Endpoint, family: Family) -> String {
         let ip = self.spell(endpoint.place.ip(family));
-        let node = if endpoint.place.is_here() { NODE_NAME } else { "node-2" };
+        let node = if endpoint.place.is_local() { NODE_NAME } else { "node-2" };
         let (ready, serving, terminating) = match endpoint.state {
             State::Ready => (true, true, false),
             State::Draining => (false, true, true),
@@ -225,7 +223,7 @@ endpoints:{endpoints}
 
     fn spell(&self, ip: IpAddr) -> String {
         match ip {
-            IpAddr::V4(ip) if self.sloppy => {
+            IpAddr::V4(ip) if self.leading_zeros => {
                 let parts = ip.octets().map(|part| format!("{part:03}"));
                 format!("'{}'", parts.join("."))
             }
@@ -252,7 +250,7 @@ impl Endpoint {
     }
 }
 
-/// All of them as one text.
+/// The objects as one YAML stream.
 pub fn write(objects: &[Object], family: Family) -> String {
     let mut out = String::new();
     for object in objects {
@@ -288,23 +286,23 @@ impl From<Service> for Object {
     }
 }
 
-/// A Service with nothing but a cluster IP, its ports and its endpoints, of which there may be many. TCP and UDP only.
+/// A Service with any number of TCP and UDP ports and endpoints, a cluster IP and at most one external IP.
 #[derive(Clone, Debug)]
-pub struct Plain<'a> {
+pub struct PlainService<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
-    /// As RFC 3339 writes it; none as in a manifest that never was in a cluster.
+    /// `creationTimestamp` in RFC 3339; a manifest that no API server has stored has none.
     pub created: Option<&'a str>,
     pub cluster_ip: IpAddr,
     pub external_ip: Option<IpAddr>,
     pub ports: std::ops::Range<u16>,
-    /// Before the number of the port.
+    /// Appended to the name of each port.
     pub port_name: &'a str,
     pub sticky: bool,
     pub endpoints: &'a [SocketAddr],
 }
 
-impl<'a> Plain<'a> {
+impl<'a> PlainService<'a> {
     pub fn new(name: &'a str, cluster_ip: IpAddr, endpoints: &'a [SocketAddr]) -> Self {
         let (namespace, port_name) = ("default", "");
         let (created, external_ip, sticky) = (None, None, false);
@@ -321,7 +319,7 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// Its objects, as items of a list in JSON.
+    /// The Service and its slices, as items of a JSON list.
     fn items(&self) -> Vec<String> {
         let Self { namespace, name, cluster_ip, .. } = self;
         let each_port = |show: &dyn Fn(&str, u16, &str) -> String| -> Vec<String> {
@@ -357,7 +355,7 @@ impl<'a> Plain<'a> {
                 .filter(|endpoint| endpoint.port() == target)
                 .map(|endpoint| format!(r#"{{"addresses":["{}"],"nodeName":"node-2"}}"#, endpoint.ip()))
                 .collect();
-            // As many as the API allows in a slice.
+            // The API allows 100 ports in a slice.
             for (number, ports) in ports.chunks(100).enumerate() {
                 items.push(format!(
                     r#"{{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{{
@@ -373,8 +371,8 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// All of them as one text.
-pub fn list(services: &[Plain<'_>]) -> String {
-    let items: Vec<String> = services.iter().flat_map(Plain::items).collect();
+/// The services as one JSON list.
+pub fn list(services: &[PlainService<'_>]) -> String {
+    let items: Vec<String> = services.iter().flat_map(PlainService::items).collect();
     format!(r#"{{"apiVersion":"v1","kind":"List","items":[{}]}}"#, items.join(","))
 }
