@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e soak bench bench-e2e charts docs fmt setup pure deny clean
+.PHONY: help demo build static dist check test e2e soak fuzz bench bench-e2e charts docs fmt setup pure deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,6 +50,11 @@ soak: setup ## everything at once for MINUTES=10, half of it in each mode: chang
 	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components SLUICE_SOAK_MINUTES=$(MINUTES) \
 	  $(CARGO) test --workspace --all-features --test soak -- --ignored --nocapture --test-threads=1
+
+SECONDS ?= 60
+fuzz: ## searches for inputs that break a decoder, SECONDS=60 for each; TARGETS="manifest ..." unless all; installs what it needs
+	@hack/setup cc c++
+	@hack/fuzz $(SECONDS) $(TARGETS)
 
 bench: ## what things cost, beside what they should cost; wants root for network namespaces
 	$(CARGO) bench --package model --bench model

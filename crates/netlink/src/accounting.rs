@@ -94,6 +94,8 @@ fn check_name(name: &str) -> io::Result<()> {
     ))
 }
 
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = Counter::from_wire(message);
 }

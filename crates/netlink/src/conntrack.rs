@@ -339,6 +339,8 @@ impl Flow {
     }
 }
 
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (Flow::from_wire(message), Handle::from_wire(message));
 }

@@ -17,6 +17,8 @@ mod calls;
 pub mod conntrack;
 #[cfg(any(test, feature = "testing"))]
 pub mod faults;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod message;
 pub mod nftables;
 pub mod route;
@@ -61,17 +63,5 @@ impl fmt::Display for Family {
             Self::Ipv4 => "ip",
             Self::Ipv6 => "ip6",
         })
-    }
-}
-
-/// Runs every decoder over whatever bytes a socket might give us; for the fuzzer, which lives elsewhere.
-#[doc(hidden)]
-pub fn decode_all(bytes: &[u8]) {
-    for message in message::Messages::new(bytes) {
-        let _ = message.outcome();
-        accounting::decode_all(&message);
-        conntrack::decode_all(&message);
-        nftables::decode_all(&message);
-        route::decode_all(&message);
     }
 }

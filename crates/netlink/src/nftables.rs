@@ -75,4 +75,5 @@ pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSe
 pub use sets::{Field, MapData, Set, SetRef};
 pub use value::{Register, Registers, Value};
 
+#[cfg(any(test, fuzzing))]
 pub(crate) use read::decode_all;

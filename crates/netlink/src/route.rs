@@ -309,7 +309,8 @@ fn ip(attribute: Attribute<'_>, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Runs every decoder over one message; see [`crate::decode_all`].
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (Link::from_wire(message), WireAddress::from_wire(message).is_some());
     for family in [Family::Ipv4, Family::Ipv6] {

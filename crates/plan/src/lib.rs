@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 pub mod flows;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;

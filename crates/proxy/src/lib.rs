@@ -11,6 +11,8 @@ pub mod contention;
 pub mod duration;
 pub mod family;
 pub mod flags;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gates;
 pub mod go;
 pub mod health;

@@ -110,7 +110,7 @@ fn read(path: &Path) -> Result<Kubeconfig, Misconfigured> {
 }
 
 /// What the current context names, with the server replaced by `master`. Nothing if the file says nothing.
-fn choose(file: Kubeconfig, master: Option<&str>) -> Result<Option<Kubeconfig>, Misconfigured> {
+pub(crate) fn choose(file: Kubeconfig, master: Option<&str>) -> Result<Option<Kubeconfig>, Misconfigured> {
     let missing = |what, name: &str| Misconfigured(format!("{what} {name:?} does not exist"));
     let context = match file.current_context.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => {

@@ -6,12 +6,16 @@ mod backoff;
 mod certificate;
 pub mod client;
 pub mod folder;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod items;
 mod kubeconfig;
+mod lines;
 mod list_watch;
 pub mod manifest;
 pub mod manifests;
 pub mod node_wait;
+mod progress;
 pub mod recorder;
 mod resource;
 #[cfg(test)]

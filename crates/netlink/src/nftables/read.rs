@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
 use crate::message::Message;
-use crate::nftables::events::Event;
 use crate::nftables::objects::{ChainKind, Hook, HookPoint, Policy, Verdict};
 use crate::nftables::sets::SET_COMMENT;
 use crate::nftables::userdata;
@@ -321,7 +320,8 @@ fn milliseconds(attributes: Attributes<'_>, kind: u16) -> Option<Duration> {
     attributes.find(kind)?.be64().map(Duration::from_millis)
 }
 
-/// Runs every decoder over one message; see [`crate::decode_all`].
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (
         Generation::from_wire(message),
@@ -330,7 +330,7 @@ pub(crate) fn decode_all(message: &Message<'_>) {
         FoundRule::from_wire(message).map(|rule| rule.expression_names().count()),
         FoundSet::from_wire(message),
         FoundElement::all_from_wire(message).map(Iterator::count),
-        Event::from_wire(message),
+        super::events::Event::from_wire(message),
         super::describe::describe(message, message.header.sequence.checked_sub(1)),
     );
 }

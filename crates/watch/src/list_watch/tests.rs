@@ -1,8 +1,11 @@
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::{Value, json};
+
+use model::event::Event;
 
 use super::*;
 use crate::stub::{self, Asked, Stub, Talk};
