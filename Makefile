@@ -70,7 +70,7 @@ charts: ## draws the charts of the book again
 
 # mdbook is built the first time: minutes. The test writes the chapters that the program itself knows best.
 docs: ## the book, target/book/index.html; writes the chapters on flags and configuration again
-	SLUICE_DOCS=write $(CARGO) test --quiet --package proxy --lib chapters
+	SLUICE_DOCS=write $(CARGO) test --quiet --package settings --lib chapters
 	mdbook=$$(hack/mdbook) && "$$mdbook" build docs
 
 bench-e2e: setup build ## the same against a real API server: from its write to the kernel, and memory

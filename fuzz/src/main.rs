@@ -8,8 +8,14 @@ mod fuzzer {
     /// Chosen once: the fuzzer calls it millions of times.
     static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
         let name = std::env::var("SLUICE_FUZZ_TARGET").unwrap_or_default();
-        let targets =
-            [netlink::fuzz::TARGETS, plan::fuzz::TARGETS, proxy::fuzz::TARGETS, watch::fuzz::TARGETS].concat();
+        let targets = [
+            netlink::fuzz::TARGETS,
+            plan::fuzz::TARGETS,
+            proxy::fuzz::TARGETS,
+            settings::fuzz::TARGETS,
+            watch::fuzz::TARGETS,
+        ]
+        .concat();
         match targets.iter().find(|(known, _)| *known == name) {
             Some((_, target)) => *target,
             None => {

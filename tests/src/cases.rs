@@ -5,8 +5,6 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
-use crate::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
 use crate::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
 use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
@@ -14,14 +12,16 @@ use crate::matrix::{
     NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
+use testkit::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
+use testkit::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
 
 const TCP: &[Protocol] = &[Protocol::Tcp];
 const UDP: &[Protocol] = &[Protocol::Udp];
 const SCTP: &[Protocol] = &[Protocol::Sctp];
 
 /// Who the default configuration takes for a pod.
-const PODS: &[crate::lab::Who] = &[Pod, RemotePod];
-const NOT_PODS: &[crate::lab::Who] = &[Node, Outside];
+const PODS: &[testkit::lab::Who] = &[Pod, RemotePod];
+const NOT_PODS: &[testkit::lab::Who] = &[Node, Outside];
 
 /// Long enough to outlast every test.
 const THREE_HOURS: u32 = 10_800;

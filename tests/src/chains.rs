@@ -15,8 +15,8 @@ use tempfile::TempDir;
 
 use crate::feed::{cluster, list};
 use crate::matrix::Backend;
-use crate::namespace::Namespace;
 use crate::options::Options;
+use testkit::namespace::Namespace;
 
 /// One family's line in a node's namespace.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// uid and gid of nobody.

@@ -6,7 +6,7 @@ use model::cluster::{Cluster, Here};
 use model::event::{Event, Kind};
 use watch::manifest::{Form, Object, read};
 
-use crate::network::node_ip;
+use testkit::network::node_ip;
 
 pub const NODE_NAME: &str = "node-1";
 

@@ -8,7 +8,7 @@ use model::address::Family;
 use model::names::Protocol;
 
 use crate::feed::NODE_NAME;
-use crate::lab::{Address, NODE_PORT, Place, TARGET};
+use testkit::lab::{Address, NODE_PORT, Place, TARGET};
 
 /// What a case puts into the cluster.
 #[derive(Clone, Debug)]

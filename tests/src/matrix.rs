@@ -10,12 +10,12 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
 use crate::manifests::{ALL, Endpoint, Object, write};
-use crate::namespace::Namespace;
 use crate::options::Options;
-use crate::patience::Deadline;
-use crate::talk::{Answer, ask_here};
+use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::patience::Deadline;
+use testkit::talk::{Answer, ask_here};
 
 /// A proxy in a node's namespace.
 pub trait Backend {
@@ -309,7 +309,7 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
                 Step::Pass(time) => std::thread::sleep(*time),
                 Step::Own(address) => own(&lab.network.node, address.ip(family)),
                 Step::Rules(rules) => {
-                    let rules = rules.replace("FAMILY", crate::network::of(family, ["ip", "ip6"]));
+                    let rules = rules.replace("FAMILY", testkit::network::of(family, ["ip", "ip6"]));
                     lab.network.node.feed(Command::new("nft").args(["-f", "-"]), &rules);
                 }
             }
@@ -348,11 +348,9 @@ fn send(lab: &Lab, family: Family, mode: Mode, probes: &[&Probe]) -> Vec<String>
     })
 }
 
-impl Who {
-    /// How often it asks when every answer is right but others must not come.
-    fn persistence(self) -> usize {
-        if self == Self::Crowd { CROWD } else { 16 }
-    }
+/// The number of probes where several endpoints may answer and no others.
+fn attempts(from: Who) -> usize {
+    if from == Who::Crowd { CROWD } else { 16 }
 }
 
 impl Probe {
@@ -369,11 +367,11 @@ impl Probe {
             Fate::Refused | Fate::Strays | Fate::Untouched => {
                 (0..4).map(|attempt| ask(attempt, patient)).collect()
             }
-            Fate::Sticks(_) => (0..self.from.persistence()).map(|attempt| ask(attempt, patient)).collect(),
+            Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
             Fate::Reaches(endpoints) => {
                 let mut answers = Vec::new();
                 let mut heard = BTreeSet::new();
-                while answers.len() < self.from.persistence() || heard.len() < endpoints.len() {
+                while answers.len() < attempts(self.from) || heard.len() < endpoints.len() {
                     let answer = ask(answers.len(), patient);
                     if let Answer::From { endpoint, .. } = answer {
                         heard.insert(endpoint);

@@ -11,8 +11,8 @@ use plan::nftables::program::Settings;
 
 use crate::feed::{cluster, fold_in, list};
 use crate::matrix::Backend;
-use crate::namespace::Namespace;
 use crate::options::Options;
+use testkit::namespace::Namespace;
 
 /// One family's line in a node's namespace.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use model::address::Family;
 use model::local::{FromPod, NodePortAddresses};
 
-use crate::network::pod_cidr;
+use testkit::network::pod_cidr;
 
 #[derive(Clone, Debug)]
 pub struct Options {

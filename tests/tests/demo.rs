@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
-use tests::patience::Deadline;
+use testkit::patience::Deadline;
 use watch::manifest::{Form, read};
 
 /// The demo in a temporary folder of its own.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
-use tests::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 const LINKS: &str = "run/iptables-variant";
 

@@ -12,8 +12,6 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-mod shared;
-
 use std::fs::{read_to_string, write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
@@ -30,8 +28,8 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
-use shared::figures::{goal, processor};
-use shared::objects::{here, service, slice};
+use testkit::bench::clusters::{here, service, slice};
+use testkit::bench::figures::{goal, processor};
 
 const UNRELATED: u32 = 500_000;
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -16,8 +16,6 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-mod shared;
-
 use std::env::args;
 use std::fs::read_to_string;
 use std::os::unix::fs::symlink;
@@ -36,9 +34,9 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use shared::figures::{Figures, goal, processor, run, say};
-use shared::objects::{Random, Size, deletions, here, replacements, service, slice};
-use shared::record::Record;
+use testkit::bench::clusters::{Random, Size, deletions, here, replacements, service, slice};
+use testkit::bench::figures::{Figures, goal, processor, run, say};
+use testkit::bench::record::Record;
 
 const SIZES: [Size; 3] = [
     Size { services: 1_000, endpoints: 5 },

@@ -13,7 +13,7 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-mod shared;
+mod affinity;
 
 use std::env::args;
 use std::fs::read_to_string;
@@ -33,10 +33,9 @@ use plan::mark::Mark;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Settings;
 
-use shared::affinity;
-use shared::figures::{goal, processor, run, say};
-use shared::objects::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
-use shared::record::Record;
+use testkit::bench::clusters::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
+use testkit::bench::figures::{goal, processor, run, say};
+use testkit::bench::record::Record;
 
 const SIZES: [Size; 4] = [
     Size { services: 1_000, endpoints: 5 },

@@ -4,20 +4,17 @@
 //! so that they count neither as model memory nor as work.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark stops at what it did not expect")]
 
-#[path = "../../kernel/benches/shared/record.rs"]
-mod record;
-
 use std::alloc::System;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use cap::Cap;
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group};
-use model::address::Family;
 use model::api;
-use model::cluster::{Cluster, Here};
+use model::cluster::Cluster;
 use model::event::{Event, Kind};
-use record::Record;
+use testkit::bench::clusters::{self, Fate, here, sticky_service as service};
+use testkit::bench::record::Record;
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
@@ -181,16 +178,6 @@ fn full(services: usize) -> Cluster {
     cluster
 }
 
-fn here() -> Here {
-    Here {
-        family: Family::V4,
-        node_name: "node-7".into(),
-        node_ip: "192.168.0.7".parse().unwrap(),
-        serve_external_ips: true,
-        started: "2026-11-15T10:00:00Z".parse().unwrap(),
-    }
-}
-
 fn all(services: usize) -> impl Iterator<Item = Event> {
     (0..services).flat_map(|number| [service(number, 600), slice(number, true)])
 }
@@ -207,68 +194,8 @@ fn alternating(services: usize) -> std::vec::IntoIter<&'static Event> {
     Vec::leak(events).iter().collect::<Vec<_>>().into_iter()
 }
 
-fn service(number: usize, affinity: i64) -> Event {
-    let mut service = api::Service { metadata: metadata(number, ""), ..Default::default() };
-    let ip = format!("10.{}.{}.{}", 96 + number / 65536, number / 256 % 256, number % 256);
-    service.spec = api::ServiceSpec {
-        r#type: Some("ClusterIP".into()),
-        cluster_ip: ip.clone(),
-        cluster_ips: vec![ip],
-        ip_families: vec!["IPv4".into()],
-        ports: vec![api::ServicePort {
-            name: "http".into(),
-            protocol: Some("TCP".into()),
-            port: 80,
-            node_port: None,
-        }],
-        internal_traffic_policy: Some("Cluster".into()),
-        session_affinity: Some("ClientIP".into()),
-        session_affinity_config: Some(api::SessionAffinityConfig {
-            client_ip: Some(api::ClientIpConfig { timeout_seconds: Some(affinity) }),
-        }),
-        ..Default::default()
-    };
-    Event::ServiceApplied(Box::new(service))
-}
-
 fn slice(number: usize, first_is_ready: bool) -> Event {
-    let mut metadata = metadata(number, "-x7k2p");
-    metadata.labels.service_name = Some(format!("service-{number}"));
-    let endpoints =
-        (0..ENDPOINTS).map(|index| endpoint(number * ENDPOINTS + index, index > 0 || first_is_ready));
-    let endpoints = endpoints.collect();
-    let ports =
-        vec![api::EndpointPort { name: Some("http".into()), protocol: Some("TCP".into()), port: Some(8080) }];
-    Event::SliceApplied(Box::new(api::EndpointSlice {
-        metadata,
-        address_type: "IPv4".into(),
-        endpoints,
-        ports,
-    }))
-}
-
-fn endpoint(number: usize, ready: bool) -> api::Endpoint {
-    api::Endpoint {
-        addresses: vec![format!("10.{}.{}.{}", 128 + number / 65536, number / 256 % 256, number % 256)],
-        conditions: api::EndpointConditions {
-            ready: Some(ready),
-            serving: Some(ready),
-            terminating: Some(false),
-        },
-        node_name: Some(format!("node-{}", number % 1000)),
-        hints: api::EndpointHints {
-            for_zones: vec![api::Hint { name: format!("z{}", number % 3) }],
-            for_nodes: vec![],
-        },
-    }
-}
-
-fn metadata(number: usize, suffix: &str) -> api::Metadata {
-    api::Metadata {
-        name: format!("service-{number}{suffix}"),
-        namespace: format!("namespace-{}", number % 100),
-        ..Default::default()
-    }
+    clusters::slice(number, ENDPOINTS, (!first_is_ready).then_some((0, Fate::Unready)))
 }
 
 /// The kernel's count of pages this process holds.

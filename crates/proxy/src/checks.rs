@@ -5,8 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::{Family, parse_cidr};
-
-use crate::config::{Config, DetectLocal};
+use settings::config::{Config, DetectLocal};
 
 /// What the configuration is held against.
 #[derive(Clone, Copy, Debug)]
@@ -118,15 +117,15 @@ fn families_of(cidrs: &[String]) -> Vec<Family> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Completed, KubeProxyConfiguration};
-    use crate::gates::Gates;
+    use settings::config::{self, Completed, KubeProxyConfiguration};
+    use settings::gates::Gates;
 
     fn config(change: impl FnOnce(&mut KubeProxyConfiguration)) -> Config {
         let mut config = KubeProxyConfiguration::default();
         config.apply_defaults();
         "nftables".clone_into(&mut config.mode);
         "ClusterCIDR".clone_into(&mut config.detect_local_mode);
-        config.nftables.sync_period = crate::duration::Duration::from(std::time::Duration::from_secs(30));
+        config.nftables.sync_period = settings::duration::Duration::from(std::time::Duration::from_secs(30));
         change(&mut config);
         let cidrs: Vec<_> =
             config.cluster_cidr.split(',').filter(|text| !text.is_empty()).map(str::to_owned).collect();

@@ -5,8 +5,7 @@ use std::io;
 use anyhow::bail;
 use kernel::{iptables, nftables};
 use model::address::Family;
-
-use crate::config::ProxyMode;
+use settings::config::ProxyMode;
 
 /// Removes what any mode may have left. Goes on past a failure, so that as much as possible is gone.
 pub fn everything() -> anyhow::Result<()> {

@@ -25,12 +25,12 @@ use model::event::Event;
 use model::local::NodePortAddresses;
 use model::names::{NamespacedName, ServicePortName};
 use plan::trace::{self, Explanation, HealthCheck};
+use settings::duration::Duration as GoDuration;
 
 use crate::backend::{Backend, Change, Pass};
-use crate::duration::Duration as GoDuration;
+use crate::debug_api::question::{Question, kernel_picks};
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
-use crate::inspect::explain::question::{Question, kernel_picks};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::pace::{Pace, Pause};
 use crate::repairs::{Repaired, Repairs};

@@ -1,29 +1,23 @@
-//! kube-proxy: everything but the entry point.
+//! The server: follows the cluster and keeps the kernel in the desired state.
 #![forbid(unsafe_code)]
 
 pub mod audit;
 pub mod backend;
 pub mod checks;
 pub mod cleanup;
-pub mod config;
 pub mod connections;
 pub mod contention;
-pub mod duration;
+pub mod debug_api;
 pub mod family;
-pub mod flags;
+pub mod file_watch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-pub mod gates;
-pub mod go;
 pub mod health;
 pub mod http;
-pub mod inspect;
-pub mod logs;
 pub mod metrics;
 pub mod modes;
 pub mod node;
 pub mod pace;
-pub mod quantity;
 pub mod repairs;
 pub mod run;
 pub mod signals;
@@ -31,4 +25,3 @@ pub mod source;
 pub mod status;
 pub mod threads;
 pub mod tuning;
-pub mod version;

@@ -21,10 +21,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::address::Family;
+use settings::config::ProxyMode::{self, Iptables, Ipvs, Nftables};
+use settings::gates::Gates;
+use settings::version::{Build, COMPILER, MAJOR, MINOR};
 
-use crate::config::ProxyMode::{self, Iptables, Ipvs, Nftables};
-use crate::gates::Gates;
-use crate::version::{Build, COMPILER, MAJOR, MINOR};
 use buckets::{NETWORK_PROGRAMMING, REQUEST, REQUEST_SIZE, SYNC};
 use kinds::{Age, Counter, Gauge, Histogram, Metric};
 use process::Process;

@@ -12,9 +12,9 @@ use model::local::{FromPod, NodePortAddresses};
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
 use plan::trace;
+use settings::config::{Config, DetectLocal, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
-use crate::config::{Config, DetectLocal, ProxyMode};
 use crate::metrics::Metrics;
 use crate::node::Node;
 

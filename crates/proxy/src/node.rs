@@ -13,9 +13,9 @@ use model::address::Family;
 use model::api;
 use model::event::Event;
 use model::node::{NodeIps, host_ips};
+use settings::config::{self, Config, DetectLocal};
 use watch::node_wait::{NodeWait, Progress};
 
-use crate::config::{self, Config, DetectLocal};
 use crate::source::Word;
 
 /// What was known of the node when we started.

@@ -17,21 +17,22 @@ use model::address::Family;
 use model::api;
 use model::cluster::Here;
 use model::event::Event;
+use settings::config::{self, Completed, Config, ProxyMode};
+use settings::flags::Flags;
+use settings::gates::Gate;
+use settings::logs::Logs;
+use settings::version::Build;
 use watch::api_server::ApiServer;
 use watch::client::{self, Api};
 use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 
 use crate::checks::{self, Against};
-use crate::config::file_watch::FileWatch;
-use crate::config::{self, Completed, Config, ProxyMode};
 use crate::connections::Census;
 use crate::family::{Line, Message, Start, scan_flows};
-use crate::flags::Flags;
-use crate::gates::Gate;
+use crate::file_watch::FileWatch;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::http::Http;
-use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::metrics::connections::NewConnections;
 use crate::metrics::packets::{PacketCounts, Packets};
@@ -40,7 +41,6 @@ use crate::node::{self, Node};
 use crate::pace::Pause;
 use crate::source::{Lines, Source, Word};
 use crate::status::{self, Facts};
-use crate::version::Build;
 use crate::{audit, cleanup, health, signals, threads, tuning};
 
 /// What the command line asks for beyond the configuration.

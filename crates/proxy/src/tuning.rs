@@ -8,8 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use kernel::sysctl::{Sysctls, read_number};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-use crate::config::Conntrack;
+use settings::config::Conntrack;
 
 /// However many processors there are, the table gets no larger.
 const MOST_ENTRIES: u64 = 1_048_576;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 /// A client in a namespace of its own.
 #[derive(Debug)]

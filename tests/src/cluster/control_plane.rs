@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cluster::api::Api;
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 /// Where it is on the network between it and the nodes.
 pub const ADDRESS: &str = "198.18.4.1";

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use crate::cluster::http;
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 /// Only within the control plane's namespace.
 pub const CLIENTS: &str = "127.0.0.1:2379";

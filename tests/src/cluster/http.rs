@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 

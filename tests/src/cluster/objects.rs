@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use model::address::Family;
 use serde_json::{Value, json};
 
-use crate::lab::{Place, TARGET};
-use crate::network::node_ip;
+use testkit::lab::{Place, TARGET};
+use testkit::network::node_ip;
 
 /// A Service with nothing but cluster IPs. Its endpoints are whatever slices say.
 pub fn service(name: &str) -> Value {

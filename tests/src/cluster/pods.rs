@@ -2,7 +2,7 @@
 
 use crate::cluster::objects;
 use crate::cluster::stage::Stage;
-use crate::lab::Place;
+use testkit::lab::Place;
 
 /// The pods of one application, on the stage's node and on another.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use rustix::process::Signal;
 
 use crate::cluster::http::{self, Answer};
 use crate::matrix::eventually;
-use crate::namespace::Namespace;
-use crate::network::pod_cidr;
-use crate::process::Process;
+use testkit::namespace::Namespace;
+use testkit::network::pod_cidr;
+use testkit::process::Process;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

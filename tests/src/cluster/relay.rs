@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 /// Passes bytes on until dropped.
 #[derive(Debug)]

@@ -16,9 +16,9 @@ use crate::cluster::control_plane::ControlPlane;
 use crate::cluster::kubeconfig;
 use crate::cluster::objects;
 use crate::cluster::proxy::{Mode, Proxy, binary, flags};
-use crate::lab::{Lab, Place, TARGET, Who};
 use crate::matrix::eventually;
-use crate::talk::{Answer, ask_here};
+use testkit::lab::{Lab, Place, TARGET, Who};
+use testkit::talk::{Answer, ask_here};
 
 /// How long an answer may take on a machine that also runs a control plane.
 const PATIENCE: Duration = Duration::from_secs(2);

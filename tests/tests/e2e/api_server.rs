@@ -6,14 +6,14 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
+use testkit::lab::{Place, TARGET, Who};
+use testkit::talk::Answer;
 use tests::cluster::control_plane::ADDRESS;
 use tests::cluster::proxy::Mode;
 use tests::cluster::relay::Relay;
 use tests::cluster::stage::{Stage, cluster_ip};
 use tests::cluster::{audit, etcd};
-use tests::lab::{Place, TARGET, Who};
 use tests::matrix::{eventually, within};
-use tests::talk::Answer;
 
 use crate::{in_each_mode, stage};
 

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use model::address::Family;
 use serde_json::{Value, json};
+use testkit::lab::{Place, Who};
 use tests::cluster::etcd;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::proxy::Mode;
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, Who};
 
 use crate::{in_each_mode, stage};
 

@@ -4,9 +4,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use testkit::lab::Place;
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::stage::Stage;
-use tests::lab::Place;
 use tests::matrix::eventually;
 
 use crate::{in_each_mode, stage};

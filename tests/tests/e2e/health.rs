@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use model::address::Family;
 use serde_json::{Value, json};
+use testkit::lab::Place;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::lab::Place;
 use tests::matrix::{eventually, within};
 
 use crate::stage;

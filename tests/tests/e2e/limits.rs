@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use testkit::lab::Place;
 use tests::cluster::kubeconfig;
 use tests::cluster::proxy::{Mode, flags};
 use tests::container::{Confinement, Container, Image};
-use tests::lab::Place;
 
 use crate::{in_each_mode, stage};
 

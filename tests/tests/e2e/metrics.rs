@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use model::address::Family;
+use testkit::lab::{Place, Who};
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::stage::cluster_ip;
-use tests::lab::{Place, Who};
 use tests::matrix::eventually;
 
 use crate::{in_each_mode, stage};

@@ -5,12 +5,12 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
+use testkit::lab::{Place, Who};
+use testkit::talk::Answer;
 use tests::cluster::objects;
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::stage::cluster_ip;
-use tests::lab::{Place, Who};
 use tests::matrix::{eventually, within};
-use tests::talk::Answer;
 
 use crate::{in_each_mode, stage, stage_without_node};
 

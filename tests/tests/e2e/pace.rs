@@ -2,12 +2,12 @@
 
 use model::address::Family;
 use model::names::Protocol;
+use testkit::lab::{Place, Who};
+use testkit::talk::Answer;
 use tests::cluster::objects::{endpoint, service, slice};
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::stage::cluster_ip;
-use tests::lab::{Place, Who};
 use tests::matrix::{eventually, within};
-use tests::talk::Answer;
 
 use crate::{in_each_mode, stage};
 

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
+use testkit::lab::Place;
 use tests::cluster::api::Trial;
 use tests::cluster::kubelet::Pod;
 use tests::cluster::manifests::{Applied, apply, find, parse, path, read};
 use tests::cluster::proxy::{Mode, Proxy};
 use tests::cluster::stage::Stage;
-use tests::lab::Place;
 use tests::matrix::eventually;
 
 use crate::{in_each_mode, stage};

@@ -1,8 +1,8 @@
 //! What the proxy asks of the API server, by the API server's own account.
 
+use testkit::lab::Place;
 use tests::cluster::proxy::Mode;
 use tests::cluster::stage::Stage;
-use tests::lab::Place;
 use tests::matrix::eventually;
 
 use crate::{in_each_mode, stage};

@@ -8,14 +8,14 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::json;
+use testkit::lab::{Place, TARGET, Who};
+use testkit::network::remote_pod_ip;
+use testkit::talk::{Answer, Server, ask_here};
 use tests::cluster::objects::{service, with};
 use tests::cluster::pods::Pods;
 use tests::cluster::proxy::Mode;
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, TARGET, Who};
 use tests::matrix::within;
-use tests::network::remote_pod_ip;
-use tests::talk::{Answer, Server, ask_here};
 
 use crate::{in_each_mode, stage};
 

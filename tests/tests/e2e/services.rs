@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
+use testkit::lab::{Address, NODE_PORT, Place, Who};
+use testkit::talk::Answer;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::pods::Pods;
 use tests::cluster::proxy::Mode;
 use tests::cluster::stage::cluster_ip;
-use tests::lab::{Address, NODE_PORT, Place, Who};
 use tests::matrix::eventually;
-use tests::talk::Answer;
 
 use crate::{in_each_mode, stage};
 

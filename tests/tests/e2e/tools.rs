@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use model::address::Family;
+use testkit::lab::{Place, TARGET, Who};
 use tests::cluster::proxy::{Mode, binary, flags};
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, TARGET, Who};
 
 use crate::{SUPERVISOR, in_each_mode, stage};
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
+use testkit::lab::{Place, Who};
+use testkit::talk::{Answer, ask_here};
 use tests::cluster::control_plane::components;
 use tests::cluster::proxy::{Mode, Proxy, flags};
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, Who};
 use tests::matrix::eventually;
-use tests::talk::{Answer, ask_here};
 
 use crate::{in_each_mode, stage};
 

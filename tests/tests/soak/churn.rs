@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use model::address::Family;
 use serde_json::{Value, json};
+use testkit::lab::Place;
+use testkit::network::of;
 use tests::cluster::api::{Api, Refusal};
 use tests::cluster::objects;
 use tests::cluster::stage::Stage;
-use tests::lab::Place;
 use tests::matrix::within;
-use tests::network::of;
 
 use crate::random::Random;
 use crate::services::{self, NAMES, PLACES};

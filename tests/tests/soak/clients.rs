@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use testkit::lab::{TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::network::of;
+use testkit::patience::Patient;
+use testkit::talk::{hear, hear_connected};
 use tests::cluster::stage::Stage;
-use tests::lab::{TARGET, Who};
 use tests::matrix::within;
-use tests::namespace::Namespace;
-use tests::network::of;
-use tests::patience::Patient;
-use tests::talk::{hear, hear_connected};
 
 use crate::services::Targets;
 

@@ -8,14 +8,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use model::address::Family;
+use testkit::lab::{Place, TARGET};
+use testkit::network::of;
 use tests::cluster::control_plane::ADDRESS;
 use tests::cluster::etcd;
 use tests::cluster::proxy::{Mode, Proxy, flags};
 use tests::cluster::relay::Relay;
 use tests::cluster::stage::Stage;
-use tests::lab::{Place, TARGET};
 use tests::matrix::within;
-use tests::network::of;
 
 use crate::clients::Failure;
 use crate::random::Random;

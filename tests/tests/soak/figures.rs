@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::Value;
+use testkit::namespace::Namespace;
+use testkit::patience::Deadline;
 use tests::cluster::proxy::Proxy;
 use tests::cluster::stage::Stage;
-use tests::namespace::Namespace;
-use tests::patience::Deadline;
 
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(240);
 /// Figures that stay the same for this long have settled.

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use serde_json::{Value, json};
+use testkit::echo;
+use testkit::lab::{Address, Place, TARGET};
+use testkit::network::node_ip;
 use tests::cluster::objects;
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::echo;
-use tests::lab::{Address, Place, TARGET};
-use tests::network::node_ip;
 
 /// A Service of every kind of frontend, and one with session affinity.
 pub const NAMES: [&str; 2] = ["web", "sticky"];

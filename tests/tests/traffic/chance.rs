@@ -7,12 +7,12 @@ use std::time::Duration;
 use kernel::nftables::connections;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::network::Network;
+use testkit::talk::{Answer, Server, ask_here};
 use tests::manifests::{Plain, list};
 use tests::matrix::Backend;
-use tests::network::Network;
 use tests::node::Node;
 use tests::options::Options;
-use tests::talk::{Answer, Server, ask_here};
 
 use crate::{cluster_ip, remote_pods};
 

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use kernel::iptables::Variant;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::namespace::Namespace;
+use testkit::network::Network;
+use testkit::talk::{Answer, Server, ask, ask_here};
 use tests::chains::Chains;
 use tests::manifests::{Plain, list};
 use tests::matrix::{Backend as _, eventually};
-use tests::namespace::Namespace;
-use tests::network::Network;
 use tests::node::Node;
 use tests::options::Options;
-use tests::talk::{Answer, Server, ask, ask_here};
 
 use crate::{cluster_ip, remote_pods};
 

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::names::Protocol;
+use testkit::network::{Network, of, remote_pod_ip};
+use testkit::talk::{Answer, Server, ask};
 use tests::manifests::{Plain, list};
-use tests::network::{Network, of, remote_pod_ip};
 use tests::node::Node;
 use tests::options::Options;
-use tests::talk::{Answer, Server, ask};
 
 use crate::{cluster_ip, remote_pods};
 

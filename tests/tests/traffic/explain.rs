@@ -16,14 +16,14 @@ use model::names::Protocol;
 use plan::trace::live::{Live, through_sets};
 use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode, Packet, Settings, Target, trace};
+use testkit::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
+use testkit::namespace::Namespace;
+use testkit::network::of;
+use testkit::talk::{Answer, ask_here};
 use tests::chains::Chains;
-use tests::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
 use tests::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
-use tests::namespace::Namespace;
-use tests::network::of;
 use tests::node::Node;
 use tests::options::{DetectLocal, Options};
-use tests::talk::{Answer, ask_here};
 
 /// For each mode: so many configurations, in both families, with so many states, and so many packets for each.
 const CONFIGURATIONS: u64 = 5;

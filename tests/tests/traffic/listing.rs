@@ -4,9 +4,9 @@ use std::process::Command;
 
 use model::address::Family;
 use netlink::nftables::Connection;
+use testkit::namespace::Namespace;
+use testkit::network::of;
 use tests::manifests::{A, Object, Plain, R, Service, list, web, write};
-use tests::namespace::Namespace;
-use tests::network::of;
 use tests::node::Node;
 use tests::options::Options;
 

@@ -12,7 +12,7 @@ mod sticky;
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
-use tests::network::{of, remote_pod_ip};
+use testkit::network::{of, remote_pod_ip};
 
 /// A cluster IP, by number.
 fn cluster_ip(family: Family, number: u16) -> IpAddr {

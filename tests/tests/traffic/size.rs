@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
+use testkit::network::Network;
+use testkit::talk::{Answer, Server, ask_here};
 use tests::manifests::{Plain, list};
-use tests::network::Network;
 use tests::node::Node;
 use tests::options::Options;
-use tests::talk::{Answer, Server, ask_here};
 
 use crate::{cluster_ip, remote_pods};
 
@@ -20,8 +20,8 @@ fn a_service_may_have_a_thousand_endpoints_or_four_thousand_ports_or_the_longest
     for family in Family::BOTH {
         // Four ports of 250 pods; one listener hears what is said to all pods. Others for each family, since connections
         // that linger keep a port from the wildcard address of the other.
-        let ports = tests::network::of(family, [9000..9004, 9100..9104]);
-        let everyone = tests::network::of(family, ["0.0.0.0", "::"]).parse().unwrap();
+        let ports = testkit::network::of(family, [9000..9004, 9100..9104]);
+        let everyone = testkit::network::of(family, ["0.0.0.0", "::"]).parse().unwrap();
         let listeners: Vec<_> = ports.clone().map(|port| SocketAddr::new(everyone, port)).collect();
         let _server = Server::start_all(&network.remote, &listeners);
         let endpoints: Vec<_> = ports.flat_map(|port| remote_pods(family, 250, port)).collect();

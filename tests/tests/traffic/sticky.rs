@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::names::Protocol;
 use netlink::nftables::Connection;
-use tests::lab::{Address, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::lab::{Address, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::network::of;
+use testkit::talk::{Answer, ask_from};
 use tests::manifests::{A, ALL, B, Endpoint, Object, Port, R, S, Service, web, write};
-use tests::network::of;
 use tests::node::Node;
 use tests::options::Options;
-use tests::talk::{Answer, ask_from};
 
 const SECONDS: u32 = 10_800;
 const CLIENTS: usize = 6;

@@ -22,7 +22,7 @@ fn objects(number: usize, endpoints: usize) -> String {
     let ips = (0..endpoints).map(|pod| format!(" 10.244.{}.{low}@node-{}", 10 * high + pod, pod % 3));
     let ips: String = ips.collect();
     format!(
-        "service ns/s{number} 10.96.{high}.{low} p:80@{} NodePort affinity=600\nslice ns/s{number} p:8080{ips}",
+        "service ns/s{number} 10.96.{high}.{low} p:80@{} NodePort affinity=600\nslice ns/s{number} of s{number} p:8080{ips}",
         30_000 + number
     )
 }

@@ -59,9 +59,9 @@ fn what_we_wrote_goes_and_what_others_wrote_stays() {
                 let mut machine = machine(&commands, family);
                 if family == Family::V4 {
                     machine.hear(
-                        "service ns/a 10.96.0.1 p:80@30080 LoadBalancer lb=203.0.113.1 ranges=10.0.0.0/8",
+                        "service ns/a 10.96.0.1 p:80@30080 LoadBalancer lb-ips=203.0.113.1 ranges=10.0.0.0/8",
                     );
-                    machine.hear("slice ns/a p:80 10.244.1.1@node-1");
+                    machine.hear("slice ns/a of a p:80 10.244.1.1@node-1");
                 }
                 machine.sync();
                 let canary = format!("{} -t mangle -N KUBE-PROXY-CANARY", iptables(family));

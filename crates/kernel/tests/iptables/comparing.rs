@@ -49,9 +49,9 @@ fn what_was_just_written_does_not_differ() {
 fn synced(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
     machine.hear(
-        "service ns/a 10.96.1.1 p:80@30080 NodePort\nslice ns/a p:8080 10.244.1.1@node-1 10.244.2.1@node-2",
+        "service ns/a 10.96.1.1 p:80@30080 NodePort\nslice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.1@node-2",
     );
-    machine.hear("service ns/b 10.96.1.2 p:80/UDP\nslice ns/b p:53 10.244.1.2@node-1").sync();
+    machine.hear("service ns/b 10.96.1.2 p:80/UDP\nslice ns/b of b p:53 10.244.1.2@node-1").sync();
     machine
 }
 
@@ -98,7 +98,7 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = synced(&commands);
-            machine.hear("slice ns/a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
+            machine.hear("slice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
             let found = as_a_stranger(&mut machine);
             assert!(found.iter().all(|it| it.service.as_ref().unwrap().to_string() == "ns/a:p"), "{found:?}");
             let facts = |kind| {
@@ -118,7 +118,7 @@ fn a_cluster_that_became_large_may_still_have_comments() {
         let mut machine = synced(&commands);
         machine.imagined = 1_000;
         assert_eq!(texts(&as_a_stranger(&mut machine)), [""; 0]);
-        machine.hear("slice ns/b p:53 10.244.1.3@node-1").sync();
+        machine.hear("slice ns/b of b p:53 10.244.1.3@node-1").sync();
         assert_eq!(differences(&machine), [""; 0], "a stale chain waits for its time");
         let found = as_a_stranger(&mut machine);
         assert!(

@@ -16,8 +16,8 @@ use crate::options::Options;
 const TWO_SERVICES: &str = "
     service ns/a 10.96.1.1 p:80@30080 NodePort
     service ns/b 10.96.1.2 p:80
-    slice ns/a p:80 10.244.1.1@node-1
-    slice ns/b p:80 10.244.1.2@node-1 10.244.2.2@node-2";
+    slice ns/a of a p:80 10.244.1.1@node-1
+    slice ns/b of b p:80 10.244.1.2@node-1 10.244.2.2@node-2";
 
 fn two_services(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
@@ -38,7 +38,7 @@ fn a_partial_restore_that_fails_once_is_healed_in_the_same_pass() {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             commands.fail_once("iptables-restore");
-            let outcome = machine.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+            let outcome = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert!(outcome.full);
             let failures = machine.rules.failures();
             assert_eq!((failures.restores, failures.partial_restores), (1, 1));
@@ -55,7 +55,8 @@ fn a_full_restore_that_fails_is_told_and_nothing_is_lost() {
             let mut machine = two_services(&commands);
             commands.rewrite("iptables-restore", "echo 'iptables-restore: line 3 failed' >&2; exit 1");
             machine.rules.require_full();
-            let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err().to_string();
+            let error =
+                machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err().to_string();
             let wanted = ["iptables-restore", "status 1", "line 3 failed", "| line 3: :KUBE-"];
             assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
             assert!(machine.rules.failures().restores >= 1);
@@ -95,7 +96,7 @@ fn somebody_who_holds_the_lock_for_three_seconds_is_waited_for() {
             std::thread::sleep(Duration::from_secs(3));
             drop(lock);
         });
-        let outcome = machine.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+        let outcome = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
         assert!(!outcome.full && held.elapsed() >= Duration::from_secs(3));
         assert_eq!(machine.rules.failures().restores, 0);
         holder.join().unwrap();
@@ -111,7 +112,7 @@ fn somebody_who_does_not_let_go_of_the_lock_is_told_and_tried_again() {
         let lock = fs::OpenOptions::new().write(true).open(commands.lock()).unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
         let started = Instant::now();
-        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.is_contention() && error.to_string().contains("xtables lock"), "{error}");
         assert!(
             started.elapsed() < Duration::from_secs(9),
@@ -130,7 +131,7 @@ fn a_lock_that_cannot_be_made_is_named() {
         let mut machine = two_services(&commands);
         // As on a file system that is read-only, which root could write otherwise.
         commands.rewrite("iptables-restore", "export XTABLES_LOCKFILE=/proc/xtables.lock");
-        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.to_string().contains("/proc/xtables.lock"), "{error}");
         commands.rewrite("iptables-restore", "");
         assert!(machine.sync().full);
@@ -151,7 +152,7 @@ fn commands_that_are_missing_are_named() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = two_services(&commands);
         fs::rename(commands.path("iptables-restore"), commands.path("away")).unwrap();
-        let error = machine.hear("slice ns/a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.is_missing() && error.to_string().contains("iptables-restore"), "{error}");
         fs::rename(commands.path("away"), commands.path("iptables-restore")).unwrap();
         assert!(machine.sync().full);

@@ -24,7 +24,6 @@ use crate::commands::{Commands, VARIANTS};
 use crate::fake::Kernel;
 use crate::faulty::{Fake, Fault, Faulty};
 use crate::histories::{Op, op};
-use crate::objects;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
@@ -195,7 +194,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
     let mut follower = Follower::new(access);
     for op in ops(seed, most) {
         match op {
-            Op::Say(line) => _ = follower.cluster.apply(&objects::said(&line)),
+            Op::Say(line) => _ = follower.cluster.apply(&testkit::event(&line)),
             Op::Move(kept) => {
                 follower.interfaces = kept.iter().map(|at| interfaces()[*at]).collect();
                 follower.moved = true;

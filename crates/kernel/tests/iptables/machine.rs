@@ -8,7 +8,6 @@ use model::cluster::Cluster;
 use model::event::Event;
 
 use crate::commands::Commands;
-use crate::objects;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
@@ -51,7 +50,7 @@ impl<'a> Machine<'a> {
 
     pub fn hear(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-            self.apply(&objects::said(line));
+            self.apply(&testkit::event(line));
         }
         self
     }

@@ -31,7 +31,5 @@ mod given;
 #[path = "../../../plan/tests/iptables/histories.rs"]
 #[allow(dead_code, reason = "time does not pass as quickly here")]
 mod histories;
-#[path = "../../../plan/tests/iptables/objects.rs"]
-mod objects;
 #[path = "../../../plan/tests/iptables/options.rs"]
 mod options;

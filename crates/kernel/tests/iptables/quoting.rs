@@ -6,7 +6,6 @@ use netlink::testing::in_fresh_netns;
 
 use crate::commands::{Commands, VARIANTS};
 use crate::machine::Machine;
-use crate::objects;
 use crate::options::{DetectLocal, Options};
 
 const NAMES: [&str; 7] = [
@@ -20,14 +19,14 @@ const NAMES: [&str; 7] = [
 ];
 
 const LINES: [&str; 2] = [
-    "service ns/s 10.96.0.10 p:80@30080 lb=203.0.113.5 ranges=203.0.113.0/24 external=198.51.100.1 etp=Local health=32100 affinity=60",
-    "slice ns/s p:8080 10.244.1.5@node-1 10.244.2.6@node-2",
+    "service ns/s 10.96.0.10 p:80@30080 LoadBalancer lb-ips=203.0.113.5 ranges=203.0.113.0/24 external-ips=198.51.100.1 external-policy=Local health=32100 affinity=60",
+    "slice ns/s of s p:8080 10.244.1.5@node-1 10.244.2.6@node-2",
 ];
 
 fn apply(machine: &mut Machine<'_>, at: usize, name: &str) {
     let service = format!("s{at}{name}");
     for line in LINES {
-        let mut event = objects::said(line);
+        let mut event = testkit::event(line);
         if let Event::ServiceApplied(object) = &mut event {
             object.metadata.name = service.clone();
             object.spec.cluster_ip = format!("10.96.0.{}", at + 1);

@@ -22,7 +22,7 @@ fn machine(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
     let access = Access::through(commands.programs(), machine.options.family()).unwrap();
     machine.rules = Rules::new(access, machine.options.settings(), PERIOD);
-    machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a p:80 10.244.1.1@node-1").sync();
+    machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     machine
 }
 
@@ -118,7 +118,7 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             one.saved().assert_same(&before, "nothing was written");
 
             one.rules.distrust();
-            let outcome = one.hear("slice ns/a p:80 10.244.1.7@node-1").sync();
+            let outcome = one.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert_eq!(
                 (outcome.full, outcome.drifted),
                 (false, false),
@@ -126,7 +126,7 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             );
             let before = one.saved();
 
-            other.hear("slice ns/a p:80 10.244.1.9@node-1").sync();
+            other.hear("slice ns/a of a p:80 10.244.1.9@node-1").sync();
             one.rules.distrust();
             let outcome = one.sync();
             assert_eq!((outcome.full, outcome.drifted), (true, true), "{variant:?}: it wrote something else");
@@ -190,7 +190,7 @@ fn with_nft_what_does_not_concern_us_is_no_news() {
         ] {
             commands.run(command);
         }
-        machine.hear("slice ns/a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
+        machine.hear("slice ns/a of a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
         machine.rules.require_full();
         machine.sync();
         assert!(hear.recv_timeout(SILENCE).is_err());

@@ -1,175 +1,19 @@
-//! Objects written as people say them, and a world that remembers what it was told.
-//!
-//! ```text
-//! service  shop/web 10.96.0.10 http:80 dns:53/UDP@30053 NodePort external-policy=Local
-//! slice    shop/web-1 of web http:8080 | 10.0.0.1 local | 10.0.0.2 draining node=n2 zones=z1,z2
-//! ```
+//! A world that remembers what it was told; objects are written down as in [`testkit::objects`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use model::address::{Family, parse_ip};
+use model::address::Family;
 use model::api;
 use model::cluster::{Changes, Cluster, HealthCheck, Here};
 use model::event::{Event, Kind};
 use model::names::{NamespacedName, ServicePortName};
 use model::note::Note;
 use model::routing::{Endpoint, Frontend, Routing};
-
-/// The node everything is seen from.
-pub const HERE: &str = "n1";
-pub const STARTED: &str = "2026-11-15T10:00:00Z";
-
-pub fn here(family: Family) -> Here {
-    let node_ip = match family {
-        Family::V4 => "192.168.0.1",
-        Family::V6 => "fd00:192::1",
-    };
-    Here {
-        family,
-        node_name: HERE.into(),
-        node_ip: node_ip.parse().unwrap(),
-        serve_external_ips: true,
-        started: STARTED.parse().unwrap(),
-    }
-}
-
-pub fn name(text: &str) -> NamespacedName {
-    let (namespace, name) = text.split_once('/').unwrap();
-    NamespacedName::new(namespace, name)
-}
-
-/// `namespace/name clusterIPs [type] [port:number[/PROTOCOL][@nodePort]]… [key=value]…`; `-` for no cluster IP.
-pub fn service(text: &str) -> api::Service {
-    let mut words = text.split_whitespace();
-    let mut service = api::Service { metadata: metadata(words.next().unwrap()), ..api::Service::default() };
-    let spec = &mut service.spec;
-    let ips = list(words.next().unwrap());
-    if ips != ["-"] {
-        spec.cluster_ip = ips[0].clone();
-        spec.ip_families =
-            ips.iter().filter_map(|ip| parse_ip(ip)).map(|ip| Family::of(ip).to_string()).collect();
-        spec.cluster_ips = ips;
-    }
-    for word in words {
-        match word.split_once('=') {
-            Some(("external-policy", value)) => spec.external_traffic_policy = Some(value.into()),
-            Some(("internal-policy", value)) => spec.internal_traffic_policy = Some(value.into()),
-            Some(("external-ips", value)) => spec.external_ips = list(value),
-            Some(("ranges", value)) => spec.load_balancer_source_ranges = list(value),
-            Some(("health", value)) => spec.health_check_node_port = Some(value.parse().unwrap()),
-            Some(("affinity", value)) => {
-                spec.session_affinity = Some("ClientIP".into());
-                let client_ip = Some(api::ClientIpConfig { timeout_seconds: value.parse().ok() });
-                spec.session_affinity_config = Some(api::SessionAffinityConfig { client_ip });
-            }
-            Some(("lb-ips", value)) => {
-                service.status.load_balancer.ingress = list(value).iter().map(|ip| ingress(ip)).collect()
-            }
-            Some((other, _)) => panic!("a service has no {other}"),
-            None if word.contains(':') => spec.ports.push(service_port(word)),
-            None => spec.r#type = Some(word.into()),
-        }
-    }
-    service
-}
-
-/// `ip` or `ip~mode`.
-fn ingress(text: &str) -> api::LoadBalancerIngress {
-    let (ip, mode) = text.split_once('~').map_or((text, None), |(ip, mode)| (ip, Some(mode.into())));
-    api::LoadBalancerIngress { ip: ip.into(), ip_mode: mode }
-}
-
-fn service_port(word: &str) -> api::ServicePort {
-    let (name, rest) = word.split_once(':').unwrap();
-    let (rest, node_port) = split_last(rest, '@');
-    let (port, protocol) = split_last(rest, '/');
-    api::ServicePort {
-        name: name.into(),
-        protocol: protocol.map(Into::into),
-        port: port.parse().unwrap(),
-        node_port: node_port.map(|number| number.parse().unwrap()),
-    }
-}
-
-/// `namespace/name of service [port:number[/PROTOCOL]]… [at=time] | endpoint | endpoint…`
-///
-/// An endpoint is an address, then any of: `local`, `node=`, `zones=`, `nodes=`, the conditions `ready=`, `serving=`,
-/// `terminating=`, and two states by name: `unready` (nothing works) and `draining` (terminating but serving).
-pub fn slice(text: &str) -> api::EndpointSlice {
-    let mut parts = text.split('|');
-    let mut words = parts.next().unwrap().split_whitespace();
-    let mut slice = api::EndpointSlice { metadata: metadata(words.next().unwrap()), ..Default::default() };
-    while let Some(word) = words.next() {
-        match word.split_once('=') {
-            Some(("at", time)) => slice.metadata.annotations.last_change_trigger_time = Some(time.into()),
-            Some((other, _)) => panic!("a slice has no {other}"),
-            None if word == "of" => slice.metadata.labels.service_name = words.next().map(Into::into),
-            None if word.contains(':') => slice.ports.push(slice_port(word)),
-            None => slice.address_type = word.into(),
-        }
-    }
-    slice.endpoints = parts.map(endpoint).collect();
-    if slice.address_type.is_empty() {
-        let first = slice.endpoints.first().and_then(|endpoint| parse_ip(&endpoint.addresses[0]));
-        slice.address_type = first.map_or(Family::V4, Family::of).to_string();
-    }
-    slice
-}
-
-fn slice_port(word: &str) -> api::EndpointPort {
-    let (name, rest) = word.split_once(':').unwrap();
-    let (port, protocol) = split_last(rest, '/');
-    api::EndpointPort {
-        name: Some(name.into()),
-        protocol: protocol.map(Into::into),
-        port: Some(port.parse().unwrap()),
-    }
-}
-
-fn endpoint(text: &str) -> api::Endpoint {
-    let mut words = text.split_whitespace();
-    let mut endpoint = api::Endpoint { addresses: vec![words.next().unwrap().into()], ..Default::default() };
-    let conditions = &mut endpoint.conditions;
-    let flag = |value: &str| Some(value.parse::<bool>().unwrap());
-    for word in words {
-        match word.split_once('=') {
-            Some(("node", node)) => endpoint.node_name = Some(node.into()),
-            Some(("zones", zones)) => endpoint.hints.for_zones = hints(zones),
-            Some(("nodes", nodes)) => endpoint.hints.for_nodes = hints(nodes),
-            Some(("ready", value)) => conditions.ready = flag(value),
-            Some(("serving", value)) => conditions.serving = flag(value),
-            Some(("terminating", value)) => conditions.terminating = flag(value),
-            None if word == "local" => endpoint.node_name = Some(HERE.into()),
-            None if word == "unready" => (conditions.ready, conditions.serving) = (Some(false), Some(false)),
-            None if word == "draining" => {
-                (conditions.ready, conditions.serving) = (Some(false), Some(true));
-                conditions.terminating = Some(true);
-            }
-            Some((other, _)) => panic!("an endpoint has no {other}"),
-            None => panic!("an endpoint is never {word}"),
-        }
-    }
-    endpoint
-}
-
-fn metadata(text: &str) -> api::Metadata {
-    let (namespace, name) = text.split_once('/').unwrap();
-    api::Metadata { name: name.into(), namespace: namespace.into(), ..Default::default() }
-}
-
-fn hints(text: &str) -> Vec<api::Hint> {
-    text.split(',').map(|name| api::Hint { name: name.into() }).collect()
-}
-
-fn list(text: &str) -> Vec<String> {
-    text.split(',').map(Into::into).collect()
-}
-
-fn split_last(text: &str, at: char) -> (&str, Option<&str>) {
-    text.rsplit_once(at).map_or((text, None), |(head, tail)| (head, Some(tail)))
-}
+pub use testkit::node as here;
+use testkit::objects::list;
+pub use testkit::objects::{NODE as HERE, name, service, slice};
 
 /// A store and everything it has said so far, each said thing in words.
 #[derive(Debug)]

@@ -64,7 +64,7 @@ fn test_overall_iptables_rules() {
 fn test_no_endpoints_reject() {
     let world = world(
         Options::default(),
-        "service ns/none 10.96.0.1 p:80@30001 external=198.51.100.1 lb=203.0.113.1",
+        "service ns/none 10.96.0.1 p:80@30001 external-ips=198.51.100.1 LoadBalancer lb-ips=203.0.113.1",
     );
     for from in [POD, OUTSIDE, NODE] {
         check(
@@ -93,11 +93,11 @@ fn test_cluster_ip_general() {
     let world = world(
         Options::default(),
         "service ns/one 10.96.0.1 http:80
-         slice ns/one http:80 10.244.1.1@node-1
+         slice ns/one of one http:80 10.244.1.1@node-1
          service ns/two 10.96.0.2 http:80 https:443
-         slice ns/two http:80,https:8443 10.244.1.2@node-1 10.244.2.2@node-2
+         slice ns/two of two http:80 https:8443 10.244.1.2@node-1 10.244.2.2@node-2
          service ns/three 10.96.0.3 tcp:80 udp:80/UDP sctp:80/SCTP
-         slice ns/three tcp:8001,udp:8002/UDP,sctp:8003/SCTP 10.244.1.3@node-1",
+         slice ns/three of three tcp:8001 udp:8002/UDP sctp:8003/SCTP 10.244.1.3@node-1",
     );
     check(
         &world,
@@ -120,8 +120,8 @@ fn test_cluster_ip_general() {
 
 #[test]
 fn test_load_balancer() {
-    let service = "service ns/lb 10.96.0.1 p:80@30001 lb=203.0.113.1,203.0.113.2 ranges=192.168.0.0/24,_203.0.113.128/25_
-                   slice ns/lb p:8080 10.244.1.1@node-1";
+    let service = "service ns/lb 10.96.0.1 p:80@30001 LoadBalancer lb-ips=203.0.113.1,203.0.113.2 ranges=192.168.0.0/24,_203.0.113.128/25_
+                   slice ns/lb of lb p:8080 10.244.1.1@node-1";
     let open = "10.244.1.1:8080 masqueraded";
     let behind = world(Options::default(), service);
     for balancer in ["203.0.113.1:80", "203.0.113.2:80"] {
@@ -147,8 +147,9 @@ fn test_load_balancer() {
 
 #[test]
 fn test_node_ports() {
-    const V4: &str = "service ns/np 10.96.0.1 p:80@30001 NodePort\nslice ns/np p:80 10.244.1.1@node-1";
-    const V6: &str = "service ns/np fd00:96::1 p:80@30001 NodePort\nslice ns/np p:80 fd00:10:244:1::1@node-1";
+    const V4: &str = "service ns/np 10.96.0.1 p:80@30001 NodePort\nslice ns/np of np p:80 10.244.1.1@node-1";
+    const V6: &str =
+        "service ns/np fd00:96::1 p:80@30001 NodePort\nslice ns/np of np p:80 fd00:10:244:1::1@node-1";
     // Family, node ports at localhost, addresses; then what answers: 192.168.0.2, 192.168.1.2, 127.0.0.1, and whether
     // the network is kept from localhost.
     for (v6, localhost, cidrs, answers, firewall) in [
@@ -194,8 +195,10 @@ fn test_node_ports() {
 #[test]
 fn test_health_check_node_port() {
     let options = Options { node_port_addresses: vec!["127.0.0.0/8".into()], ..Options::default() };
-    let mut world =
-        world(options, "service ns/lb 10.96.0.1 p:80@30001 lb=203.0.113.1 etp=Local health=32100");
+    let mut world = world(
+        options,
+        "service ns/lb 10.96.0.1 p:80@30001 LoadBalancer lb-ips=203.0.113.1 external-policy=Local health=32100",
+    );
     assert_eq!(world.fates(&format!("{OUTSIDE} -> {NODE}:32100")), "accept");
     world.hear("delete service ns/lb").sync();
     assert_eq!(world.fates(&format!("{OUTSIDE} -> {NODE}:32100")), "pass");
@@ -234,8 +237,8 @@ fn test_masquerade_rule() {
 #[test]
 fn test_external_traffic_policy() {
     let lines =
-        "service ns/svc 10.96.0.1 p:80@30001 external=198.51.100.1 lb=203.0.113.1 etp=Local health=32100
-                 slice ns/svc p:80 10.244.1.1@node-1 10.244.2.1@node-2";
+        "service ns/svc 10.96.0.1 p:80@30001 external-ips=198.51.100.1 LoadBalancer lb-ips=203.0.113.1 external-policy=Local health=32100
+                 slice ns/svc of svc p:80 10.244.1.1@node-1 10.244.2.1@node-2";
     let both = "10.244.1.1:80, 10.244.2.1:80";
     let both_masqueraded = "10.244.1.1:80 masqueraded, 10.244.2.1:80 masqueraded";
     let local = world(Options::default(), lines);
@@ -276,7 +279,9 @@ fn test_internal_traffic_policy() {
         ("Local", "10.244.2.1@node-2 10.244.3.1@node-3", "drop"),
         ("Local", "", "reject"),
     ] {
-        let lines = format!("service ns/svc 10.96.0.1 p:80 itp={policy}\nslice ns/svc p:80 {endpoints}");
+        let lines = format!(
+            "service ns/svc 10.96.0.1 p:80 internal-policy={policy}\nslice ns/svc of svc p:80 {endpoints}"
+        );
         let mut world = world(Options::default(), &lines);
         check(&world, &[(POD, "10.96.0.1:80", want)]);
         world.hear("delete slice ns/svc").sync();
@@ -289,27 +294,31 @@ fn test_terminating_endpoints_traffic_policy() {
     // What traffic from outside to the balancer gets, by policy Local and by policy Cluster.
     for (endpoints, local, cluster) in [
         (
-            "10.244.1.1@node-1 10.244.1.2@node-1 10.244.1.3@node-1/draining 10.244.2.1@node-2/gone",
+            "10.244.1.1@node-1 10.244.1.2@node-1 10.244.1.3@node-1 draining 10.244.2.1@node-2 unready terminating=true",
             "10.244.1.1:80, 10.244.1.2:80",
             "10.244.1.1:80 masqueraded, 10.244.1.2:80 masqueraded",
         ),
         (
-            "10.244.1.1@node-1/draining 10.244.1.2@node-1/gone 10.244.2.1@node-2",
+            "10.244.1.1@node-1 draining 10.244.1.2@node-1 unready terminating=true 10.244.2.1@node-2",
             "10.244.1.1:80",
             "10.244.2.1:80 masqueraded",
         ),
         (
-            "10.244.1.1@node-1/draining 10.244.2.1@node-2/draining",
+            "10.244.1.1@node-1 draining 10.244.2.1@node-2 draining",
             "10.244.1.1:80",
             "10.244.1.1:80 masqueraded, 10.244.2.1:80 masqueraded",
         ),
-        ("10.244.1.1@node-1/gone 10.244.2.1@node-2", "drop", "10.244.2.1:80 masqueraded"),
-        ("10.244.2.1@node-2/draining", "drop", "10.244.2.1:80 masqueraded"),
-        ("10.244.1.1@node-1/gone 10.244.2.1@node-2/gone", "reject", "reject"),
+        ("10.244.1.1@node-1 unready terminating=true 10.244.2.1@node-2", "drop", "10.244.2.1:80 masqueraded"),
+        ("10.244.2.1@node-2 draining", "drop", "10.244.2.1:80 masqueraded"),
+        (
+            "10.244.1.1@node-1 unready terminating=true 10.244.2.1@node-2 unready terminating=true",
+            "reject",
+            "reject",
+        ),
     ] {
         for (policy, want) in [("Local", local), ("Cluster", cluster)] {
             let lines = format!(
-                "service ns/svc 10.96.0.1 p:80 lb=203.0.113.1 etp={policy}\nslice ns/svc p:80 {endpoints}"
+                "service ns/svc 10.96.0.1 p:80 LoadBalancer lb-ips=203.0.113.1 external-policy={policy}\nslice ns/svc of svc p:80 {endpoints}"
             );
             let mut world = world(Options::default(), &lines);
             assert_eq!(world.fates(&format!("{OUTSIDE} -> 203.0.113.1:80")), want, "{policy}: {endpoints}");
@@ -322,12 +331,12 @@ fn test_terminating_endpoints_traffic_policy() {
 #[test]
 fn test_internal_external_masquerade() {
     let lines = "
-        service ns/cluster 10.96.0.1 p:80@30001 lb=203.0.113.1
-        service ns/external 10.96.0.2 p:80@30002 lb=203.0.113.2 etp=Local health=32100
-        service ns/internal 10.96.0.3 p:80@30003 lb=203.0.113.3 itp=Local
-        slice ns/cluster p:80 10.244.1.1@node-1 10.244.2.1@node-2
-        slice ns/external p:80 10.244.1.2@node-1 10.244.2.2@node-2
-        slice ns/internal p:80 10.244.1.3@node-1 10.244.2.3@node-2";
+        service ns/cluster 10.96.0.1 p:80@30001 LoadBalancer lb-ips=203.0.113.1
+        service ns/external 10.96.0.2 p:80@30002 LoadBalancer lb-ips=203.0.113.2 external-policy=Local health=32100
+        service ns/internal 10.96.0.3 p:80@30003 LoadBalancer lb-ips=203.0.113.3 internal-policy=Local
+        slice ns/cluster of cluster p:80 10.244.1.1@node-1 10.244.2.1@node-2
+        slice ns/external of external p:80 10.244.1.2@node-1 10.244.2.2@node-2
+        slice ns/internal of internal p:80 10.244.1.3@node-1 10.244.2.3@node-2";
     // Which endpoints answer (l for the local one, r for the remote one; capital if masqueraded) with the defaults,
     // without a detector, with masqueradeAll, and with both changes.
     let flows: [(&str, &str, [&str; 4]); 30] = [
@@ -389,7 +398,9 @@ fn test_load_balancer_ingress_route_type_proxy() {
         ("203.0.113.1~VIP", "10.244.1.1:80 masqueraded"),
         ("203.0.113.1~Proxy", "pass"),
     ] {
-        let lines = format!("service ns/lb 10.96.0.1 p:80@30001 lb={ip}\nslice ns/lb p:80 10.244.1.1@node-1");
+        let lines = format!(
+            "service ns/lb 10.96.0.1 p:80@30001 LoadBalancer lb-ips={ip}\nslice ns/lb of lb p:80 10.244.1.1@node-1"
+        );
         let world = world(Options::default(), &lines);
         check(
             &world,
@@ -402,8 +413,8 @@ fn test_load_balancer_ingress_route_type_proxy() {
 fn test_bad_ips() {
     let world = world(
         Options::default(),
-        "service ns/bad 172.30.0.041 p:80@30001 external=192.168.099.022 lb=1.2.3.004 ranges=203.0.113.000/025
-         slice ns/bad p:80 10.244.001.005@node-1",
+        "service ns/bad 172.30.0.041 p:80@30001 external-ips=192.168.099.022 LoadBalancer lb-ips=1.2.3.004 ranges=203.0.113.000/025
+         slice ns/bad of bad p:80 10.244.001.005@node-1",
     );
     let text: String =
         world.kernel.nat.values().chain(world.kernel.filter.values()).flatten().cloned().collect();
@@ -423,11 +434,11 @@ fn test_bad_ips() {
 fn of_two_services_with_one_address_the_first_by_name_has_it() {
     let mut world = world(
         Options::default(),
-        "service ns/b 10.96.0.1 p:80\nslice ns/b p:80 10.244.1.2@node-1\n
-         service ns/c 10.96.0.1 p:80\nslice ns/c p:80 10.244.1.3@node-1",
+        "service ns/b 10.96.0.1 p:80\nslice ns/b of b p:80 10.244.1.2@node-1\n
+         service ns/c 10.96.0.1 p:80\nslice ns/c of c p:80 10.244.1.3@node-1",
     );
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.2:80")]);
-    world.hear("service ns/a 10.96.0.1 p:80\nslice ns/a p:80 10.244.1.1@node-1").sync();
+    world.hear("service ns/a 10.96.0.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.1:80")]);
     world.hear("delete service ns/a\ndelete service ns/b").sync();
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.3:80")]);

@@ -154,7 +154,7 @@ fn e13_a_large_cluster_leaves_out_what_names_endpoints() {
     let ips = (0..1001).map(|n| format!("10.244.{}.{}@node-2", n / 250, 1 + n % 250));
     let ips: Vec<String> = ips.collect();
     world.hear("service big/svc 10.96.9.9 p:80@30999 NodePort affinity=300");
-    world.hear(&format!("slice big/svc p:80 {}", ips.join(" ")));
+    world.hear(&format!("slice big/svc of svc p:80 {}", ips.join(" ")));
     let text = world.sync().texts.swap_remove(0);
     let count = |part: &str| text.lines().filter(|line| line.contains(part)).count();
     assert_eq!(count("--rcheck --seconds 300 --reap"), 1001);

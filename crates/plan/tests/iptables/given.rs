@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use model::event::Event;
 
-use crate::objects;
 use crate::options::Options;
+use testkit::objects;
 
 fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../plan/tests/iptables/examples"))
@@ -34,7 +34,7 @@ pub fn options(example: &str) -> Options {
 pub fn events(example: &str) -> Vec<Event> {
     let text = read(&format!("{example}.yaml"));
     let documents = objects::documents(&text);
-    let applied = documents.iter().filter_map(|(kind, document)| objects::event(kind, document));
+    let applied = documents.iter().filter_map(|(kind, document)| objects::applied(kind, document));
     let delete = options(example).delete;
     applied.chain(delete.iter().map(|what| objects::deletion(what))).collect()
 }

@@ -31,10 +31,10 @@ fn service() -> impl Strategy<Value = String> {
     ]);
     let extras = subsequence(
         vec![
-            "etp=Local",
-            "itp=Local",
-            "external=198.51.100.1,198.51.100.2,198.51.100.1",
-            "lb=203.0.113.1,203.0.113.2",
+            "external-policy=Local",
+            "internal-policy=Local",
+            "external-ips=198.51.100.1,198.51.100.2,198.51.100.1",
+            "LoadBalancer lb-ips=203.0.113.1,203.0.113.2",
             "ranges=10.0.0.0/8,192.168.0.0/24",
             "health=32100",
             "affinity=300",
@@ -47,15 +47,15 @@ fn service() -> impl Strategy<Value = String> {
 }
 
 fn slice() -> impl Strategy<Value = String> {
-    let ports = select(vec!["p:80", "p:80,q:81/UDP", "p:53/UDP,p:53/TCP", "p:80/SCTP,p:80"]);
-    let endpoint = (1..5, 1..3, select(vec!["ready", "ready", "ready", "draining", "gone"]));
+    let ports = select(vec!["p:80", "p:80 q:81/UDP", "p:53/UDP p:53/TCP", "p:80/SCTP p:80"]);
+    let endpoint = (1..5, 1..3, select(vec!["", "", "", "draining", "unready terminating=true"]));
     (0..4, ports, vec(endpoint, 0..5)).prop_map(|(name, ports, endpoints)| {
         let endpoints: BTreeMap<_, _> = endpoints
             .into_iter()
             .map(|(ip, node, state)| (format!("10.244.{node}.{ip}@node-{node}"), state))
             .collect();
-        let endpoints: Vec<String> = endpoints.iter().map(|(ip, state)| format!("{ip}/{state}")).collect();
-        format!("slice ns/s{name} {ports} {}", endpoints.join(" "))
+        let endpoints: Vec<String> = endpoints.iter().map(|(ip, state)| format!("{ip} {state}")).collect();
+        format!("slice ns/s{name} of s{name} {ports} {}", endpoints.join(" "))
     })
 }
 

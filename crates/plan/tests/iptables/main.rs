@@ -13,7 +13,6 @@ mod fake;
 mod given;
 mod histories;
 mod laws;
-mod objects;
 mod options;
 mod quoting;
 mod syncs;

@@ -12,7 +12,6 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::objects;
 use crate::options::{DetectLocal, Options, interfaces};
 
 const ENDPOINTS: [&str; 2] = ["10.244.1.5:8080", "10.244.2.6:8080"];
@@ -52,7 +51,7 @@ impl Names {
         let options = Options { detect_local, ..Options::default() };
         let mut cluster = Cluster::new(options.here());
         for line in lines {
-            let mut event = objects::said(line);
+            let mut event = testkit::event(line);
             let (metadata, ports): (_, Vec<&mut String>) = if let Event::ServiceApplied(service) = &mut event
             {
                 let ports = service.spec.ports.iter_mut().map(|port| &mut port.name);
@@ -153,8 +152,8 @@ fn names() -> impl Strategy<Value = Names> {
     })
 }
 
-const SERVICE: &str = "service ns/name 10.96.0.10 port:80@30080 lb=203.0.113.5 ranges=203.0.113.0/24 external=198.51.100.1 health=32100";
-const SLICE: &str = "slice ns/name port:8080 10.244.1.5@node-1 10.244.2.6@node-2";
+const SERVICE: &str = "service ns/name 10.96.0.10 port:80@30080 LoadBalancer lb-ips=203.0.113.5 ranges=203.0.113.0/24 external-ips=198.51.100.1 health=32100";
+const SLICE: &str = "slice ns/name of name port:8080 10.244.1.5@node-1 10.244.2.6@node-2";
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
@@ -162,7 +161,7 @@ proptest! {
     #[test]
     fn names_stay_within_their_arguments(
         names in names(),
-        flags in select(vec!["", " etp=Local", " itp=Local affinity=60"]),
+        flags in select(vec!["", " external-policy=Local", " internal-policy=Local affinity=60"]),
         has_endpoints in any::<bool>(),
     ) {
         let service = format!("{SERVICE}{flags}");
@@ -195,7 +194,7 @@ fn the_longest_valid_names_are_written_in_full() {
     let label = "a".repeat(63);
     let names =
         Names { namespace: label.clone(), service: label.clone(), port: label, interface: "cni0".into() };
-    let text = names.restore(&[&format!("{SERVICE} etp=Local"), SLICE]);
+    let text = names.restore(&[&format!("{SERVICE} external-policy=Local"), SLICE]);
     let name = names.service_port().to_string();
     for comment in [
         format!("--comment {name} -m tcp"),

@@ -10,8 +10,8 @@ use crate::world::World;
 const TWO_SERVICES: &str = "
     service ns/a 10.96.1.1 p:80
     service ns/b 10.96.1.2 p:80
-    slice ns/a p:80 10.244.1.1@node-1
-    slice ns/b p:80 10.244.1.2@node-1";
+    slice ns/a of a p:80 10.244.1.1@node-1
+    slice ns/b of b p:80 10.244.1.2@node-1";
 
 fn two_services() -> World {
     let mut world = World::new(Options::default());
@@ -25,9 +25,9 @@ fn every_change_is_partial_until_one_fails() {
     let mut world = two_services();
     for (change, total, written) in [
         ("service ns/c 10.96.1.3 p:80", 15, 0), // no endpoints yet: a rule in filter
-        ("slice ns/c p:80 10.244.1.3@node-1", 20, 5),
-        ("slice ns/c p:80 10.244.1.4@node-1", 20, 4),
-        ("slice ns/c p:80 10.244.1.4@node-1 10.244.2.4@node-2", 23, 5),
+        ("slice ns/c of c p:80 10.244.1.3@node-1", 20, 5),
+        ("slice ns/c of c p:80 10.244.1.4@node-1", 20, 4),
+        ("slice ns/c of c p:80 10.244.1.4@node-1 10.244.2.4@node-2", 23, 5),
         ("delete service ns/c", 15, 0),
         ("delete slice ns/c", 15, 0),
     ] {
@@ -37,7 +37,7 @@ fn every_change_is_partial_until_one_fails() {
         assert_eq!(world.kernel, world.ideal(), "{change}");
     }
 
-    world.hear("slice ns/a p:80 10.244.1.9@node-1");
+    world.hear("slice ns/a of a p:80 10.244.1.9@node-1");
     let (synced, refused) = world.try_sync(|_, _| false);
     assert!(synced.scope == Scope::Partial && refused.is_some());
     assert_eq!(world.sync().scope, Scope::Full);
@@ -78,7 +78,7 @@ fn new_settings_are_written_in_full() {
 fn large_clusters_drop_comments_full_syncs_and_haste() {
     let endpoints = |service: &str, count: usize| {
         let ips = (0..count).map(|n| format!("10.244.{}.{}@node-2", n / 250, 1 + n % 250));
-        format!("slice ns/{service} p:80 {}", ips.collect::<Vec<_>>().join(" "))
+        format!("slice ns/{service} of {service} p:80 {}", ips.collect::<Vec<_>>().join(" "))
     };
     let mut world = World::new(Options::default());
     world.hear("service ns/a 10.96.1.1 p:80").hear("service ns/b 10.96.1.2 p:80");
@@ -91,14 +91,16 @@ fn large_clusters_drop_comments_full_syncs_and_haste() {
     assert_eq!(comments(&world.kernel), 999);
 
     // Two more make it large. Only what changes is written without comments.
-    world.hear("service ns/c 10.96.1.3 p:80").hear("slice ns/c p:80 10.244.9.1@node-2 10.244.9.2@node-2");
+    world
+        .hear("service ns/c 10.96.1.3 p:80")
+        .hear("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.2@node-2");
     let synced = world.sync();
     assert_eq!(synced.scope, Scope::Partial);
     assert!(!synced.texts[0].contains("->") && synced.texts[0].contains("--probability 0.5000000000"));
     assert_eq!(comments(&world.kernel), 999);
 
     // Stale chains wait for the sync period, and nothing is written in full for their sake.
-    world.hear("slice ns/c p:80 10.244.9.1@node-2 10.244.9.3@node-2");
+    world.hear("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.3@node-2");
     assert!(!world.sync().texts[0].contains("-X"));
     assert_eq!(world.kernel.nat_chains().len(), world.ideal().nat_chains().len() + 1);
     assert!(!world.wait(29).sync().texts.iter().any(|text| text.contains("-X")));
@@ -128,8 +130,8 @@ fn a_stale_chain_that_is_wanted_again_stays() {
     let mut world = World::new(Options::default());
     world.imagined = 2_000;
     world.hear(TWO_SERVICES).sync();
-    world.hear("slice ns/a p:80 10.244.1.5@node-1").sync();
-    world.hear("slice ns/a p:80 10.244.1.1@node-1").sync();
+    world.hear("slice ns/a of a p:80 10.244.1.5@node-1").sync();
+    world.hear("slice ns/a of a p:80 10.244.1.1@node-1").sync();
     let synced = world.wait(60).sync();
     assert_eq!(synced.texts[0].matches("-X").count(), 1, "{}", synced.texts[0]);
     assert_eq!(world.kernel, world.ideal());
@@ -161,7 +163,7 @@ fn as_long_as_the_kernel_cannot_be_read_every_sync_is_full() {
     let mut world = two_services();
     world.can_save = false;
     world.plan.require_full();
-    world.hear("slice ns/a p:80 10.244.1.9@node-1");
+    world.hear("slice ns/a of a p:80 10.244.1.9@node-1");
     assert_eq!(world.sync().scope, Scope::Full);
     assert_eq!(world.kernel, world.ideal(), "what we wrote ourselves is removed even so");
     world.can_save = true;
@@ -191,17 +193,22 @@ fn an_address_that_comes_or_goes_changes_one_line() {
 fn a_line_goes_to_its_place_and_too_many_are_written_anew() {
     let mut world = World::with_manner(Options::default(), Manner { edits: 3, ..Manner::LEGACY });
     for n in [1, 3, 5, 7, 9] {
-        world.hear(&format!("service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} p:80 10.244.1.{n}@node-1"));
+        world.hear(&format!(
+            "service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1"
+        ));
     }
     world.sync();
-    world.hear("service ns/s4 10.96.2.4 p:80\nslice ns/s4 p:80 10.244.1.4@node-1\ndelete service ns/s9");
+    world
+        .hear("service ns/s4 10.96.2.4 p:80\nslice ns/s4 of s4 p:80 10.244.1.4@node-1\ndelete service ns/s9");
     let text = world.sync().texts.swap_remove(0);
     assert!(text.contains("\n-I KUBE-SERVICES 3 -m comment --comment \"ns/s4:p cluster IP\""), "{text}");
     assert!(text.contains("\n-D KUBE-SERVICES 6\n") && !text.contains(":KUBE-SERVICES"), "{text}");
     assert_eq!(world.kernel, world.ideal());
 
     for n in [2, 6, 8, 9] {
-        world.hear(&format!("service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} p:80 10.244.1.{n}@node-1"));
+        world.hear(&format!(
+            "service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1"
+        ));
     }
     let text = world.sync().texts.swap_remove(0);
     assert!(
@@ -217,7 +224,7 @@ fn in_batches_the_ways_in_come_last() {
     let mut world = World::with_manner(Options::default(), manner);
     for n in 1..=20 {
         world.hear(&format!("service ns/s{n} 10.96.2.{n} p:80@{}", 30_000 + n));
-        world.hear(&format!("slice ns/s{n} p:80 10.244.1.{n}@node-1 10.244.2.{n}@node-2"));
+        world.hear(&format!("slice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1 10.244.2.{n}@node-2"));
     }
     let synced = world.sync();
     let rules = |text: &str| text.lines().filter(|line| line.starts_with("-A")).count();
@@ -249,7 +256,7 @@ fn rules_are_counted_as_the_reference_counts_them() {
             let ips: Vec<String> = (1..=endpoints).map(|ip| format!("10.244.{n}.{ip}@node-1")).collect();
             let extras = extras.replace('#', &n.to_string());
             world.hear(&format!("service ns/s{n} 10.96.0.{n} p:80{extras}"));
-            world.hear(&format!("slice ns/s{n} p:80 {}", ips.join(" ")));
+            world.hear(&format!("slice ns/s{n} of s{n} p:80 {}", ips.join(" ")));
         }
         let first = world.sync();
         let rules = |table: &str| {
@@ -264,7 +271,7 @@ fn rules_are_counted_as_the_reference_counts_them() {
         assert_eq!((after.filter, after.nat), (filter, nat), "the same after something came and went");
         (filter, nat)
     };
-    let balancer = "@3000# external=198.51.100.# lb=203.0.113.# ranges=203.0.113.0/24";
+    let balancer = "@3000# external-ips=198.51.100.# LoadBalancer lb-ips=203.0.113.# ranges=203.0.113.0/24";
     assert_eq!(counts(0, 0, ""), (4, 5));
     for (services, endpoints) in [(1, 1), (3, 2), (9, 7)] {
         assert_eq!(counts(services, endpoints, ""), (4, 5 + services * (2 + 3 * endpoints)));

@@ -9,7 +9,6 @@ use plan::iptables::chains::Table;
 use plan::iptables::plan::{Manner, Plan, RuleCounts, Scope};
 
 use crate::fake::{Kernel, Refused};
-use crate::objects;
 use crate::options::{Options, interfaces};
 use crate::trace::Tracer;
 
@@ -63,7 +62,7 @@ impl World {
     /// Applies what the lines say.
     pub fn hear(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-            self.apply(&objects::said(line));
+            self.apply(&testkit::event(line));
         }
         self
     }

@@ -7,9 +7,9 @@ use kernel::conntrack::Contended;
 use kernel::difference::Wanted;
 use kernel::iptables::{self, Failures, Outcome, Rules};
 use plan::iptables::plan::RuleCounts;
+use settings::duration::Duration;
 
 use super::{Backend, Change, Pass, Watch};
-use crate::duration::Duration;
 use crate::metrics::{Metrics, count, ip_family};
 
 #[derive(Debug)]

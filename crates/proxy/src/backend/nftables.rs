@@ -12,10 +12,10 @@ use model::names::ServicePortName;
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::Seats;
 use plan::nftables::slots::MOST;
+use settings::duration::Duration;
 
 use super::{Backend, Change, Pass, Watch};
 use crate::contention::{Contentions, Line};
-use crate::duration::Duration;
 use crate::metrics::{Metrics, count, ip_family};
 
 #[derive(Debug)]

@@ -5,8 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
-
-use crate::go::os_error;
+use settings::go::os_error;
 
 /// An address at which nobody can be served.
 #[derive(Debug, thiserror::Error)]

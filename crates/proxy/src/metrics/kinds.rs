@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use jiff::Timestamp;
+use settings::go::double_text;
 
 use super::text::{About, Entry, Kind, Stability};
-use crate::go::double_text;
 
 /// What can be put on the page.
 pub trait Metric {

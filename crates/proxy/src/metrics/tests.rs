@@ -2,11 +2,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use http::Method;
+use settings::version::KUBERNETES;
 use watch::client::{Exchange, Observer as _};
 
 use super::packets::{PacketCounts, Packets};
 use super::*;
-use crate::version::KUBERNETES;
 
 /// Every metric that a healthy proxy of the reference shows, with a value each.
 fn in_use(mode: ProxyMode) -> Metrics {

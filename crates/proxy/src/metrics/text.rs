@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::go::double_text;
+use settings::go::double_text;
 
 /// What a metric is, apart from its value.
 #[derive(Clone, Copy, Debug)]

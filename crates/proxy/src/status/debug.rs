@@ -5,11 +5,11 @@
 
 use http::header::{HeaderName, LOCATION};
 use http::{Method, StatusCode};
+use settings::go::parse_level;
+use settings::logs::Logs;
 
-use crate::go::parse_level;
 use crate::http::answer::{HTML, answer, nosniff, plain, with_header};
 use crate::http::{Answer, Request};
-use crate::logs::Logs;
 
 const PPROF: &str = "/debug/pprof/";
 const FLAGS: &str = "/debug/flags/";

@@ -1,8 +1,8 @@
 //! `/healthz` at the metrics port: whether the process answers at all, and how often that was asked.
 
 use http::StatusCode;
+use settings::go::quote;
 
-use crate::go::quote;
 use crate::http::Answer;
 use crate::http::answer::plain;
 use crate::metrics::kinds::{Counter, Gauge, Metric as _};

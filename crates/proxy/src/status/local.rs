@@ -12,13 +12,12 @@ use model::address::Family;
 use serde::Serialize;
 
 use crate::connections::{Census, Page};
+use crate::debug_api::findings::Findings;
+use crate::debug_api::question::Question;
+use crate::debug_api::{PREFIX, VERIFY};
 use crate::family::Message;
 use crate::http::answer::{JSON, answer, nosniff, plain};
 use crate::http::{Answer, Local, Reply, Request};
-use crate::inspect::explain::question::Question;
-use crate::inspect::findings::Findings;
-use crate::inspect::running::PREFIX;
-use crate::inspect::verify;
 use crate::source::Lines;
 
 /// For a family to come to its inbox, be it in the middle of a storm.
@@ -45,7 +44,7 @@ pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
     match question {
         "connections" => Some(connections(here)),
         "explain" => Some(explain(request.uri().query().unwrap_or_default(), here.lines)),
-        verify::PATH => Some(compare(here.lines)),
+        VERIFY => Some(compare(here.lines)),
         _ => None,
     }
 }

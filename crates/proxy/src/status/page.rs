@@ -6,13 +6,13 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
 use jiff::Timestamp;
+use settings::config::document::Node;
+use settings::config::yaml;
+use settings::version::{Build, KUBERNETES, MAJOR, MINOR};
 
 use super::accept::{Encoding, Form, GROUP, Version, negotiate};
-use crate::config::document::Node;
-use crate::config::yaml;
 use crate::http::answer::{JSON, TEXT, answer, with_header};
 use crate::http::{Answer, Request};
-use crate::version::{Build, KUBERNETES, MAJOR, MINOR};
 
 /// One of them is chosen by chance: whoever parses the text learns early that it isn't meant for that.
 const DELIMITERS: [&str; 4] = [":", ": ", "=", " "];

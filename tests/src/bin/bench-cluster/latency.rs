@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use model::address::Family;
 use netlink::nftables::{Event, Monitor};
+use testkit::namespace::Namespace;
 use tests::cluster::proxy::Mode;
 use tests::cluster::stage::Stage;
-use tests::namespace::Namespace;
 
 use crate::population::{PLACES, at, name, populate, wait_for};
 

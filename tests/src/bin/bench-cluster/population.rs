@@ -5,11 +5,11 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 use serde_json::{Value, json};
+use testkit::lab::{Place, TARGET, Who};
+use testkit::talk::Answer;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::stage::{Stage, cluster_ip};
-use tests::lab::{Place, TARGET, Who};
 use tests::matrix::within;
-use tests::talk::Answer;
 
 pub const PLACES: [Place; 5] = [Place::PodA, Place::PodB, Place::Remote(5), Place::Remote(6), Place::Host];
 

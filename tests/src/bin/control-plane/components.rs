@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
+use testkit::namespace::Namespace;
+use testkit::process::Process;
 use tests::cluster::api::Api;
 use tests::cluster::control_plane::{ADDRESS, API_PORT};
 use tests::cluster::{etcd, kubeconfig};
 use tests::matrix::within;
-use tests::namespace::Namespace;
-use tests::process::Process;
 
 use crate::pki::Pki;
 

@@ -1,8 +1,8 @@
 //! The demo's own small network: as much as its first lines of output can draw.
 //!
-//! The lab's [`tests::network`] has more to it than a visitor wants to be told.
+//! The lab's [`testkit::network`] has more to it than a visitor wants to be told.
 
-use tests::namespace::Namespace;
+use testkit::namespace::Namespace;
 
 use crate::stage::Pod;
 

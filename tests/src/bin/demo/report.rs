@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use ::tests::namespace::Namespace;
+use ::testkit::namespace::Namespace;
 use model::address::Family;
 use netlink::nftables::Connection as Nftables;
 use plan::nftables::elements::Frontend;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use model::names::Protocol;
 use tempfile::TempDir;
-use tests::namespace::Namespace;
-use tests::talk::Server;
+use testkit::namespace::Namespace;
+use testkit::talk::Server;
 
 use crate::manifests::Manifests;
 use crate::network::Network;

@@ -9,7 +9,7 @@ use crate::report::{Direction, Facts, Update, counted_by_kernel};
 use crate::screen::{Screen, milliseconds};
 use crate::stage::{Pod, Stage, WAYS, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 use crate::traffic::{PER_SECOND, Traffic, try_once};
-use tests::patience::Deadline;
+use testkit::patience::Deadline;
 
 /// How long to watch the traffic.
 #[derive(Clone, Copy, Debug)]

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::names::Protocol;
-use tests::namespace::Namespace;
-use tests::talk::{hear, hear_connected};
+use testkit::namespace::Namespace;
+use testkit::talk::{hear, hear_connected};
 
 use crate::stage::{DNS_BY_CLUSTER_IP, Pod, Stage, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT, Way};
 

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use model::address::Family;
 use serde_json::{Value, json};
+use testkit::lab::Place;
 use tests::cluster::manifests::read;
 use tests::cluster::objects::{endpoint, slice, with};
 use tests::cluster::proxy::Mode;
-use tests::lab::Place;
 use tests::matrix::eventually;
 
 use super::packaging;

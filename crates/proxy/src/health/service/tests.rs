@@ -1,8 +1,9 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use settings::config::ProxyMode;
+
 use super::*;
-use crate::config::ProxyMode;
 use crate::http::listen::listen;
 use crate::http::tests::exchange;
 use crate::metrics::Metrics;

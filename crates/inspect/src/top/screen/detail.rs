@@ -1,0 +1,89 @@
+//! One service port: where its connections go, and where they come in.
+
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+use super::canvas::{Canvas, cut_top, put};
+use super::list::colour_bar;
+use super::{FAINT, STRONG};
+use crate::top::meter::{Part, Row};
+use crate::top::state::State;
+use crate::top::text::{bar, rate, share, shorten, total};
+
+const RATE: usize = 9;
+const SHARE: usize = 8;
+const TOTAL: usize = 10;
+const LONGEST_BAR: usize = 24;
+
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    address: usize,
+    bar: usize,
+}
+
+impl Columns {
+    /// Bars get what addresses do not need.
+    fn new(width: u16, row: &Row) -> Self {
+        let addresses = row.endpoints.iter().chain(&row.frontends).map(|part| part.address.chars().count());
+        let wanted = addresses.max().unwrap_or_default().max("ENDPOINT".len());
+        let room = usize::from(width).saturating_sub(RATE + SHARE + TOTAL + 3);
+        let address = wanted.min(room);
+        Self { address, bar: (room - address).saturating_sub(2).min(LONGEST_BAR) }
+    }
+
+    fn line(self, [address, rate, share, bar, total]: [&str; 5]) -> String {
+        let address = shorten(address, self.address);
+        let (width, length) = (self.address, self.bar);
+        format!(" {address:<width$}{rate:>RATE$}{share:>SHARE$}  {bar:<length$}{total:>TOTAL$}")
+    }
+}
+
+pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
+    let rows = state.rows();
+    let Some(row) = rows.get(state.position(&rows)).copied() else {
+        put(canvas, area, 1, "  This service port has no endpoints any more.", FAINT);
+        return;
+    };
+    let name = format!("{}/{}", row.name, row.name.protocol);
+    let width = usize::from(area.width).saturating_sub(2);
+    put(canvas, cut_top(&mut area, 1), 0, &format!(" {}", shorten(&name, width)), STRONG);
+    let figures = format!(
+        " {} new/s   {} total   {}   {}",
+        rate(row.flow.rate),
+        total(row.flow.total),
+        many(row.endpoints.len(), "endpoint"),
+        many(row.frontends.len(), "frontend")
+    );
+    put(canvas, cut_top(&mut area, 1), 0, &figures, Style::new());
+    cut_top(&mut area, 1);
+
+    let columns = Columns::new(area.width, row);
+    let mut lines = vec![(columns.line(["ENDPOINT", "NEW/S", "SHARE", "", "TOTAL"]), STRONG)];
+    lines.extend(row.endpoints.iter().map(|part| line(part, columns)));
+    lines.push((String::new(), Style::new()));
+    lines.push((columns.line(["FRONTEND", "NEW/S", "", "", "TOTAL"]), STRONG));
+    lines.extend(row.frontends.iter().map(|part| line(part, columns)));
+
+    let page = usize::from(area.height);
+    let scrolled = state.scrolled.min(lines.len().saturating_sub(page));
+    for (number, (text, style)) in (0..area.height).zip(lines.iter().skip(scrolled)) {
+        put(canvas, area, number, text, *style);
+        colour_bar(canvas, Rect { y: area.y + number, height: 1, ..area });
+    }
+    let count = lines.len();
+    (state.scrolled, state.page, state.lines) = (scrolled, page, count);
+}
+
+fn line(part: &Part, columns: Columns) -> (String, Style) {
+    let Part { address, flow, share: of_all } = part;
+    let (percent, length) = match of_all {
+        Some(_) => (share(*of_all), bar(of_all.unwrap_or_default(), columns.bar)),
+        None => (String::new(), String::new()),
+    };
+    let style = if flow.rate.unwrap_or_default() > 0.0 { Style::new() } else { FAINT };
+    (columns.line([address, &rate(flow.rate), &percent, &length, &total(flow.total)]), style)
+}
+
+fn many(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,249 @@
+//! Screens are kept as text files, to be looked at: `screens/`. UPDATE_SCREENS=1 writes them anew.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crossterm::event::KeyCode;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proxy::connections::{Endpoint, Frontend, Page, ServicePort};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::super::meter::tests::{page, service_port};
+use super::super::meter::{Meter, Picture};
+use super::*;
+
+fn show(state: &mut State, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(state, frame.area(), frame.buffer_mut())).unwrap();
+    let buffer = terminal.backend().buffer();
+    let cells: Vec<&str> = buffer.content().iter().map(|cell| cell.symbol()).collect();
+    cells.chunks(width.into()).map(|line| line.concat().trim_end().to_owned() + "\n").collect()
+}
+
+#[track_caller]
+fn expect(state: &mut State, width: u16, height: u16, name: &str) {
+    let file = format!("src/top/screens/{name}-{width}x{height}.txt");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let shown = show(state, width, height);
+    if std::env::var_os("UPDATE_SCREENS").is_some() {
+        fs::write(&file, &shown).unwrap();
+    }
+    let kept = fs::read_to_string(&file).unwrap_or_default();
+    assert!(shown == kept, "{} differs from this, UPDATE_SCREENS=1 would keep it:\n{shown}", file.display());
+}
+
+/// A shop with sixty service ports after some minutes: most of them get little.
+fn shop() -> State {
+    let at = |second: u64| {
+        let mut ports = vec![
+            service_port(
+                "checkout",
+                &[
+                    (
+                        "10.96.4.20:443",
+                        90_000 + 251 * second,
+                        &[
+                            ("10.244.0.17:8443", 30_000 + 120 * second),
+                            ("10.244.1.4:8443", 30_000 + 81 * second),
+                            ("10.244.2.9:8443", 30_000 + 50 * second),
+                        ],
+                    ),
+                    (
+                        "*:30443",
+                        1_200 + 12 * second,
+                        &[("10.244.0.17:8443", 600 + 12 * second), ("10.244.1.4:8443", 600)],
+                    ),
+                ],
+            ),
+            service_port(
+                "recommendations-for-customers-who-have-been-here-before-v2",
+                &[(
+                    "[fd00:10:96::2c1f]:8080",
+                    23_456_789 + 1_400 * second + 200 * (second % 7),
+                    &[("[fd00:10:244:1::17]:8080", 23_456_789 + 1_400 * second + 200 * (second % 7))],
+                )],
+            ),
+        ];
+        for number in 0..58 {
+            let count = 700 + 13 * number + second * (number % 5);
+            let cluster_ip = format!("10.96.7.{number}:80");
+            let endpoint = format!("10.244.3.{number}:80");
+            ports.push(service_port(
+                &format!("service-{number:02}"),
+                &[(&cluster_ip, count, &[(&endpoint, count)])],
+            ));
+        }
+        page(ports)
+    };
+    let (mut meter, mut state) = (Meter::default(), State::default());
+    for second in 0..45 {
+        state.learn(Ok(meter.look(at(second), Duration::from_secs(second))));
+    }
+    state
+}
+
+fn press(state: &mut State, keys: &[KeyCode]) {
+    for key in keys {
+        state.hear((*key).into());
+    }
+}
+
+#[test]
+fn services_in_order_of_their_rates() {
+    expect(&mut shop(), 80, 24, "services");
+    expect(&mut shop(), 160, 50, "services");
+}
+
+#[test]
+fn endpoints_of_a_service() {
+    for (width, height) in [(80, 24), (160, 50)] {
+        let mut state = shop();
+        press(&mut state, &[KeyCode::Down, KeyCode::Enter]);
+        expect(&mut state, width, height, "endpoints");
+    }
+}
+
+#[test]
+fn a_search_with_few_results() {
+    for (width, height) in [(80, 24), (160, 50)] {
+        let mut state = shop();
+        press(&mut state, &['/', 'c', 'e', '-', '1'].map(KeyCode::Char));
+        expect(&mut state, width, height, "search");
+    }
+}
+
+#[test]
+fn help_lies_above_everything() {
+    for (width, height) in [(80, 24), (160, 50)] {
+        let mut state = shop();
+        press(&mut state, &[KeyCode::Char('?')]);
+        expect(&mut state, width, height, "help");
+        let shown = show(&mut state, width, height);
+        assert!(HELP.iter().all(|line| shown.contains(line)), "nothing of it is cut off");
+    }
+}
+
+#[test]
+fn a_proxy_that_went_away_is_told_of() {
+    let mut state = shop();
+    state.learn(Err("127.0.0.1:10249: Connection refused (os error 111)".to_owned()));
+    expect(&mut state, 80, 24, "trouble");
+}
+
+#[test]
+fn a_node_without_services_says_so() {
+    let mut state = State::default();
+    state.learn(Ok(Meter::default().look(page(Vec::new()), Duration::ZERO)));
+    expect(&mut state, 80, 24, "nothing");
+}
+
+#[test]
+fn little_room_is_used_for_what_matters() {
+    let mut state = shop();
+    assert_eq!(
+        show(&mut state, 20, 5),
+        " kube-proxy top   no
+ SERVICE P   NEW/S▾
+ shop…http     1600
+ shop…http      263
+ q quit   Enter endp
+"
+    );
+}
+
+#[test]
+fn colours_can_be_left_out() {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, 80, 24));
+    draw(&mut shop(), buffer.area, &mut buffer);
+    let colours = |buffer: &Buffer| buffer.content.iter().filter(|cell| cell.fg != Color::Reset).count();
+    assert!(colours(&buffer) > 0);
+    without_colours(&mut buffer);
+    assert_eq!(colours(&buffer), 0);
+    let is_selected = |line| buffer[(1, line)].modifier.contains(Modifier::REVERSED);
+    assert!(is_selected(5) && !is_selected(6), "that is told without colours");
+}
+
+#[test]
+fn the_selected_one_is_always_in_sight() {
+    let mut state = shop();
+    for _ in 0..70 {
+        let shown = show(&mut state, 80, 24);
+        let rows = state.rows();
+        let name = rows[state.position(&rows)].name.service.clone();
+        let end: String = name.chars().skip(name.len().saturating_sub(10)).collect();
+        assert!(shown.contains(&end), "{name} in\n{shown}");
+        press(&mut state, &[KeyCode::Down]);
+    }
+}
+
+fn any_text() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z0-9.:/-]{0,70}", "\\PC{0,20}"]
+}
+
+fn any_page() -> impl Strategy<Value = Page> {
+    let endpoint = (any_text(), any::<u32>());
+    let frontend = (any_text(), any::<u32>(), vec(endpoint, 0..12));
+    let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4));
+    let endpoint = |(address, count): (String, u32)| Endpoint { address, connections: count.into() };
+    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| Frontend {
+        address,
+        connections: count.into(),
+        endpoints: endpoints.into_iter().map(endpoint).collect(),
+    };
+    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| ServicePort {
+        namespace,
+        service,
+        port,
+        protocol: "SCTP".to_owned(),
+        frontends: frontends.into_iter().map(frontend).collect(),
+    };
+    (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| Page {
+        node,
+        mode,
+        service_ports,
+        ..Page::default()
+    })
+}
+
+fn any_key() -> impl Strategy<Value = KeyCode> {
+    let keys = [
+        KeyCode::Enter,
+        KeyCode::Esc,
+        KeyCode::Up,
+        KeyCode::Down,
+        KeyCode::PageUp,
+        KeyCode::PageDown,
+        KeyCode::Home,
+        KeyCode::End,
+        KeyCode::Backspace,
+    ];
+    prop_oneof![
+        proptest::sample::select(keys.to_vec()),
+        "[a-z/?]".prop_map(|key| KeyCode::Char(key.chars().next().unwrap()))
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_size_and_no_content_is_too_much(
+        steps in vec((1..200u16, 1..60u16, any_page(), vec(any_key(), 0..6), 0..4u8), 1..5)
+    ) {
+        let (mut meter, mut state) = (Meter::default(), State::default());
+        let mut time = Duration::ZERO;
+        for (width, height, page, keys, kind) in steps {
+            time += Duration::from_millis(u64::from(kind) * 700);
+            let looked: Result<Picture, String> =
+                if kind == 3 { Err(page.node) } else { Ok(meter.look(page, time)) };
+            state.learn(looked);
+            show(&mut state, width, height);
+            press(&mut state, &keys);
+            let shown = show(&mut state, width, height);
+            prop_assert_eq!(shown.lines().count(), usize::from(height));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `kube-proxy verify`: whether the kernel holds what it should, by the word of the running proxy or by our own.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command};
+use proxy::debug_api::VERIFY;
+use proxy::debug_api::findings::Findings;
+
+use super::desired::{self, Desired};
+use super::running;
+use super::wanted::{Rulings, wanted};
+
+const EXAMPLES: &str = "\
+Asks the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master says
+where the objects are: then the kernel is compared with what they ask for, be there a proxy or not.
+Exit code: 0 kernel and plan agree, 2 they differ, 1 it could not be found out.
+
+Examples:
+  kube-proxy verify
+  kube-proxy verify --config /var/lib/kube-proxy/config.conf
+  kube-proxy verify --proxy-mode nftables --manifests examples/demo -o json";
+
+pub fn command() -> Command {
+    Command::new("verify")
+        .about("Compare what the kernel holds with what it should; change nothing")
+        .after_help(EXAMPLES)
+        .args(desired::arguments())
+        .arg(output())
+}
+
+/// `-o json`.
+pub fn output() -> Arg {
+    Arg::new("output")
+        .short('o')
+        .long("output")
+        .value_name("format")
+        .value_parser(PossibleValuesParser::new(["text", "json"]))
+        .default_value("text")
+        .help("How to print it")
+}
+
+pub fn is_json(matches: &ArgMatches) -> bool {
+    matches.get_one::<String>("output").is_some_and(|format| format == "json")
+}
+
+pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let reads_objects = desired::reads_objects(matches)?;
+    let (config, options) = desired::configuration(matches)?;
+    let found: Vec<Findings> = if reads_objects {
+        let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
+        let mut found = Vec::new();
+        for rulings in &all {
+            if let Some(wanted) = wanted(rulings, &config, &node)? {
+                let left_out = rulings.left_out.clone();
+                found.push(Findings { left_out, ..Findings::of(rulings.family, wanted)? });
+            }
+        }
+        found
+    } else {
+        let answer = running::ask(config.metrics_bind_address, VERIFY)?;
+        serde_json::from_slice(&answer).context("reading the answer of the proxy")?
+    };
+    let agree = found.iter().all(|found| found.differences.is_empty());
+    let text = if is_json(matches) { serde_json::to_string_pretty(&found)? + "\n" } else { show(&found) };
+    super::print(&text);
+    Ok(if agree { ExitCode::SUCCESS } else { ExitCode::from(super::DIFFERENT) })
+}
+
+fn show(found: &[Findings]) -> String {
+    let mut text = String::new();
+    for Findings { family, objects, differences, .. } in found {
+        // Writing to a string cannot fail.
+        if differences.is_empty() {
+            let _ = writeln!(text, "{family}: kernel and plan agree ({objects} objects)");
+            continue;
+        }
+        let _ = writeln!(text, "{family}: {} of {objects} objects differ", differences.len());
+        for difference in differences {
+            let service = difference.service.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+            let _ = writeln!(text, "  {} {}{service}", difference.kind, difference.object);
+        }
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! The kube-proxy binary: the phases a start goes through, in order.
+#![forbid(unsafe_code)]
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::iter::Peekable;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow};
+
+use proxy::run::{self, Options};
+use settings::config::{self, Completed, Config};
+use settings::flags::{self, Flags};
+use settings::go::{os_error, quote_list};
+use settings::logs::Logs;
+
+fn main() -> ExitCode {
+    let mut arguments =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).peekable();
+    if inspect::is_called(arguments.peek().map(String::as_str)) {
+        inspect::run(arguments)
+    } else {
+        serve(arguments)
+    }
+}
+
+/// Errors before logging starts go to standard error as they are; later ones are logged.
+fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
+    let mut flags = Flags::default();
+    let first = arguments.peek().cloned();
+    let positional = match flags.parse(arguments, |notice| complain(&notice)) {
+        Ok(positional) => positional,
+        Err(error) => {
+            complain(&flags::usage());
+            return fail_with_hint(&error, first.as_deref());
+        }
+    };
+    if flags.help {
+        return print(&flags::help(&inspect::subcommands()));
+    }
+    if positional.iter().any(|argument| !argument.is_empty()) {
+        let got = quote_list(&positional);
+        let error = format!("\"kube-proxy\" does not take any arguments, got {got}");
+        return fail_with_hint(&error, positional.first().map(String::as_str));
+    }
+    if let Some(answer) = flags.version.answer() {
+        return print(&format!("{answer}\n"));
+    }
+    let logs = match Logs::install() {
+        Ok(logs) => logs,
+        Err(error) => return fail_early(&error.to_string()),
+    };
+    let outcome = start(flags, &logs);
+    if let Err(error) = &outcome {
+        tracing::error!(err = format!("{error:#}"), "command failed");
+    }
+    logs.flush();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn fail_early(error: &str) -> ExitCode {
+    complain(&format!("Error: {error}"));
+    ExitCode::FAILURE
+}
+
+/// For errors that come of a word taken for no subcommand.
+fn fail_with_hint(error: &str, word: Option<&str>) -> ExitCode {
+    let code = fail_early(error);
+    if let Some(hint) = word.and_then(inspect::mistyped::hint) {
+        complain(&hint);
+    }
+    code
+}
+
+// A reader that has gone away is no error of ours.
+fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn print(text: &str) -> ExitCode {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn start(mut flags: Flags, logs: &Logs) -> anyhow::Result<()> {
+    let completed = config::complete(&mut flags).context("failed complete")?;
+    apply_logging(&completed, logs).context("initialize logging")?;
+    flags.log();
+    let config = run::validate(completed, &flags).context("failed validate")?;
+    let outcome = write_or_run(config, flags, logs);
+    if let Err(error) = &outcome {
+        tracing::error!(err = format!("{error:#}"), "Error running ProxyServer");
+    }
+    outcome
+}
+
+fn apply_logging(completed: &Completed, logs: &Logs) -> anyhow::Result<()> {
+    let settings = config::log_settings(&completed.config.logging, &completed.gates)?;
+    logs.apply(settings).context("starting to flush")
+}
+
+fn write_or_run(config: Config, flags: Flags, logs: &Logs) -> anyhow::Result<()> {
+    if !flags.write_config_to.is_empty() {
+        return write_config(&config, &flags.write_config_to);
+    }
+    run::run(config, Options::new(&flags, logs.clone()))
+}
+
+fn write_config(config: &Config, path: &str) -> anyhow::Result<()> {
+    let text = config.versioned.to_yaml().map_err(anyhow::Error::msg)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path)
+        .map_err(|error| anyhow!("open {path}: {}", os_error(&error)))?;
+    file.write_all(text.as_bytes()).map_err(|error| anyhow!("write {path}: {}", os_error(&error)))?;
+    tracing::info!(file = path, "Wrote configuration");
+    Ok(())
+}
