@@ -1,4 +1,6 @@
-//! The kernel's languages, spoken: bytes, one socket, nothing else. Knows nothing of Kubernetes.
+//! Netlink: encodes and decodes messages, and exchanges them with the kernel over one kind of socket.
+//!
+//! Knows nothing of Kubernetes.
 //!
 //! ```text
 //!   Buffer ── bytes ──▶ Socket ──▶ kernel
@@ -29,7 +31,7 @@ pub mod testing;
 
 use std::fmt;
 
-/// The two families we serve. Objects of any other family are left out wherever something is read.
+/// The two IP families. Decoders skip objects of any other family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     Ipv4,
@@ -57,7 +59,7 @@ impl Family {
 }
 
 impl fmt::Display for Family {
-    /// As `nft` writes it.
+    /// As `nft` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ipv4 => "ip",

@@ -44,7 +44,7 @@ pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connection
     if owners.0.is_empty() {
         return Ok(Vec::new());
     }
-    let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
+    let mut connection = Connection::open()?.retrying_for(PERSISTENCE);
     let mut reader = Reader { family, connection: &mut connection };
     let mut all = Vec::new();
     for bank in Bank::BOTH {

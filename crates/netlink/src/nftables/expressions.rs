@@ -1,4 +1,4 @@
-//! What rules are made of: each expression loads a register, works on it, or decides.
+//! Expressions, which rules consist of. Each loads a register, operates on registers, or decides about the packet.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::nftables::sets::{SetRef, milliseconds};
 use crate::nftables::value::{Register, Value};
 use crate::nftables::wire::*;
 
-/// One step of a rule. A step that doesn't match ends the rule.
+/// One expression. If it does not match, the rest of the rule is not evaluated.
 #[derive(Clone, Copy, Debug)]
 pub enum Expression<'a> {
-    /// Loads what is known about the packet without looking into it.
+    /// Loads metadata of the packet.
     Meta {
         key: MetaKey,
         to: Register,
     },
-    /// Only the mark can be set, of the keys there are here.
+    /// Only the mark can be set, of the keys in [`MetaKey`].
     SetMeta {
         key: MetaKey,
         from: Register,
@@ -30,20 +30,20 @@ pub enum Expression<'a> {
         length: u32,
         to: Register,
     },
-    /// Loads what connection tracking knows. Addresses and ports need a direction.
+    /// Loads a property of the conntrack entry. Addresses and ports need a direction.
     Conntrack {
         key: ConntrackKey,
         direction: Option<Direction>,
         to: Register,
     },
-    /// Loads what the routing table says of the packet's addresses.
+    /// Loads the result of a routing lookup of the packet's addresses.
     Fib {
         source: bool,
         destination: bool,
         result: FibResult,
         to: Register,
     },
-    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host order.
+    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host byte order.
     Numgen {
         generator: NumberGenerator,
         modulus: u32,
@@ -55,7 +55,7 @@ pub enum Expression<'a> {
         value: Value,
         to: Register,
     },
-    /// Loads `from & mask ^ xor`; the mask's length is that of the operation.
+    /// Loads `from & mask ^ xor`. The length of the mask is that of the operation.
     Bitwise {
         from: Register,
         to: Register,
@@ -76,35 +76,35 @@ pub enum Expression<'a> {
         comparison: Comparison,
         value: Value,
     },
-    /// Matches what lies between the two, both included, bytewise; or what doesn't.
+    /// Matches values from `low` to `high` inclusive, compared bytewise, or all others.
     Range {
         from: Register,
         inside: bool,
         low: Value,
         high: Value,
     },
-    /// Matches what is in a set.
+    /// Matches if the key is in the set.
     Lookup {
         set: SetRef<'a>,
         key: Register,
     },
-    /// Matches what is not in a set.
+    /// Matches if the key is not in the set.
     LookupMissing {
         set: SetRef<'a>,
         key: Register,
     },
-    /// Loads what a map holds, and doesn't match where it holds nothing.
+    /// Loads the data of the key in the map. Does not match if the key is not in it.
     LookupData {
         map: SetRef<'a>,
         key: Register,
         to: Register,
     },
-    /// Does what a verdict map says, and goes on where it says nothing.
+    /// Applies the verdict of the key in the map, or continues if the key is not in it.
     LookupVerdict {
         map: SetRef<'a>,
         key: Register,
     },
-    /// Adds to a dynamic set, or renews what is there. `with` is kept with the element.
+    /// Adds an element to a dynamic set or updates it. `with` are the expressions of the element.
     Dynamic {
         operation: DynamicOperation,
         set: SetRef<'a>,
@@ -113,9 +113,9 @@ pub enum Expression<'a> {
         timeout: Option<Duration>,
         with: &'a [Expression<'a>],
     },
-    /// Decides.
+    /// Applies a verdict.
     Verdict(Verdict<'a>),
-    /// Rewrites addresses; decides, too.
+    /// Translates addresses, which also ends the evaluation.
     Nat {
         kind: NatKind,
         family: Family,
@@ -127,7 +127,7 @@ pub enum Expression<'a> {
         flags: NatFlags,
     },
     Reject(RejectWith),
-    /// Counts packets that come this far.
+    /// Counts the packets that reach it.
     Counter,
 }
 
@@ -143,7 +143,7 @@ pub enum MetaKey {
     L4Protocol = 16,
 }
 
-/// Which header `Payload` counts from.
+/// The header that the offset of `Payload` counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Base {
@@ -180,7 +180,7 @@ impl ConntrackKey {
     pub const STATUS_DNAT: u32 = 0x20;
 }
 
-/// Of the connection as it was opened, or of the packets that answer.
+/// The direction of a tuple of a conntrack entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Direction {
@@ -216,7 +216,7 @@ pub enum Order {
     ToNetwork = 1,
 }
 
-/// As bytes: what is ordered must be in network order.
+/// Values are compared bytewise, so that `Less` and `Greater` need network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Comparison {
@@ -232,7 +232,7 @@ pub enum Comparison {
 #[repr(u32)]
 pub enum DynamicOperation {
     Add = 0,
-    /// Also gives an element that is there a new timeout; its data stay.
+    /// Also renews the timeout of an existing element. Its data stay the same.
     Update = 1,
     Delete = 2,
 }
@@ -249,7 +249,7 @@ pub enum NatKind {
 pub enum NatFlags {
     #[default]
     None,
-    /// What `nft` sends with a port that is a constant, not with one from a map.
+    /// `nft` sets this for a constant port, but not for a port from a map.
     PortGiven,
     FullyRandom,
 }
@@ -266,7 +266,7 @@ impl NatFlags {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectWith {
-    /// Port unreachable, which `nft` means by `reject` alone, for every protocol.
+    /// ICMP port unreachable, the default of `nft`, for all protocols.
     PortUnreachable(Family),
     TcpReset,
 }
@@ -288,13 +288,13 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// TCP, UDP and SCTP have it in the same place.
+    /// At the same offset for TCP, UDP and SCTP.
     #[must_use]
     pub const fn destination_port(to: Register) -> Self {
         Self::Payload { base: Base::Transport, offset: 2, length: 2, to }
     }
 
-    /// The name and attributes of this expression, as list entries and sets hold them.
+    /// Encodes the name and the attributes, as in list entries and sets.
     pub(super) fn write(&self, m: &mut Buffer) {
         m.string(NFTA_EXPR_NAME, self.name());
         m.nest(NFTA_EXPR_DATA, |m| self.write_attributes(m));
@@ -324,7 +324,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// In the order `nft` writes them.
+    /// In the order of `nft`.
     fn write_attributes(&self, m: &mut Buffer) {
         match *self {
             Self::Meta { key, to } => {
@@ -462,7 +462,7 @@ fn write_lookup(m: &mut Buffer, set: SetRef<'_>, key: Register, to: Option<u32>)
     }
 }
 
-/// One expression has an attribute of its own; several are a list, which the kernel wants announced.
+/// A single expression has an attribute of its own. A list of them needs a flag.
 fn write_kept(m: &mut Buffer, expressions: &[Expression<'_>]) {
     match expressions {
         [] => {}

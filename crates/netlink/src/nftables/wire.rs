@@ -1,8 +1,7 @@
-//! The numbers of nf_tables, under the kernel's own names.
+//! The constants of nf_tables, by the names of the kernel.
 //!
-//! All integers in attributes are big-endian. The bytes inside `NFTA_DATA_VALUE` are in the order the
-//! packet path keeps them: addresses and ports as on the wire; marks, `ct` state and status, `fib` types
-//! and `numgen` results in host order.
+//! Integers in attributes are big-endian. The bytes in `NFTA_DATA_VALUE` are in the order of the packet path: network byte
+//! order for addresses and ports, host byte order for marks, `ct` state and status, `fib` types and `numgen` results.
 
 // include/uapi/linux/netfilter/nfnetlink.h
 pub(super) const NFNLGRP_NFTABLES: u32 = 7;
@@ -44,7 +43,7 @@ pub(super) const NFTA_TABLE_OWNER: u16 = 7;
 pub(super) const NFT_TABLE_F_OWNER: u32 = 0x2;
 pub(super) const NFT_TABLE_F_PERSIST: u32 = 0x4;
 
-/// The table a chain, rule, set or list of elements belongs to: the same number for all of them.
+/// The table of a chain, rule, set or list of elements: the same number for all of them.
 pub(super) const NFTA_TABLE: u16 = 1;
 
 pub(super) const NFTA_CHAIN_HANDLE: u16 = 2;
@@ -85,7 +84,7 @@ pub(super) const NFT_SET_MAP: u32 = 0x8;
 pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
 pub(super) const NFT_SET_EVAL: u32 = 0x20;
 pub(super) const NFT_SET_CONCAT: u32 = 0x80;
-/// Says of a map that its data are verdicts.
+/// The data type of maps whose data are verdicts.
 pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
 
 pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
@@ -110,7 +109,7 @@ pub(super) const NFTA_VERDICT_CHAIN: u16 = 2;
 pub(super) const NFTA_EXPR_NAME: u16 = 1;
 pub(super) const NFTA_EXPR_DATA: u16 = 2;
 
-/// The register that holds where the packet goes.
+/// The register that holds the verdict.
 pub(super) const NFT_REG_VERDICT: u32 = 0;
 
 pub(super) const NFTA_META_DREG: u16 = 1;
@@ -201,12 +200,12 @@ pub(super) const NFTA_GEN_ID: u16 = 1;
 pub(super) const NFTA_GEN_PROC_PID: u16 = 2;
 pub(super) const NFTA_GEN_PROC_NAME: u16 = 3;
 
-/// Messages of nf_tables carry the number of their subsystem in the high byte.
+/// The high byte of a message kind is the number of the subsystem.
 pub(super) const fn kind(message: u8) -> u16 {
     u16::from_be_bytes([NFNL_SUBSYS_NFTABLES, message])
 }
 
-/// The message number, if it is one of nf_tables.
+/// The message number, if the kind is of nf_tables.
 pub(super) const fn message_of(kind: u16) -> Option<u8> {
     match kind.to_be_bytes() {
         [NFNL_SUBSYS_NFTABLES, message] => Some(message),

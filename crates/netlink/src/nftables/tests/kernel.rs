@@ -1,4 +1,4 @@
-//! Whether the kernel takes what we write, and `nft` prints it, each test alone in a network namespace.
+//! The kernel accepts what is encoded, and `nft` prints it. Each test has a network namespace of its own.
 
 use super::program::*;
 use super::refusals::refusal;
@@ -8,7 +8,7 @@ use crate::nftables::*;
 use crate::testing::{in_fresh_netns, run};
 
 #[test]
-fn the_program_is_taken_and_read_back() {
+fn the_program_is_accepted_and_read_back() {
     in_fresh_netns(|| {
         for family in FAMILIES {
             let mut connection = Connection::open().unwrap();
@@ -52,7 +52,7 @@ fn the_program_is_taken_and_read_back() {
 }
 
 #[test]
-fn adding_the_program_again_is_accepted_and_deleting_leaves_nothing() {
+fn the_program_can_be_added_again_and_deleted() {
     in_fresh_netns(|| {
         for family in FAMILIES {
             let mut connection = Connection::open().unwrap();
@@ -162,7 +162,7 @@ fn nft_lists_the_program_in_readable_types() {
 }
 
 #[test]
-fn an_anonymous_set_lives_with_its_rule() {
+fn an_anonymous_set_belongs_to_its_rule() {
     in_fresh_netns(|| {
         let mut batch = program(Ipv4);
         let set = batch.add_set(&Set {
@@ -190,7 +190,7 @@ fn an_anonymous_set_lives_with_its_rule() {
 }
 
 #[test]
-fn an_owned_table_is_safe_from_others_and_outlives_its_owner() {
+fn an_owned_table_is_protected_and_outlives_its_owner() {
     in_fresh_netns(|| {
         let mut ours = Batch::new(Ipv4, TABLE);
         ours.add_table(&Table { ownership: Ownership::OwnedPersistent, comment: None });
@@ -199,18 +199,18 @@ fn an_owned_table_is_safe_from_others_and_outlives_its_owner() {
 
         let mut owner = Connection::open().unwrap();
         owner.commit(&ours).unwrap();
-        let mut stranger = Connection::open().unwrap();
-        let found = stranger.tables(Ipv4).unwrap();
+        let mut other = Connection::open().unwrap();
+        let found = other.tables(Ipv4).unwrap();
         assert_eq!((found[0].owner, found[0].persistent), (Some(owner.port()), true));
-        assert_eq!(refusal(stranger.commit(&deletion)).2, 1, "EPERM");
+        assert_eq!(refusal(other.commit(&deletion)).2, 1, "EPERM");
         run("nft flush ruleset");
-        assert_eq!(stranger.tables(Ipv4).unwrap().len(), 1, "a flush spares it");
+        assert_eq!(other.tables(Ipv4).unwrap().len(), 1, "a flush does not delete it");
 
         drop(owner);
-        let found = stranger.tables(Ipv4).unwrap();
+        let found = other.tables(Ipv4).unwrap();
         assert_eq!((found[0].owner, found[0].persistent), (None, true));
-        stranger.commit(&ours).unwrap();
-        assert_eq!(stranger.tables(Ipv4).unwrap()[0].owner, Some(stranger.port()));
-        stranger.commit(&deletion).unwrap();
+        other.commit(&ours).unwrap();
+        assert_eq!(other.tables(Ipv4).unwrap()[0].owner, Some(other.port()));
+        other.commit(&deletion).unwrap();
     });
 }
