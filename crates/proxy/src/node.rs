@@ -65,7 +65,7 @@ impl Node {
                 Progress::Wait(until) => until,
             };
             match next(words, until) {
-                Some(Word::Node(event)) => wait.hear(&event),
+                Some(Word::Node(event)) => wait.receive(&event),
                 Some(Word::Over(why)) => return Err(why),
                 Some(Word::FolderRead) | None => {}
             }

@@ -91,7 +91,8 @@ fn list(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded 
     for chunk in chunks {
         items.push(chunk, &mut |item| progress.apply(item, &emit));
     }
-    let ended = items.finish().map_err(Into::into).and_then(|meta| progress.end_list(meta.resource_version, &emit));
+    let ended =
+        items.finish().map_err(Into::into).and_then(|meta| progress.end_list(meta.resource_version, &emit));
     let failure = ended.err().map(|error| error.to_string()).unwrap_or_default();
     (events, progress.position, failure)
 }

@@ -1,4 +1,4 @@
-//! Hears the cluster and tells it as [`model::event::Event`]s, whatever it comes from.
+//! Receives objects from an API server or from a folder of manifests, and emits them as [`model::event::Event`]s.
 #![forbid(unsafe_code)]
 
 pub mod api_server;

@@ -124,7 +124,7 @@ impl<'a> ListWatch<'a> {
                 (None, false) => self.list(emit).await,
             };
             let delay = outcome.unwrap_or_else(|failure| self.handle(&failure));
-            self.api.rest(delay).await;
+            self.api.delay(delay).await;
         }
     }
 
@@ -304,7 +304,11 @@ impl<'a> ListWatch<'a> {
         let (err, r#type) = (failure.to_string(), self.progress.resource.type_name());
         if is_routine {
             tracing::debug!(v = 2, err, "type" = r#type, "Watch ended, starting another");
-        } else if self.logged_failure.as_ref().is_none_or(|(last, when)| *last != err || now - *when > LOG_INTERVAL) {
+        } else if self
+            .logged_failure
+            .as_ref()
+            .is_none_or(|(last, when)| *last != err || now - *when > LOG_INTERVAL)
+        {
             tracing::error!(err, "type" = r#type, "Failed to watch");
             self.logged_failure = Some((err, now));
         }
