@@ -6,30 +6,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use table::GROUPS;
 
-/// The gates this program asks about. Every other one is accepted and changes nothing.
+/// The gates that change what this program does. All others can be set and have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     AllowServiceExternalIPs,
-    ClientsAllowCARotation,
     ComponentFlagz,
     ComponentStatusz,
     LoggingAlphaOptions,
     LoggingBetaOptions,
-    NativeHistograms,
-    WatchListClient,
 }
 
 impl Gate {
     pub fn name(self) -> &'static str {
         match self {
             Self::AllowServiceExternalIPs => "AllowServiceExternalIPs",
-            Self::ClientsAllowCARotation => "ClientsAllowCARotation",
             Self::ComponentFlagz => "ComponentFlagz",
             Self::ComponentStatusz => "ComponentStatusz",
             Self::LoggingAlphaOptions => "LoggingAlphaOptions",
             Self::LoggingBetaOptions => "LoggingBetaOptions",
-            Self::NativeHistograms => "NativeHistograms",
-            Self::WatchListClient => "WatchListClient",
         }
     }
 }
@@ -173,13 +167,10 @@ mod tests {
         let gates = resolve(&[]).unwrap();
         for (gate, want) in [
             (Gate::AllowServiceExternalIPs, true),
-            (Gate::ClientsAllowCARotation, true),
             (Gate::ComponentFlagz, true),
             (Gate::ComponentStatusz, true),
             (Gate::LoggingAlphaOptions, false),
             (Gate::LoggingBetaOptions, true),
-            (Gate::NativeHistograms, false),
-            (Gate::WatchListClient, true),
         ] {
             assert_eq!(gates.enabled(gate), want, "{gate:?}");
             assert!(known(gate.name()).is_some(), "{gate:?}");
@@ -190,7 +181,7 @@ mod tests {
     fn whole_stages_are_switched_except_what_is_named() {
         let gates = resolve(&[("AllAlpha", true), ("NativeHistograms", false)]).unwrap();
         assert!(gates.enabled(Gate::LoggingAlphaOptions));
-        assert!(!gates.enabled(Gate::NativeHistograms));
+        assert_eq!(gates.set().get("NativeHistograms"), Some(&false));
         assert!(gates.enabled(Gate::LoggingBetaOptions), "beta gates are left alone");
         let gates = resolve(&[("AllBeta", false), ("ComponentFlagz", true)]).unwrap();
         assert!(gates.enabled(Gate::ComponentFlagz));
