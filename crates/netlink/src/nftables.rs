@@ -67,7 +67,7 @@ pub use elements::{Datum, Element};
 pub use events::{Event, Monitor, Object};
 pub use expressions::{
     Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey, NatFlags,
-    NatKind, NumberGenerator, Order, RejectWith,
+    NatKind, NumberGenerator, RejectWith,
 };
 pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table, Verdict};
 pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSet, FoundTable, Generation};

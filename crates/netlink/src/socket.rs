@@ -43,7 +43,6 @@ pub(crate) const DUMP_ATTEMPTS: u32 = 20;
 pub enum Protocol {
     Route,
     Netfilter,
-    Generic,
 }
 
 impl Protocol {
@@ -51,7 +50,6 @@ impl Protocol {
         match self {
             Self::Route => None, // NETLINK_ROUTE is zero, the default protocol
             Self::Netfilter => Some(netlink::NETFILTER),
-            Self::Generic => Some(netlink::GENERIC),
         }
     }
 }
@@ -383,8 +381,7 @@ mod tests {
             let mut forged = Buffer::new();
             forged.message(Header { kind: 16, flags: 0, sequence: 0, port: 0 }, &[0; 16], |_| {});
             let to = SocketAddrNetlink::new(victim.port(), 0);
-            rustix::net::sendto(&other.fd, forged.as_bytes(), rustix::net::SendFlags::empty(), &to)
-                .unwrap();
+            rustix::net::sendto(&other.fd, forged.as_bytes(), rustix::net::SendFlags::empty(), &to).unwrap();
             assert!(victim.wait(Duration::from_secs(10)).unwrap(), "the datagram arrived");
             assert!(victim.receive_within(Duration::ZERO).unwrap().is_none());
         });

@@ -57,7 +57,13 @@ impl Missing {
 
 impl NodeWait {
     pub fn new(name: &str, needs_pod_cidrs: bool) -> Self {
-        Self { name: name.into(), needs_pod_cidrs, received: None, first_deadline: None, second_deadline: None }
+        Self {
+            name: name.into(),
+            needs_pod_cidrs,
+            received: None,
+            first_deadline: None,
+            second_deadline: None,
+        }
     }
 
     pub fn receive(&mut self, event: &Event) {

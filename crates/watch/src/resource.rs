@@ -94,7 +94,9 @@ impl Resource {
         match self {
             Self::Node(_) => Event::NodeDeleted,
             Self::Service => Event::ServiceDeleted(NamespacedName::new(&identity.namespace, &identity.name)),
-            Self::EndpointSlice => Event::SliceDeleted(NamespacedName::new(&identity.namespace, &identity.name)),
+            Self::EndpointSlice => {
+                Event::SliceDeleted(NamespacedName::new(&identity.namespace, &identity.name))
+            }
             Self::ServiceCidr => Event::ServiceCidrDeleted(identity.name.clone()),
         }
     }

@@ -261,7 +261,10 @@ fn a_dump_of_flows_is_complete_and_deleted_flows_are_gone() {
             assert_eq!(some.len(), 3);
             let ended = faults.during(|| connection.end(Ipv4, &some));
             let left = list(&mut connection).unwrap();
-            assert!(ports.iter().all(|port| port % 200 == 0 || left.contains(port)), "other flows were deleted");
+            assert!(
+                ports.iter().all(|port| port % 200 == 0 || left.contains(port)),
+                "other flows were deleted"
+            );
             let left_of_some = left.iter().filter(|port| **port % 200 == 0).count();
             if let Ok(ended) = &ended {
                 assert_eq!((*ended, left_of_some), (3, 0));

@@ -50,11 +50,6 @@ pub enum Expression<'a> {
         offset: u32,
         to: Register,
     },
-    /// Loads a constant.
-    Immediate {
-        value: Value,
-        to: Register,
-    },
     /// Loads `from & mask ^ xor`. The length of the mask is that of the operation.
     Bitwise {
         from: Register,
@@ -62,26 +57,11 @@ pub enum Expression<'a> {
         mask: Value,
         xor: Value,
     },
-    /// Swaps `length` bytes in units of `size`.
-    ByteOrder {
-        order: Order,
-        from: Register,
-        to: Register,
-        length: u32,
-        size: u32,
-    },
     /// Matches, or not.
     Compare {
         from: Register,
         comparison: Comparison,
         value: Value,
-    },
-    /// Matches values from `low` to `high` inclusive, compared bytewise, or all others.
-    Range {
-        from: Register,
-        inside: bool,
-        low: Value,
-        high: Value,
     },
     /// Matches if the key is in the set.
     Lookup {
@@ -138,7 +118,6 @@ pub enum MetaKey {
     /// Host order
     Mark = 3,
     InputName = 6,
-    OutputName = 7,
     /// One byte
     L4Protocol = 16,
 }
@@ -157,19 +136,10 @@ pub enum Base {
 pub enum ConntrackKey {
     /// Bits, host order
     State = 0,
-    /// One byte
-    Direction = 1,
     /// Bits, host order
     Status = 2,
-    /// Host order
-    Mark = 3,
-    /// One byte
-    Protocol = 10,
-    SourcePort = 11,
     DestinationPort = 12,
-    SourceIpv4 = 19,
     DestinationIpv4 = 20,
-    SourceIpv6 = 21,
     DestinationIpv6 = 22,
 }
 
@@ -185,14 +155,12 @@ impl ConntrackKey {
 #[repr(u8)]
 pub enum Direction {
     Original = 0,
-    Reply = 1,
 }
 
 /// `NFT_FIB_RESULT_*`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FibResult {
-    OutputInterface = 1,
     /// `RTN_*`, host order
     AddressType = 3,
 }
@@ -205,33 +173,19 @@ impl FibResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NumberGenerator {
-    Incremental = 0,
     Random = 1,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Order {
-    ToHost = 0,
-    ToNetwork = 1,
-}
-
-/// Values are compared bytewise, so that `Less` and `Greater` need network byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum Comparison {
     Equal = 0,
     NotEqual = 1,
-    Less = 2,
-    LessOrEqual = 3,
-    Greater = 4,
-    GreaterOrEqual = 5,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum DynamicOperation {
-    Add = 0,
     /// Also renews the timeout of an existing element. Its data stay the same.
     Update = 1,
     Delete = 2,
@@ -240,7 +194,6 @@ pub enum DynamicOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NatKind {
-    Source = 0,
     Destination = 1,
 }
 
@@ -249,8 +202,6 @@ pub enum NatKind {
 pub enum NatFlags {
     #[default]
     None,
-    /// `nft` sets this for a constant port, but not for a port from a map.
-    PortGiven,
     FullyRandom,
 }
 
@@ -258,7 +209,6 @@ impl NatFlags {
     const fn to_wire(self) -> Option<u32> {
         match self {
             Self::None => None,
-            Self::PortGiven => Some(0x2),
             Self::FullyRandom => Some(0x10),
         }
     }
@@ -268,7 +218,6 @@ impl NatFlags {
 pub enum RejectWith {
     /// ICMP port unreachable, the default of `nft`, for all protocols.
     PortUnreachable(Family),
-    TcpReset,
 }
 
 impl<'a> Expression<'a> {
@@ -307,11 +256,9 @@ impl<'a> Expression<'a> {
             Self::Conntrack { .. } => "ct",
             Self::Fib { .. } => "fib",
             Self::Numgen { .. } => "numgen",
-            Self::Immediate { .. } | Self::Verdict(_) => "immediate",
+            Self::Verdict(_) => "immediate",
             Self::Bitwise { .. } => "bitwise",
-            Self::ByteOrder { .. } => "byteorder",
             Self::Compare { .. } => "cmp",
-            Self::Range { .. } => "range",
             Self::Lookup { .. }
             | Self::LookupMissing { .. }
             | Self::LookupData { .. }
@@ -361,10 +308,6 @@ impl<'a> Expression<'a> {
                 m.be32(NFTA_NG_TYPE, generator as u32);
                 m.be32(NFTA_NG_OFFSET, offset);
             }
-            Self::Immediate { value, to } => {
-                m.be32(NFTA_IMMEDIATE_DREG, to.to_wire());
-                write_value(m, NFTA_IMMEDIATE_DATA, &value);
-            }
             Self::Verdict(verdict) => {
                 m.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
                 verdict.write(m, NFTA_IMMEDIATE_DATA);
@@ -377,23 +320,10 @@ impl<'a> Expression<'a> {
                 write_value(m, NFTA_BITWISE_MASK, &mask);
                 write_value(m, NFTA_BITWISE_XOR, &xor);
             }
-            Self::ByteOrder { order, from, to, length, size } => {
-                m.be32(NFTA_BYTEORDER_SREG, from.to_wire());
-                m.be32(NFTA_BYTEORDER_DREG, to.to_wire());
-                m.be32(NFTA_BYTEORDER_OP, order as u32);
-                m.be32(NFTA_BYTEORDER_LEN, length);
-                m.be32(NFTA_BYTEORDER_SIZE, size);
-            }
             Self::Compare { from, comparison, value } => {
                 m.be32(NFTA_CMP_SREG, from.to_wire());
                 m.be32(NFTA_CMP_OP, comparison as u32);
                 write_value(m, NFTA_CMP_DATA, &value);
-            }
-            Self::Range { from, inside, low, high } => {
-                m.be32(NFTA_RANGE_SREG, from.to_wire());
-                m.be32(NFTA_RANGE_OP, u32::from(!inside));
-                write_value(m, NFTA_RANGE_FROM_DATA, &low);
-                write_value(m, NFTA_RANGE_TO_DATA, &high);
             }
             Self::Lookup { set, key } => write_lookup(m, set, key, None),
             Self::LookupMissing { set, key } => {
@@ -434,12 +364,11 @@ impl<'a> Expression<'a> {
                 }
             }
             Self::Reject(with) => {
-                let (kind, code) = match with {
-                    RejectWith::PortUnreachable(Family::Ipv4) => (NFT_REJECT_ICMP_UNREACH, 3),
-                    RejectWith::PortUnreachable(Family::Ipv6) => (NFT_REJECT_ICMP_UNREACH, 4),
-                    RejectWith::TcpReset => (NFT_REJECT_TCP_RST, 0),
+                let code = match with {
+                    RejectWith::PortUnreachable(Family::Ipv4) => 3,
+                    RejectWith::PortUnreachable(Family::Ipv6) => 4,
                 };
-                m.be32(NFTA_REJECT_TYPE, kind);
+                m.be32(NFTA_REJECT_TYPE, NFT_REJECT_ICMP_UNREACH);
                 m.u8(NFTA_REJECT_ICMP_CODE, code);
             }
             Self::Counter => {}

@@ -124,8 +124,6 @@ pub struct Rule<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
     Drop,
-    Accept,
-    Continue,
     Return,
     Jump(&'a str),
     Goto(&'a str),
@@ -135,8 +133,6 @@ impl<'a> Verdict<'a> {
     const fn code(self) -> i32 {
         match self {
             Self::Drop => 0,
-            Self::Accept => 1,
-            Self::Continue => -1,
             Self::Jump(_) => -3,
             Self::Goto(_) => -4,
             Self::Return => -5,
@@ -146,7 +142,7 @@ impl<'a> Verdict<'a> {
     const fn chain(self) -> Option<&'a str> {
         match self {
             Self::Jump(chain) | Self::Goto(chain) => Some(chain),
-            Self::Drop | Self::Accept | Self::Continue | Self::Return => None,
+            Self::Drop | Self::Return => None,
         }
     }
 
@@ -162,7 +158,7 @@ impl<'a> Verdict<'a> {
     }
 
     pub(super) fn from_wire(code: u32, chain: Option<&'a str>) -> Option<Self> {
-        let plain = [Self::Drop, Self::Accept, Self::Continue, Self::Return];
+        let plain = [Self::Drop, Self::Return];
         let named = chain.map(|chain| [Self::Jump(chain), Self::Goto(chain)]);
         let mut all = plain.into_iter().chain(named.into_iter().flatten());
         all.find(|verdict| verdict.code() == code.cast_signed())
@@ -182,11 +178,6 @@ impl Batch {
     /// Deletes everything in the table, too.
     pub fn delete_table(&mut self) {
         self.message(NFT_MSG_DELTABLE, 0, |m, name| m.string(NFTA_TABLE_NAME, name));
-    }
-
-    /// Deletes all rules but neither chains nor sets, like `nft flush table`.
-    pub fn flush_table(&mut self) {
-        self.message(NFT_MSG_DELRULE, 0, |m, table| m.string(NFTA_TABLE, table));
     }
 
     /// No-op if the chain exists with the same hook. The comment of an existing chain stays the same.

@@ -195,8 +195,6 @@ pub struct FoundElement<'a> {
     pub interval_end: bool,
     pub counter: Option<Counter>,
     pub timeout: Option<Duration>,
-    /// The rest of the timeout.
-    pub expires_in: Option<Duration>,
     pub comment: Option<&'a str>,
 }
 
@@ -232,7 +230,6 @@ impl<'a> FoundElement<'a> {
             interval_end: false,
             counter: None,
             timeout: None,
-            expires_in: None,
             comment: None,
         };
         let value = |attribute: Attribute<'a>| Some(attribute.nested().find(NFTA_DATA_VALUE)?.value);
@@ -248,7 +245,6 @@ impl<'a> FoundElement<'a> {
                 NFTA_SET_ELEM_EXPR => element.counter = counter_of(attribute.nested()),
                 NFTA_SET_ELEM_EXPRESSIONS => element.counter = counter_among(attribute.nested()),
                 NFTA_SET_ELEM_TIMEOUT => element.timeout = time(attribute),
-                NFTA_SET_ELEM_EXPIRATION => element.expires_in = time(attribute),
                 NFTA_SET_ELEM_USERDATA => {
                     element.comment = userdata::find_comment(attribute.value, userdata::COMMENT);
                 }

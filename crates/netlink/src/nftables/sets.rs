@@ -21,7 +21,6 @@ pub enum Field {
     Port,
     /// Host order
     Mark,
-    InterfaceName,
     /// A result of `numgen random mod modulus`, in host byte order. This type has no name, so `nft` declares sets with it by
     /// `typeof`.
     Index {
@@ -50,7 +49,7 @@ impl Field {
             Self::Protocol => 1,
             Self::Port => 2,
             Self::Ipv4Address | Self::Mark | Self::Index { .. } => 4,
-            Self::Ipv6Address | Self::InterfaceName => 16,
+            Self::Ipv6Address => 16,
         }
     }
 
@@ -63,14 +62,13 @@ impl Field {
             Self::Protocol => 12,
             Self::Port => 13,
             Self::Mark => 19,
-            Self::InterfaceName => 41,
         }
     }
 
     const fn byte_order(self) -> u32 {
         match self {
             Self::Protocol => NO_ORDER,
-            Self::Mark | Self::InterfaceName | Self::Index { .. } => HOST_ORDER,
+            Self::Mark | Self::Index { .. } => HOST_ORDER,
             Self::Ipv4Address | Self::Ipv6Address | Self::Port => NETWORK_ORDER,
         }
     }
@@ -86,7 +84,6 @@ impl Field {
             Self::Ipv6Address => (PAYLOAD, &[13, 9]),  // ip6 daddr
             Self::Port => (PAYLOAD, &[11, 2]),         // th dport
             Self::Mark => (META, &[3]),
-            Self::InterfaceName => (META, &[6]),
             Self::Protocol => (META, &[16]),
             Self::Index { modulus } => (NUMGEN, &[RANDOM, modulus, 0]),
         };
@@ -178,7 +175,6 @@ impl MapData<'_> {
 /// A set, or a map if it has data. See [`Set::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct Set<'a> {
-    /// Anonymous sets are named by a template such as `__set%d`.
     pub name: &'a str,
     pub key: &'a [Field],
     pub data: Option<MapData<'a>>,
@@ -191,8 +187,6 @@ pub struct Set<'a> {
     pub timeouts: bool,
     /// The default timeout of elements.
     pub timeout: Option<Duration>,
-    /// Belongs to the one rule that refers to it, which must be in the same batch.
-    pub anonymous: bool,
     /// The maximum number of elements. The kernel defaults to 65,535 for dynamic sets.
     pub size: Option<u32>,
     /// Each element counts the packets that match it.
@@ -212,7 +206,6 @@ impl<'a> Set<'a> {
             dynamic: false,
             timeouts: false,
             timeout: None,
-            anonymous: false,
             size: None,
             counter: false,
             comment: None,
@@ -235,7 +228,6 @@ impl<'a> Set<'a> {
         // `nft` sets the flag for ranges of concatenations only.
         let concatenated_ranges = self.interval && self.key.len() > 1;
         [
-            (self.anonymous, NFT_SET_ANONYMOUS | NFT_SET_CONSTANT),
             (self.interval, NFT_SET_INTERVAL),
             (self.data.is_some(), NFT_SET_MAP),
             (self.timeouts || self.timeout.is_some(), NFT_SET_TIMEOUT),
@@ -294,7 +286,7 @@ impl<'a> Set<'a> {
             userdata.put_u32(DATA_BYTE_ORDER, data.byte_order());
         }
         let has_no_name = |field: &Field| matches!(field, Field::Index { .. });
-        if !self.anonymous && self.key.iter().any(has_no_name) {
+        if self.key.iter().any(has_no_name) {
             put_typeof_fields(&mut userdata, KEY_TYPEOF, self.key);
             if let Some(MapData::Fields(fields)) = self.data {
                 put_typeof_fields(&mut userdata, DATA_TYPEOF, fields);
@@ -314,7 +306,7 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Refers to a set: by its name or, if it is anonymous, by what [`Batch::add_set`] returned.
+/// Refers to a set, by its name or by what [`Batch::add_set`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetRef<'a> {
     pub(super) name: &'a str,

@@ -77,8 +77,6 @@ pub(super) const NFTA_SET_COUNT: u16 = 20;
 pub(super) const NFTA_SET_DESC_SIZE: u16 = 1;
 pub(super) const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub(super) const NFTA_SET_FIELD_LEN: u16 = 1;
-pub(super) const NFT_SET_ANONYMOUS: u32 = 0x1;
-pub(super) const NFT_SET_CONSTANT: u32 = 0x2;
 pub(super) const NFT_SET_INTERVAL: u32 = 0x4;
 pub(super) const NFT_SET_MAP: u32 = 0x8;
 pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
@@ -94,7 +92,6 @@ pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(super) const NFTA_SET_ELEM_TIMEOUT: u16 = 4;
-pub(super) const NFTA_SET_ELEM_EXPIRATION: u16 = 5;
 pub(super) const NFTA_SET_ELEM_USERDATA: u16 = 6;
 pub(super) const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
@@ -147,20 +144,9 @@ pub(super) const NFTA_BITWISE_XOR: u16 = 5;
 pub(super) const NFTA_BITWISE_OP: u16 = 6;
 pub(super) const NFT_BITWISE_MASK_XOR: u32 = 0;
 
-pub(super) const NFTA_BYTEORDER_SREG: u16 = 1;
-pub(super) const NFTA_BYTEORDER_DREG: u16 = 2;
-pub(super) const NFTA_BYTEORDER_OP: u16 = 3;
-pub(super) const NFTA_BYTEORDER_LEN: u16 = 4;
-pub(super) const NFTA_BYTEORDER_SIZE: u16 = 5;
-
 pub(super) const NFTA_CMP_SREG: u16 = 1;
 pub(super) const NFTA_CMP_OP: u16 = 2;
 pub(super) const NFTA_CMP_DATA: u16 = 3;
-
-pub(super) const NFTA_RANGE_SREG: u16 = 1;
-pub(super) const NFTA_RANGE_OP: u16 = 2;
-pub(super) const NFTA_RANGE_FROM_DATA: u16 = 3;
-pub(super) const NFTA_RANGE_TO_DATA: u16 = 4;
 
 pub(super) const NFTA_LOOKUP_SET: u16 = 1;
 pub(super) const NFTA_LOOKUP_SREG: u16 = 2;
@@ -191,7 +177,6 @@ pub(super) const NFTA_MASQ_FLAGS: u16 = 1;
 pub(super) const NFTA_REJECT_TYPE: u16 = 1;
 pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
 pub(super) const NFT_REJECT_ICMP_UNREACH: u32 = 0;
-pub(super) const NFT_REJECT_TCP_RST: u32 = 1;
 
 pub(super) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(super) const NFTA_COUNTER_PACKETS: u16 = 2;

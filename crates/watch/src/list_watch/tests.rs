@@ -371,7 +371,10 @@ fn a_line_that_is_no_event_leads_to_a_list() {
         talk.stay();
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(receive(&events, 4), ["listing Service", "listed Service", "listing Service", "listed Service"]);
+    assert_eq!(
+        receive(&events, 4),
+        ["listing Service", "listed Service", "listing Service", "listed Service"]
+    );
     stub.asked();
     assert!(is_stream(&stub.asked()), "from the same place it would come again");
 }

@@ -60,7 +60,7 @@ fn the_program_can_be_added_again_and_deleted() {
 
             let mut again = Batch::new(family, TABLE);
             again.add_table(&Table::default());
-            again.flush_table();
+            CHAINS.iter().for_each(|chain| again.flush_chain(chain.name));
             sets(family).iter().for_each(|set| {
                 again.add_set(set);
             });
@@ -102,7 +102,6 @@ fn nft_lists_the_program_in_readable_types() {
             );
             let reject = Some(Datum::Verdict(Verdict::Goto("reject-chain")));
             elements.add_elements("no-endpoints", [Element { data: reject, ..Element::new(key) }]);
-            elements.add_elements("interfaces", [Element::new(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0")]);
             elements.add_elements("marks", [Element::new(0x4000_u32.to_ne_bytes())]);
             commit(&elements);
 
@@ -125,7 +124,6 @@ fn nft_lists_the_program_in_readable_types() {
                     "elements = {{ {service} . tcp . 80 counter packets 0 bytes 0 comment \"default/web:http\" }}"
                 ),
                 format!("elements = {{ {service} . tcp . 80 : goto reject-chain }}"),
-                "elements = { \"eth0\" }".to_owned(),
                 "elements = { 0x00004000 }".to_owned(),
                 format!("type {address} . {address} . inet_proto . inet_service : {address} . inet_service"),
                 "flags dynamic,timeout".to_owned(),
@@ -151,41 +149,12 @@ fn nft_lists_the_program_in_readable_types() {
                     "{template} daddr . meta l4proto . th dport . {template} saddr != @allowed-sources counter packets 0 bytes 0 drop"
                 ),
                 format!("{template} daddr . meta l4proto . th dport vmap @no-endpoints"),
-                "tcp dport 30000-32767 return".to_owned(),
                 "type nat hook prerouting priority dstnat; policy accept;".to_owned(),
                 "type nat hook postrouting priority srcnat; policy accept;".to_owned(),
             ] {
                 assert!(listed.lines().any(|have| have.trim() == line), "missing: {line}\n{listed}");
             }
         }
-    });
-}
-
-#[test]
-fn an_anonymous_set_belongs_to_its_rule() {
-    in_fresh_netns(|| {
-        let mut batch = program(Ipv4);
-        let set = batch.add_set(&Set {
-            interval: true,
-            anonymous: true,
-            size: Some(3),
-            ..Set::new("__set%d", &[Field::Ipv4Address])
-        });
-        let end = |address: [u8; 4]| Element { interval_end: true, ..Element::new(address) };
-        batch.add_elements(set, [end([0; 4]), Element::new([10, 0, 0, 0]), end([11, 0, 0, 0])]);
-        batch.add_rule(&Rule {
-            chain: "services",
-            expressions: &[
-                Expression::source_address(Ipv4, Register::FIRST),
-                Expression::LookupMissing { set, key: Register::FIRST },
-                Expression::Verdict(Verdict::Drop),
-            ],
-            comment: None,
-            fingerprint: None,
-        });
-        commit(&batch);
-        let listed = run("nft list table ip kube-proxy");
-        assert!(listed.contains("ip saddr != { 10.0.0.0/8 } drop"), "{listed}");
     });
 }
 

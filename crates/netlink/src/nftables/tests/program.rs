@@ -194,7 +194,6 @@ pub(super) fn sets(family: Family) -> Vec<Set<'static>> {
         },
         Set { timeout: Some(Duration::from_secs(5)), size: Some(100), ..Set::new("recent", leak(&[a])) },
         Set::new("marks", leak(&[Field::Mark])),
-        Set::new("interfaces", leak(&[Field::InterfaceName])),
     ]
 }
 
@@ -312,23 +311,6 @@ pub(super) fn rules(family: Family) -> Vec<(&'static str, Vec<Expression<'static
             with(
                 load(family, &FRONTEND),
                 &[Expression::LookupVerdict { map: "no-endpoints".into(), key: first }],
-            ),
-            None,
-        ),
-        (
-            "filter-input",
-            with(
-                is_protocol(6).to_vec(),
-                &[
-                    Expression::destination_port(first),
-                    Expression::Range {
-                        from: first,
-                        inside: true,
-                        low: 30000_u16.to_be_bytes().into(),
-                        high: 32767_u16.to_be_bytes().into(),
-                    },
-                    Expression::Verdict(Verdict::Return),
-                ],
             ),
             None,
         ),
