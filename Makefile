@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e soak fuzz bench bench-e2e charts docs fmt setup pure words typos deny clean
+.PHONY: help demo build static dist check test e2e soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,7 +30,7 @@ static: ## the same without libraries, for containers: target/*-linux-musl/relea
 dist: static ## all that a package holds: static binary, completions, manual, in target/dist
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
 
-check: pure deny words typos ## the inner loop: format, lints, dependency rules, spelling and terms, unit tests
+check: layers deny words typos ## the inner loop: format, lints, dependency rules, spelling and terms, unit tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO) test --workspace --lib --bins --quiet
@@ -84,9 +84,9 @@ fmt: ## formats the code
 setup:
 	@hack/setup
 
-# The crates that decide must not be able to do anything else.
-pure:
-	@hack/pure
+# Which crate may depend on which, cycles of modules, and names that two types share.
+layers:
+	@$(CARGO) run --quiet --package layers
 
 # Terms that the glossary of CONTRIBUTING.md replaces, in what has been rid of them so far.
 words:

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::{fs, io};
 
 /// The name of a target, which is also that of its folder in `fuzz/corpus`, and the function that the fuzzer calls.
-pub type Target = (&'static str, fn(&[u8]));
+pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// Calls each target with every input of its corpus.
 ///
 /// # Errors
 ///
 /// If a corpus is missing, empty or unreadable.
-pub fn run_corpus(targets: &[Target]) -> io::Result<()> {
+pub fn run_corpus(targets: &[FuzzTarget]) -> io::Result<()> {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for (name, target) in targets {
         let mut inputs = 0;

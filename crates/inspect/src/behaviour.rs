@@ -16,12 +16,12 @@ use super::wanted::Rulings;
 
 /// Which rules are there that are not those of the mode.
 #[derive(Debug)]
-pub enum Before {
+pub enum FormerRules {
     Iptables(iptables::Present),
     Nftables(nftables::Present),
 }
 
-impl Before {
+impl FormerRules {
     /// Nothing if there are no rules but those of the mode and of this program.
     pub fn look(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
         Ok(match mode {
@@ -62,7 +62,7 @@ impl Before {
 
 /// What changes for clients, in sentences.
 pub fn changes(
-    before: &Before,
+    before: &FormerRules,
     rulings: &Rulings,
     config: &Config,
     node: &Node,
@@ -70,8 +70,8 @@ pub fn changes(
     let mut said = Vec::new();
     node_ports(before, rulings, config, node, &mut said)?;
     match (before, config.mode) {
-        (Before::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut said),
-        (Before::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut said),
+        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut said),
+        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut said),
         // From the reference's nftables mode to ours.
         _ => affinity(rulings, &mut said),
     }
@@ -79,7 +79,7 @@ pub fn changes(
 }
 
 fn node_ports(
-    before: &Before,
+    before: &FormerRules,
     rulings: &Rulings,
     config: &Config,
     node: &Node,

@@ -17,7 +17,7 @@ use super::contests;
 
 /// What happens to one service port, or to what is no service port's.
 #[derive(Debug, Serialize)]
-pub struct Change {
+pub struct ServiceChange {
     /// `+`, `-` or `~`.
     pub sign: char,
     /// Of the service port; none for what belongs to no service that is wanted.
@@ -36,7 +36,7 @@ pub fn changes(
     mode: ProxyMode,
     found: &[Difference],
     wanted: &[(ServicePortName, Arc<Routing>)],
-) -> Vec<Change> {
+) -> Vec<ServiceChange> {
     let mut groups: BTreeMap<Option<&ServicePortName>, Vec<&Difference>> = BTreeMap::new();
     let owners = FormerOwners::of(found, wanted);
     for difference in found {
@@ -146,7 +146,7 @@ fn change(
     group: &[&Difference],
     wanted: &[(ServicePortName, Arc<Routing>)],
     served: &HashMap<Frontend, &ServicePortName>,
-) -> Change {
+) -> ServiceChange {
     let routing = service.and_then(|name| {
         wanted.binary_search_by(|(wanted, _)| wanted.cmp(name)).ok().and_then(|at| wanted.get(at))
     });
@@ -167,7 +167,7 @@ fn change(
     if lines.is_empty() {
         lines = group.iter().map(|it| object(it)).collect();
     }
-    Change { sign, service: service.map(ToString::to_string), lines, objects: group.len() }
+    ServiceChange { sign, service: service.map(ToString::to_string), lines, objects: group.len() }
 }
 
 /// One object of the kernel.

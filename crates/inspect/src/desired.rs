@@ -19,7 +19,7 @@ use proxy::node::{self, Node};
 use proxy::run::{self, Options};
 use proxy::source::{Lines, Word};
 use settings::config::{self, Config};
-use settings::logs::{Logs, Settings};
+use settings::logs::{LogSettings, Logs};
 
 use super::arguments;
 
@@ -75,7 +75,7 @@ pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> 
     let mut flags = arguments::from_matches(matches).map_err(anyhow::Error::msg)?;
     let logs = Logs::install()?;
     // Whoever asks wants the answer, and not how we came to it.
-    logs.apply(Settings { quiet: true, ..Settings::default() })?;
+    logs.apply(LogSettings { quiet: true, ..LogSettings::default() })?;
     let completed = config::complete(&mut flags)?;
     let mut settings = config::log_settings(&completed.config.logging, &completed.gates)?;
     settings.quiet = settings.verbosity == 0;

@@ -10,8 +10,8 @@ use proxy::node::Node;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
-use super::behaviour::{self, Before};
-use super::changes::{self, Change};
+use super::behaviour::{self, FormerRules};
+use super::changes::{self, ServiceChange};
 use super::contests::{Contest, contests};
 use super::desired::{self, Desired};
 use super::verify::{is_json, output};
@@ -46,7 +46,7 @@ const MANY: usize = 20;
 #[derive(Debug, Serialize)]
 struct Section {
     family: String,
-    changes: Vec<Change>,
+    changes: Vec<ServiceChange>,
     /// Addresses that several services ask for or asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     contested: Vec<Contest>,
@@ -87,7 +87,7 @@ impl Section {
         let family = rulings.family;
         let Some(wanted) = wanted(rulings, config, node)? else { return Ok(None) };
         let (_, found) = compare(family, wanted)?;
-        let before = Before::look(family, config.mode)?;
+        let before = FormerRules::look(family, config.mode)?;
         let behaviour = match &before {
             Some(before) => behaviour::changes(before, rulings, config, node)?,
             None => Vec::new(),
@@ -97,7 +97,7 @@ impl Section {
             family: name(family),
             changes: changes::changes(config.mode, &found, &rulings.routings),
             contested: contests(config.mode, &found, &rulings.routings),
-            takes_over_from: before.as_ref().map(Before::describe),
+            takes_over_from: before.as_ref().map(FormerRules::describe),
             behaviour,
             add: count(Kind::Missing),
             remove: count(Kind::Surplus),
@@ -114,13 +114,13 @@ impl Section {
         let mut text = String::new();
         let family = &self.family;
         // Another mode writes every service anew, which says little. Writing to a string cannot fail.
-        let anew = |change: &&Change| change.sign == '+' && change.service.is_some();
+        let anew = |change: &&ServiceChange| change.sign == '+' && change.service.is_some();
         let anew = if self.takes_over_from.is_some() { self.changes.iter().filter(anew).count() } else { 0 };
         let in_brief = anew > MANY && !with_objects;
         if in_brief {
             let _ = writeln!(text, "+ {family} {anew} services");
         }
-        for Change { sign, service, lines, .. } in &self.changes {
+        for ServiceChange { sign, service, lines, .. } in &self.changes {
             if in_brief && *sign == '+' && service.is_some() {
                 continue;
             }

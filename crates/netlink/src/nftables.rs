@@ -69,10 +69,10 @@ pub use expressions::{
     Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey, NatFlags,
     NatKind, NumberGenerator, RejectWith,
 };
-pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table, Verdict};
+pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table};
 pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSet, FoundTable, Generation};
 pub use sets::{Field, MapData, Set, SetRef};
-pub use value::{Register, Registers, Value};
+pub use value::{Register, Registers, Value, Verdict};
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use read::decode_all;

@@ -7,7 +7,6 @@
 //! ```
 
 mod page;
-mod totals;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +21,6 @@ use crate::family::Message;
 use crate::source::Lines;
 
 pub use page::{Endpoint, Frontend, Page, ServicePort};
-pub use totals::{Total, Totals};
 
 /// So much longer than counting takes the last count is good enough, whoever asks and however often: a twentieth of one
 /// core at most. To list a set takes the kernel time with the square of its size.

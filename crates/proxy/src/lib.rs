@@ -24,4 +24,5 @@ pub mod signals;
 pub mod source;
 pub mod status;
 pub mod threads;
+pub mod totals;
 pub mod tuning;

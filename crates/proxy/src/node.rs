@@ -105,8 +105,8 @@ impl Node {
     /// The ranges whose addresses serve node ports. `primary` stands for the node's own addresses, if they are known.
     pub fn node_port_cidrs(&self, config: &Config) -> Vec<IpNet> {
         match &config.node_port_addresses {
-            config::NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
-            config::NodePortAddresses::Primary => {
+            config::NodePortScope::Cidrs(cidrs) => cidrs.clone(),
+            config::NodePortScope::Primary => {
                 let known = [self.ips.v4, self.ips.v6].into_iter().filter(|ip| !ip.is_loopback());
                 known.map(Into::into).collect()
             }

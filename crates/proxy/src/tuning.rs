@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use kernel::sysctl::{Sysctls, read_number};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use settings::config::Conntrack;
+use settings::config::ConntrackSettings;
 
 /// However many processors there are, the table gets no larger.
 const MOST_ENTRIES: u64 = 1_048_576;
 
 /// The settings that the configuration asks for, by name below `net/netfilter`.
-fn wanted(conntrack: &Conntrack, processors: u64) -> Vec<(&'static str, u64)> {
+fn wanted(conntrack: &ConntrackSettings, processors: u64) -> Vec<(&'static str, u64)> {
     let seconds = |name, time: Duration| (!time.is_zero()).then_some((name, time.as_secs()));
     [
         max_entries(conntrack, processors).map(|max| ("nf_conntrack_max", max)),
@@ -29,7 +29,7 @@ fn wanted(conntrack: &Conntrack, processors: u64) -> Vec<(&'static str, u64)> {
     .collect()
 }
 
-fn max_entries(conntrack: &Conntrack, processors: u64) -> Option<u64> {
+fn max_entries(conntrack: &ConntrackSettings, processors: u64) -> Option<u64> {
     if conntrack.max_per_core == 0 {
         return None;
     }
@@ -54,7 +54,7 @@ pub fn raise_open_files() {
 
 /// Sets up connection tracking. A value that is right already is left alone, so that a process without the right to
 /// write may follow one that had it.
-pub fn set_up_conntrack(conntrack: &Conntrack) -> anyhow::Result<()> {
+pub fn set_up_conntrack(conntrack: &ConntrackSettings) -> anyhow::Result<()> {
     const WHAT: &str = "could not set conntrack parameters from kube-proxy configuration";
     let sysctls = Sysctls::default();
     for (name, value) in wanted(conntrack, processors()) {
@@ -119,8 +119,8 @@ pub fn set_oom_score(adjustment: i32) {
 mod tests {
     use super::*;
 
-    fn conntrack(max_per_core: u32, min: u32) -> Conntrack {
-        Conntrack {
+    fn conntrack(max_per_core: u32, min: u32) -> ConntrackSettings {
+        ConntrackSettings {
             max_per_core,
             min,
             tcp_established_timeout: Duration::ZERO,
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn only_what_is_asked_for_is_set() {
         assert_eq!(wanted(&conntrack(0, 1), 4), []);
-        let all = Conntrack {
+        let all = ConntrackSettings {
             tcp_established_timeout: Duration::from_secs(86_400),
             tcp_close_wait_timeout: Duration::from_millis(3_600_900),
             tcp_be_liberal: true,

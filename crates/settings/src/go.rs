@@ -182,18 +182,13 @@ pub fn float_text(value: f32) -> String {
     }
 }
 
-/// A number as the sample of a metric.
+/// A number as the sample of a metric, and a finite one with a fraction in YAML.
 pub fn double_text(value: f64) -> String {
     match value {
         _ if value.is_nan() => "NaN".to_owned(),
         _ if value.is_infinite() => if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned(),
         _ => general(&format!("{value:e}")),
     }
-}
-
-/// A finite number that is no integer, as Go's YAML prints it.
-pub fn yaml_float(value: f64) -> String {
-    general(&format!("{value:e}"))
 }
 
 fn syntax(function: &str, text: &str) -> String {
@@ -291,7 +286,7 @@ mod tests {
         ] {
             assert_eq!(float_text(value), flag, "{value} as a flag");
             let value: f64 = value.to_string().parse().unwrap();
-            assert_eq!(yaml_float(value), yaml, "{value} as YAML");
+            assert_eq!(double_text(value), yaml, "{value} as YAML");
         }
         assert_eq!(float_text(f32::INFINITY), "+Inf");
     }

@@ -38,7 +38,7 @@ pub enum Format {
 
 /// How to log; valid already.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LogSettings {
     pub format: Format,
     pub verbosity: u32,
     /// File patterns with their verbosity; the first match counts, and only where it says more.
@@ -50,7 +50,7 @@ pub struct Settings {
     pub quiet: bool,
 }
 
-impl Default for Settings {
+impl Default for LogSettings {
     /// What holds until the configuration is known.
     fn default() -> Self {
         let (format, vmodule, split) = (Format::Text, Vec::new(), None);
@@ -58,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl LogSettings {
     /// The highest verbosity at which something from the file is told.
     fn threshold(&self, file: Option<&str>) -> u32 {
         let own = file.and_then(|file| vmodule::verbosity(&self.vmodule, file));
@@ -71,7 +71,7 @@ impl Settings {
 pub struct Logs(Arc<Shared>);
 
 struct Shared {
-    settings: RwLock<Settings>,
+    settings: RwLock<LogSettings>,
     streams: Mutex<Streams>,
     zone: TimeZone,
     pid: u32,
@@ -94,7 +94,7 @@ impl Logs {
         }))
     }
 
-    pub fn apply(&self, settings: Settings) -> io::Result<()> {
+    pub fn apply(&self, settings: LogSettings) -> io::Result<()> {
         if settings.split.is_some() {
             *self.streams() = Streams::standard(settings.split);
         }

@@ -10,8 +10,8 @@ use crate::items::Items;
 use crate::kubeconfig;
 use crate::lines::Lines;
 use crate::manifest::{self, Form};
-use crate::progress::Progress;
 use crate::resource::Resource;
+use crate::watch_progress::WatchProgress;
 
 pub const TARGETS: &[(&str, fn(&[u8]))] =
     &[("kubeconfig", decode_kubeconfig), ("manifest", decode_manifest), ("watch-stream", decode_stream)];
@@ -65,7 +65,7 @@ fn watch(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded
     let mut events = Vec::new();
     let mut collect = |event| events.push(event);
     let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
-    let mut progress = Progress::new(resource);
+    let mut progress = WatchProgress::new(resource);
     let mut lines = Lines::default();
     let mut failure = String::new();
     progress.begin_list(&emit);
@@ -85,7 +85,7 @@ fn list(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded 
     let mut events = Vec::new();
     let mut collect = |event| events.push(event);
     let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
-    let mut progress = Progress::new(resource);
+    let mut progress = WatchProgress::new(resource);
     let mut items = Items::default();
     progress.begin_list(&emit);
     for chunk in chunks {

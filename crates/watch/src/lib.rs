@@ -15,7 +15,6 @@ mod list_watch;
 pub mod manifest;
 pub mod manifests;
 pub mod node_wait;
-mod progress;
 pub mod recorder;
 mod resource;
 #[cfg(test)]
@@ -25,3 +24,4 @@ mod standalone;
 mod stub;
 mod throttle;
 mod validate;
+mod watch_progress;

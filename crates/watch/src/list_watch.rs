@@ -25,8 +25,8 @@ use crate::backoff::{Backoff, chance};
 use crate::client::{Api, ApiError, next_bytes, next_bytes_in_time};
 use crate::items::Items;
 use crate::lines::{LineTooLong, Lines};
-use crate::progress::{Emit, Progress, Unusable};
 use crate::resource::Resource;
+use crate::watch_progress::{Emit, Unusable, WatchProgress};
 
 const PAGE_SIZE: &str = "500";
 
@@ -50,7 +50,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 pub(crate) struct ListWatch<'a> {
     api: &'a Api,
-    progress: Progress,
+    progress: WatchProgress,
     /// Whether to request lists as streams; false once the server has rejected one.
     streams: bool,
     /// Whether to request lists in pages; false if the later pages of the last list expired before they were read.
@@ -104,7 +104,7 @@ impl<'a> ListWatch<'a> {
     pub(crate) fn new(api: &'a Api, resource: Resource) -> Self {
         Self {
             api,
-            progress: Progress::new(resource),
+            progress: WatchProgress::new(resource),
             streams: true,
             pages: true,
             backoff: Backoff::default(),

@@ -12,7 +12,7 @@ use plan::trace::saved::through_rules;
 use plan::trace::{Explanation, Fate, Mode};
 use settings::config::ProxyMode;
 
-use crate::behaviour::Before;
+use crate::behaviour::FormerRules;
 
 /// Looks, and changes nothing.
 pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
@@ -32,7 +32,7 @@ pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
     };
     let mut live = Live::new(explanation, observed);
     if !live.agrees {
-        live.not_followed = Before::look(family, mode)?.map(|before| before.name().to_owned());
+        live.not_followed = FormerRules::look(family, mode)?.map(|before| before.name().to_owned());
     }
     Ok(live)
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use proxy::connections::{Page, Total, Totals};
+use proxy::connections::Page;
+use proxy::totals::{Total, Totals};
 use serde::Serialize;
 
 /// One port of a Service, in both families together.
@@ -28,7 +29,7 @@ impl fmt::Display for Name {
 /// How many connections, and how fast they come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Flow {
+pub struct ConnectionRate {
     /// Unknown after one look only.
     #[serde(rename = "newConnectionsPerSecond", skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
@@ -39,10 +40,10 @@ pub struct Flow {
 /// A frontend or an endpoint of a service port.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Part {
+pub struct AddressRate {
     pub address: String,
     #[serde(flatten)]
-    pub flow: Flow,
+    pub flow: ConnectionRate,
     /// Of what all endpoints of the service port got: per second if that is known, and in total if not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
@@ -54,9 +55,9 @@ pub struct Row {
     #[serde(flatten)]
     pub name: Name,
     #[serde(flatten)]
-    pub flow: Flow,
-    pub frontends: Vec<Part>,
-    pub endpoints: Vec<Part>,
+    pub flow: ConnectionRate,
+    pub frontends: Vec<AddressRate>,
+    pub endpoints: Vec<AddressRate>,
 }
 
 /// All there is to see at one moment; the busiest first.
@@ -69,7 +70,7 @@ pub struct Picture {
     #[serde(rename = "intervalSeconds", skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     #[serde(flatten)]
-    pub flow: Flow,
+    pub flow: ConnectionRate,
     #[serde(rename = "servicePorts")]
     pub rows: Vec<Row>,
 }
@@ -125,12 +126,12 @@ impl Meter {
         for ((name, of), total) in self.totals.iter() {
             let row = rows.entry(name).or_insert_with(|| Row {
                 name: name.clone(),
-                flow: Flow::default(),
+                flow: ConnectionRate::default(),
                 frontends: Vec::new(),
                 endpoints: Vec::new(),
             });
             let flow = flow(total, seconds);
-            let part = |address: &String| Part { address: address.clone(), flow, share: None };
+            let part = |address: &String| AddressRate { address: address.clone(), flow, share: None };
             match of {
                 Of::All => {
                     row.flow = flow;
@@ -153,13 +154,13 @@ impl Meter {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a rate is no exact number")]
-fn flow(total: Total, seconds: Option<f64>) -> Flow {
-    Flow { rate: seconds.map(|seconds| total.more as f64 / seconds), total: total.count }
+fn flow(total: Total, seconds: Option<f64>) -> ConnectionRate {
+    ConnectionRate { rate: seconds.map(|seconds| total.more as f64 / seconds), total: total.count }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a share is no exact number")]
-fn share_out(endpoints: &mut [Part]) {
-    let weight = |part: &Part| part.flow.rate.unwrap_or(part.flow.total as f64);
+fn share_out(endpoints: &mut [AddressRate]) {
+    let weight = |part: &AddressRate| part.flow.rate.unwrap_or(part.flow.total as f64);
     let all: f64 = endpoints.iter().map(weight).sum();
     for endpoint in endpoints {
         endpoint.share = (all > 0.0).then(|| weight(endpoint) / all);
@@ -167,8 +168,8 @@ fn share_out(endpoints: &mut [Part]) {
 }
 
 /// Equals stay in the order of their names.
-pub fn busiest_first(a: &Flow, b: &Flow) -> Ordering {
-    let rate = |flow: &Flow| flow.rate.unwrap_or_default();
+pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
+    let rate = |flow: &ConnectionRate| flow.rate.unwrap_or_default();
     rate(b).total_cmp(&rate(a)).then(b.total.cmp(&a.total))
 }
 
@@ -201,8 +202,8 @@ pub mod tests {
         Page { node: "node-1".into(), mode: "nftables".into(), service_ports, ..Page::default() }
     }
 
-    fn rates(parts: &[Part]) -> Vec<(&str, Option<f64>, u64, Option<f64>)> {
-        let each = |part: &Part| (part.flow.rate, part.flow.total, part.share);
+    fn rates(parts: &[AddressRate]) -> Vec<(&str, Option<f64>, u64, Option<f64>)> {
+        let each = |part: &AddressRate| (part.flow.rate, part.flow.total, part.share);
         parts.iter().map(|part| (part.address.as_str(), each(part).0, each(part).1, each(part).2)).collect()
     }
 
@@ -216,7 +217,7 @@ pub mod tests {
             )]),
             Duration::ZERO,
         );
-        assert_eq!(first.flow, Flow { rate: None, total: 15 });
+        assert_eq!(first.flow, ConnectionRate { rate: None, total: 15 });
         assert_eq!(rates(&first.rows[0].endpoints), [("a", None, 9, Some(0.6)), ("b", None, 6, Some(0.4))]);
 
         let second = meter.look(
@@ -230,11 +231,15 @@ pub mod tests {
             Duration::from_secs(2),
         );
         assert_eq!(second.seconds, Some(2.0));
-        assert_eq!(second.flow, Flow { rate: Some(14.5), total: 44 });
+        assert_eq!(second.flow, ConnectionRate { rate: Some(14.5), total: 44 });
         let names: Vec<_> = second.rows.iter().map(|row| row.name.to_string()).collect();
         assert_eq!(names, ["shop/new:http", "shop/cart:http"], "the busiest first");
         let cart = &second.rows[1];
-        assert_eq!(cart.flow, Flow { rate: Some(4.5), total: 24 }, "8 more and, at a frontend made anew, 1");
+        assert_eq!(
+            cart.flow,
+            ConnectionRate { rate: Some(4.5), total: 24 },
+            "8 more and, at a frontend made anew, 1"
+        );
         assert_eq!(
             rates(&cart.frontends),
             [("10.0.0.1:80", Some(4.0), 18, None), ("*:30080", Some(0.5), 6, None)]
@@ -249,6 +254,6 @@ pub mod tests {
         let mut meter = Meter::default();
         meter.look(page(vec![service_port("cart", &[("10.0.0.1:80", 10, &[("a", 4)])])]), Duration::ZERO);
         let empty = meter.look(page(Vec::new()), Duration::from_secs(1));
-        assert_eq!((empty.rows.len(), empty.flow), (0, Flow { rate: Some(0.0), total: 0 }));
+        assert_eq!((empty.rows.len(), empty.flow), (0, ConnectionRate { rate: Some(0.0), total: 0 }));
     }
 }

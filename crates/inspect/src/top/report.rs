@@ -1,6 +1,6 @@
 //! `--once`: what was seen, for scripts and for pipes.
 
-use super::meter::{Part, Picture, Row};
+use super::meter::{AddressRate, Picture, Row};
 use super::text::{rate, share, total};
 
 pub fn json(picture: &Picture) -> serde_json::Result<String> {
@@ -22,7 +22,7 @@ pub fn text(picture: &Picture) -> String {
     for row in &picture.rows {
         lines += &line(&name(row), "", &rate(row.flow.rate), "", &total(row.flow.total));
         for part in &row.endpoints {
-            let Part { address, flow, share: of_all } = part;
+            let AddressRate { address, flow, share: of_all } = part;
             lines += &line("", address, &rate(flow.rate), &share(*of_all), &total(flow.total));
         }
     }

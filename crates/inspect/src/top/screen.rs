@@ -11,8 +11,8 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::widgets::{Block, Clear, Paragraph, Sparkline, Widget as _};
 
-use super::meter::Flow;
-use super::state::State;
+use super::meter::ConnectionRate;
+use super::state::TopView;
 use super::text;
 use canvas::{Canvas, cut_bottom, cut_left, cut_right, cut_top, put, put_right};
 
@@ -42,7 +42,7 @@ const BAR: Style = Style::new().add_modifier(Modifier::REVERSED);
 const TROUBLE: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const CHART: Style = Style::new().fg(Color::Cyan);
 
-pub fn draw(state: &mut State, area: Rect, buffer: &mut Buffer) {
+pub fn draw(state: &mut TopView, area: Rect, buffer: &mut Buffer) {
     let mut rest = area.intersection(buffer.area);
     let canvas = &mut Canvas(buffer);
     header(state, cut_top(&mut rest, 1), canvas);
@@ -85,10 +85,10 @@ pub fn without_colours(buffer: &mut Buffer) {
     }
 }
 
-fn header(state: &State, line: Rect, canvas: &mut Canvas<'_>) {
+fn header(state: &TopView, line: Rect, canvas: &mut Canvas<'_>) {
     canvas.0.set_style(line, BAR);
     let Some(picture) = &state.picture else { return };
-    let Flow { rate, total } = picture.flow;
+    let ConnectionRate { rate, total } = picture.flow;
     let left = format!(" kube-proxy top   {}   {}", picture.node, picture.mode);
     put(canvas, line, 0, &left, BAR.patch(STRONG));
     let figures = format!(" {} new/s   {} total ", text::rate(rate), text::total(total));
@@ -104,7 +104,7 @@ fn header(state: &State, line: Rect, canvas: &mut Canvas<'_>) {
 
 /// How it went so far, the present at the right.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "only heights of bars")]
-fn chart(state: &State, area: Rect, canvas: &mut Canvas<'_>) {
+fn chart(state: &TopView, area: Rect, canvas: &mut Canvas<'_>) {
     const LABEL: u16 = 9;
     let mut chart = area;
     cut_bottom(&mut chart, 1);
@@ -131,7 +131,7 @@ fn chart(state: &State, area: Rect, canvas: &mut Canvas<'_>) {
     put(canvas, label, label.height.saturating_sub(1), "     0/s", FAINT);
 }
 
-fn footer(state: &State, line: Rect, canvas: &mut Canvas<'_>) {
+fn footer(state: &TopView, line: Rect, canvas: &mut Canvas<'_>) {
     if state.is_typing {
         put(canvas, line, 0, &format!(" search: {}▏  Enter keeps it, Esc clears it", state.search), STRONG);
         return;

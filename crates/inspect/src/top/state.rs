@@ -46,13 +46,13 @@ impl Sort {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum KeyOutcome {
     GoOn,
     Quit,
 }
 
 #[derive(Debug, Default)]
-pub struct State {
+pub struct TopView {
     pub picture: Option<Picture>,
     /// Why there is nothing new to see.
     pub trouble: Option<String>,
@@ -79,7 +79,7 @@ pub struct State {
     pub lines: usize,
 }
 
-impl State {
+impl TopView {
     /// There was a look at the counters, or there should have been.
     pub fn learn(&mut self, looked: Result<Picture, String>) {
         match looked {
@@ -115,20 +115,20 @@ impl State {
         rows.iter().position(is_it).unwrap_or_default()
     }
 
-    pub fn hear(&mut self, key: KeyEvent) -> Next {
+    pub fn hear(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return Next::GoOn;
+            return KeyOutcome::GoOn;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return if key.code == KeyCode::Char('c') { Next::Quit } else { Next::GoOn };
+            return if key.code == KeyCode::Char('c') { KeyOutcome::Quit } else { KeyOutcome::GoOn };
         }
         if self.helps {
             self.helps = false;
-            return Next::GoOn;
+            return KeyOutcome::GoOn;
         }
         if self.is_typing {
             self.type_in(key.code);
-            return Next::GoOn;
+            return KeyOutcome::GoOn;
         }
         self.command(key.code)
     }
@@ -148,10 +148,10 @@ impl State {
         }
     }
 
-    fn command(&mut self, key: KeyCode) -> Next {
+    fn command(&mut self, key: KeyCode) -> KeyOutcome {
         if let KeyCode::Char(letter) = key {
             match letter {
-                'q' => return Next::Quit,
+                'q' => return KeyOutcome::Quit,
                 '?' | 'h' => self.helps = true,
                 '/' => {
                     self.is_typing = true;
@@ -172,7 +172,7 @@ impl State {
         } else {
             self.go(key);
         }
-        Next::GoOn
+        KeyOutcome::GoOn
     }
 
     fn open(&mut self) {
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     /// Three of them: the rates are those of the names, the totals the other way round.
-    fn state() -> State {
+    fn state() -> TopView {
         let at = |second: u64| {
             page(vec![
                 service_port("cart", &[("10.96.0.1:80", 3_000 + second, &[("10.244.0.1:80", 1)])]),
@@ -244,15 +244,15 @@ mod tests {
             ])
         };
         let mut meter = Meter::default();
-        let mut state = State { page: 10, lines: 30, ..State::default() };
+        let mut state = TopView { page: 10, lines: 30, ..TopView::default() };
         for second in 0..2 {
             state.learn(Ok(meter.look(at(second), Duration::from_secs(second))));
         }
         state
     }
 
-    fn press(state: &mut State, keys: &str) -> Next {
-        let mut next = Next::GoOn;
+    fn press(state: &mut TopView, keys: &str) -> KeyOutcome {
+        let mut next = KeyOutcome::GoOn;
         for word in keys.split(' ') {
             let code = match word {
                 "enter" => KeyCode::Enter,
@@ -273,11 +273,11 @@ mod tests {
         next
     }
 
-    fn names(state: &State) -> Vec<&str> {
+    fn names(state: &TopView) -> Vec<&str> {
         state.rows().iter().map(|row| row.name.service.as_str()).collect()
     }
 
-    fn selected(state: &State) -> &str {
+    fn selected(state: &TopView) -> &str {
         let rows = state.rows();
         rows.get(state.position(&rows)).map_or("", |row| &row.name.service)
     }
@@ -347,14 +347,14 @@ mod tests {
     #[test]
     fn it_ends_when_asked_to() {
         let ctrl_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(press(&mut state(), "q"), Next::Quit);
-        assert_eq!(state().hear(ctrl_c), Next::Quit);
+        assert_eq!(press(&mut state(), "q"), KeyOutcome::Quit);
+        assert_eq!(state().hear(ctrl_c), KeyOutcome::Quit);
         let mut typing = state();
-        assert_eq!(press(&mut typing, "/ q"), Next::GoOn);
-        assert_eq!(typing.hear(ctrl_c), Next::Quit);
+        assert_eq!(press(&mut typing, "/ q"), KeyOutcome::GoOn);
+        assert_eq!(typing.hear(ctrl_c), KeyOutcome::Quit);
         let mut reading = state();
-        assert_eq!(press(&mut reading, "? q"), Next::GoOn, "any key ends the help");
-        assert_eq!(press(&mut reading, "q"), Next::Quit);
+        assert_eq!(press(&mut reading, "? q"), KeyOutcome::GoOn, "any key ends the help");
+        assert_eq!(press(&mut reading, "q"), KeyOutcome::Quit);
     }
 
     #[test]

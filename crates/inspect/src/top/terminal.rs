@@ -14,7 +14,7 @@ use ratatui::DefaultTerminal;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::meter::{Meter, Picture};
-use super::state::{Next, State};
+use super::state::{KeyOutcome, TopView};
 use super::{look, screen};
 
 /// Until news are shown that no key has asked for.
@@ -26,7 +26,7 @@ pub fn show(address: SocketAddr, interval: Duration) -> anyhow::Result<()> {
     let mut meter = Meter::default();
     let (first, at, good_for) = look(address)?;
     let mut pause = interval.max(good_for);
-    let mut state = State::default();
+    let mut state = TopView::default();
     state.learn(Ok(meter.look(first, at)));
 
     let (send, pictures) = channel();
@@ -56,7 +56,7 @@ pub fn show(address: SocketAddr, interval: Duration) -> anyhow::Result<()> {
 
 fn run(
     terminal: &mut DefaultTerminal,
-    state: &mut State,
+    state: &mut TopView,
     pictures: &Receiver<Result<Picture, String>>,
     ended: &AtomicBool,
 ) -> io::Result<()> {
@@ -84,7 +84,7 @@ fn run(
             if event::poll(if has_news { Duration::ZERO } else { TICK })? {
                 has_news = true;
                 if let Event::Key(key) = event::read()?
-                    && state.hear(key) == Next::Quit
+                    && state.hear(key) == KeyOutcome::Quit
                 {
                     return Ok(());
                 }

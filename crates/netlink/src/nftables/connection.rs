@@ -11,9 +11,9 @@ use crate::buffer::Buffer;
 use crate::message::{Message, Outcome, Refusal};
 use crate::nftables::batch::Batch;
 use crate::nftables::describe::describe;
-use crate::nftables::elements::write_value;
 use crate::nftables::read::{FoundChain, FoundElement, FoundRule, FoundSet, FoundTable, Generation};
 use crate::nftables::value::Value;
+use crate::nftables::value::write_value;
 use crate::nftables::wire::*;
 use crate::socket::{DUMP_ATTEMPTS, Protocol, Request, Socket, is, is_loss};
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 use crate::buffer::Buffer;
 use crate::message::NLM_F_CREATE;
 use crate::nftables::batch::Batch;
-use crate::nftables::objects::Verdict;
 use crate::nftables::sets::{SetRef, milliseconds};
 use crate::nftables::userdata;
-use crate::nftables::value::Value;
+use crate::nftables::value::{Value, Verdict, write_value};
 use crate::nftables::wire::*;
 
 /// The next element starts a new list when the current one has this size. The largest element, with two keys, a datum, a chain name
@@ -80,10 +79,6 @@ impl Element<'_> {
         }
         self.write_key(m);
     }
-}
-
-pub(super) fn write_value(m: &mut Buffer, attribute: u16, value: &Value) {
-    m.nest(attribute, |m| m.bytes(NFTA_DATA_VALUE, value.as_bytes()));
 }
 
 impl Batch {

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use crate::Family;
 use crate::buffer::Buffer;
-use crate::nftables::elements::write_value;
-use crate::nftables::objects::Verdict;
 use crate::nftables::sets::{SetRef, milliseconds};
-use crate::nftables::value::{Register, Value};
+use crate::nftables::value::{Register, Value, Verdict, write_value};
 use crate::nftables::wire::*;
 
 /// One expression. If it does not match, the rest of the rule is not evaluated.

@@ -1,6 +1,5 @@
 //! Encodes tables, chains, rules and verdicts.
 
-use crate::buffer::Buffer;
 use crate::message::{NLM_F_APPEND, NLM_F_CREATE};
 use crate::nftables::batch::Batch;
 use crate::nftables::expressions::Expression;
@@ -118,51 +117,6 @@ pub struct Rule<'a> {
     /// Identifies the content of the rule. The kernel keeps it and listings do not show it. The kernel does not return expressions
     /// as they were sent, so only the fingerprint shows whether a rule is the desired one.
     pub fingerprint: Option<u64>,
-}
-
-/// What happens to the packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict<'a> {
-    Drop,
-    Return,
-    Jump(&'a str),
-    Goto(&'a str),
-}
-
-impl<'a> Verdict<'a> {
-    const fn code(self) -> i32 {
-        match self {
-            Self::Drop => 0,
-            Self::Jump(_) => -3,
-            Self::Goto(_) => -4,
-            Self::Return => -5,
-        }
-    }
-
-    const fn chain(self) -> Option<&'a str> {
-        match self {
-            Self::Jump(chain) | Self::Goto(chain) => Some(chain),
-            Self::Drop | Self::Return => None,
-        }
-    }
-
-    pub(super) fn write(self, buffer: &mut Buffer, attribute: u16) {
-        buffer.nest(attribute, |m| {
-            m.nest(NFTA_DATA_VERDICT, |m| {
-                m.be32(NFTA_VERDICT_CODE, self.code().cast_unsigned());
-                if let Some(chain) = self.chain() {
-                    m.string(NFTA_VERDICT_CHAIN, chain);
-                }
-            });
-        });
-    }
-
-    pub(super) fn from_wire(code: u32, chain: Option<&'a str>) -> Option<Self> {
-        let plain = [Self::Drop, Self::Return];
-        let named = chain.map(|chain| [Self::Jump(chain), Self::Goto(chain)]);
-        let mut all = plain.into_iter().chain(named.into_iter().flatten());
-        all.find(|verdict| verdict.code() == code.cast_signed())
-    }
 }
 
 impl Batch {

@@ -5,9 +5,10 @@ use std::time::Duration;
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
 use crate::message::Message;
-use crate::nftables::objects::{ChainKind, Hook, HookPoint, Policy, Verdict};
-use crate::nftables::sets::SET_COMMENT;
+use crate::nftables::objects::{ChainKind, Hook, HookPoint, Policy};
+use crate::nftables::sets::{MapData, SET_COMMENT, Set, length, type_number};
 use crate::nftables::userdata;
+use crate::nftables::value::Verdict;
 use crate::nftables::wire::*;
 
 /// A version of the ruleset, which consists of all tables of the namespace.
@@ -157,6 +158,31 @@ pub struct FoundSet {
     pub count: Option<u32>,
     pub counter: bool,
     pub comment: Option<String>,
+}
+
+impl Set<'_> {
+    /// Whether the kernel would accept this set in place of `found`, and change at most timeout and size. If not, the old one
+    /// must be deleted first.
+    #[must_use]
+    pub fn agrees_with(&self, found: &FoundSet) -> bool {
+        found.name == self.name
+            && found.flags == self.flags()
+            && found.key_type == type_number(self.key)
+            && found.key_length == length(self.key)
+            && self.data.map_or(found.data_type.is_none(), |data| data.agrees_with(found))
+            && found.counter == self.counter
+    }
+}
+
+impl MapData<'_> {
+    /// The kernel does not keep the length of verdicts.
+    fn agrees_with(self, found: &FoundSet) -> bool {
+        let lengths_agree = match self {
+            Self::Verdict => true,
+            Self::Fields(fields) => found.data_length == Some(length(fields)),
+        };
+        lengths_agree && found.data_type == Some(self.type_number())
+    }
 }
 
 impl FoundSet {

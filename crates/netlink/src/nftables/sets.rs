@@ -6,7 +6,6 @@ use crate::buffer::Buffer;
 use crate::message::NLM_F_CREATE;
 use crate::nftables::batch::Batch;
 use crate::nftables::expressions::Expression;
-use crate::nftables::read::FoundSet;
 use crate::nftables::userdata::Userdata;
 use crate::nftables::wire::*;
 
@@ -96,7 +95,7 @@ impl Field {
 }
 
 /// The length of a key or datum. The fields of a concatenation are padded to four bytes, a single field is not.
-fn length(fields: &[Field]) -> u32 {
+pub(super) fn length(fields: &[Field]) -> u32 {
     match fields {
         [field] => field.length(),
         _ => fields.iter().map(|field| field.length().next_multiple_of(4)).sum(),
@@ -104,7 +103,7 @@ fn length(fields: &[Field]) -> u32 {
 }
 
 /// Six bits per field, the leftmost highest.
-fn type_number(fields: &[Field]) -> u32 {
+pub(super) fn type_number(fields: &[Field]) -> u32 {
     fields.iter().fold(0, |number, field| number << 6 | field.type_number())
 }
 
@@ -141,7 +140,7 @@ pub enum MapData<'a> {
 }
 
 impl MapData<'_> {
-    fn type_number(self) -> u32 {
+    pub(super) fn type_number(self) -> u32 {
         match self {
             Self::Verdict => NFT_DATA_VERDICT,
             Self::Fields(fields) => type_number(fields),
@@ -160,15 +159,6 @@ impl MapData<'_> {
             Self::Verdict => NO_ORDER,
             Self::Fields(fields) => byte_order(fields),
         }
-    }
-
-    /// The kernel does not keep the length of verdicts.
-    fn agrees_with(self, found: &FoundSet) -> bool {
-        let lengths_agree = match self {
-            Self::Verdict => true,
-            Self::Fields(fields) => found.data_length == Some(length(fields)),
-        };
-        lengths_agree && found.data_type == Some(self.type_number())
     }
 }
 
@@ -212,19 +202,7 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// Whether the kernel would accept this set in place of `found`, and change at most timeout and size. If not, the old one
-    /// must be deleted first.
-    #[must_use]
-    pub fn agrees_with(&self, found: &FoundSet) -> bool {
-        found.name == self.name
-            && found.flags == self.flags()
-            && found.key_type == type_number(self.key)
-            && found.key_length == length(self.key)
-            && self.data.map_or(found.data_type.is_none(), |data| data.agrees_with(found))
-            && found.counter == self.counter
-    }
-
-    fn flags(&self) -> u32 {
+    pub(super) fn flags(&self) -> u32 {
         // `nft` sets the flag for ranges of concatenations only.
         let concatenated_ranges = self.interval && self.key.len() > 1;
         [

@@ -1,7 +1,10 @@
-//! Values of up to 64 bytes, and the registers that hold them.
+//! Values of up to 64 bytes, verdicts, and the registers that hold them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::buffer::Buffer;
+use crate::nftables::wire::*;
 
 /// The size of all registers together, and the maximum length of keys and data.
 const CAPACITY: usize = 64;
@@ -128,6 +131,55 @@ impl Registers {
         let register = Register::at(self.next_word);
         self.next_word += bytes.div_ceil(WORD.into());
         register
+    }
+}
+
+pub(super) fn write_value(m: &mut Buffer, attribute: u16, value: &Value) {
+    m.nest(attribute, |m| m.bytes(NFTA_DATA_VALUE, value.as_bytes()));
+}
+
+/// What happens to the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    Drop,
+    Return,
+    Jump(&'a str),
+    Goto(&'a str),
+}
+
+impl<'a> Verdict<'a> {
+    const fn code(self) -> i32 {
+        match self {
+            Self::Drop => 0,
+            Self::Jump(_) => -3,
+            Self::Goto(_) => -4,
+            Self::Return => -5,
+        }
+    }
+
+    const fn chain(self) -> Option<&'a str> {
+        match self {
+            Self::Jump(chain) | Self::Goto(chain) => Some(chain),
+            Self::Drop | Self::Return => None,
+        }
+    }
+
+    pub(super) fn write(self, buffer: &mut Buffer, attribute: u16) {
+        buffer.nest(attribute, |m| {
+            m.nest(NFTA_DATA_VERDICT, |m| {
+                m.be32(NFTA_VERDICT_CODE, self.code().cast_unsigned());
+                if let Some(chain) = self.chain() {
+                    m.string(NFTA_VERDICT_CHAIN, chain);
+                }
+            });
+        });
+    }
+
+    pub(super) fn from_wire(code: u32, chain: Option<&'a str>) -> Option<Self> {
+        let plain = [Self::Drop, Self::Return];
+        let named = chain.map(|chain| [Self::Jump(chain), Self::Goto(chain)]);
+        let mut all = plain.into_iter().chain(named.into_iter().flatten());
+        all.find(|verdict| verdict.code() == code.cast_signed())
     }
 }
 

@@ -9,7 +9,7 @@ use model::address::{Family, host_port};
 use model::names::{Port, ServicePortName};
 use plan::nftables::elements::Frontend;
 
-use crate::connections::Totals;
+use crate::totals::Totals;
 
 use super::text::{About, Entry, Kind, Stability};
 use super::{Collector, ip_family};

@@ -1,12 +1,14 @@
 //! `/statusz` and `/flagz`: for people as text, for programs that insist as an object.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
 use jiff::Timestamp;
-use settings::config::document::Node;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use settings::config::yaml;
 use settings::version::{Build, KUBERNETES, MAJOR, MINOR};
 
@@ -64,14 +66,14 @@ impl Statusz {
         format!("{}\n{lines}", heading("statusz"))
     }
 
-    fn fields(&self, now: Timestamp) -> Vec<(&'static str, Node)> {
+    fn fields(&self, now: Timestamp) -> Fields {
         vec![
-            ("startTime", Node::text(self.started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
-            ("uptimeSeconds", Node::Integer(self.up(now).into())),
-            ("goVersion", Node::text(self.go_version)),
-            ("binaryVersion", Node::text(binary_version())),
-            ("emulationVersion", Node::text(emulation_version())),
-            ("paths", Node::List(self.paths.iter().map(|path| Node::text(*path)).collect())),
+            ("startTime", self.started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()),
+            ("uptimeSeconds", self.up(now).into()),
+            ("goVersion", self.go_version.into()),
+            ("binaryVersion", binary_version().into()),
+            ("emulationVersion", emulation_version().into()),
+            ("paths", json!(self.paths)),
         ]
     }
 }
@@ -101,9 +103,9 @@ impl Flagz {
         heading("flagz") + &lines
     }
 
-    fn fields(&self) -> Vec<(&'static str, Node)> {
-        let flags = self.flags.iter().map(|(name, value)| ((*name).to_owned(), Node::text(value)));
-        vec![("flags", Node::Map(flags.collect()))]
+    fn fields(&self) -> Fields {
+        let flags: BTreeMap<_, _> = self.flags.iter().map(|(name, value)| (name, value)).collect();
+        vec![("flags", json!(flags))]
     }
 }
 
@@ -133,7 +135,7 @@ fn present(
     request: &Request,
     kind: &str,
     text: impl FnOnce() -> String,
-    fields: impl FnOnce() -> Vec<(&'static str, Node)>,
+    fields: impl FnOnce() -> Fields,
 ) -> Answer {
     let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match negotiate(accept, kind) {
@@ -143,14 +145,13 @@ fn present(
     }
 }
 
-fn structured(encoding: Encoding, version: Version, kind: &str, fields: Vec<(&'static str, Node)>) -> Answer {
-    let name = Node::Map(vec![("name".to_owned(), Node::text("kube-proxy"))]);
+fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) -> Answer {
     let head = [
-        ("kind", Node::text(kind)),
-        ("apiVersion", Node::text(format!("{GROUP}/{}", version.name()))),
-        ("metadata", name),
+        ("kind", kind.into()),
+        ("apiVersion", format!("{GROUP}/{}", version.name()).into()),
+        ("metadata", json!({ "name": "kube-proxy" })),
     ];
-    let object = map(head.into_iter().chain(fields));
+    let object = Object(head.into_iter().chain(fields).collect());
     let body = match encoding {
         Encoding::Json => serde_json::to_string_pretty(&object).unwrap_or_default(),
         Encoding::Yaml => yaml::write(&object).unwrap_or_default(),
@@ -176,20 +177,27 @@ fn structured(encoding: Encoding, version: Version, kind: &str, fields: Vec<(&'s
 fn not_acceptable() -> Answer {
     let message =
         "only the following media types are accepted: application/json, application/yaml, text/plain";
-    let status = map([
-        ("kind", Node::text("Status")),
-        ("apiVersion", Node::text("v1")),
-        ("metadata", Node::Map(Vec::new())),
-        ("status", Node::text("Failure")),
-        ("message", Node::text(message)),
-        ("reason", Node::text("NotAcceptable")),
-        ("code", Node::Integer(406)),
+    let status = Object(vec![
+        ("kind", "Status".into()),
+        ("apiVersion", "v1".into()),
+        ("metadata", json!({})),
+        ("status", "Failure".into()),
+        ("message", message.into()),
+        ("reason", "NotAcceptable".into()),
+        ("code", 406.into()),
     ]);
     answer(StatusCode::NOT_ACCEPTABLE, JSON, serde_json::to_string_pretty(&status).unwrap_or_default())
 }
 
-fn map(entries: impl IntoIterator<Item = (&'static str, Node)>) -> Node {
-    Node::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+type Fields = Vec<(&'static str, Value)>;
+
+/// An object whose fields stay in order.
+struct Object(Fields);
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
 }
 
 #[cfg(test)]

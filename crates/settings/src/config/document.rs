@@ -1,110 +1,86 @@
 //! A configuration file as a tree, before anything is known about its fields.
 //!
 //! ```text
-//!   YAML ─┐                          ┌─▶ YAML, keys sorted (--write-config-to)
-//!         ├─▶ Node ─▶ fields ─▶ Node ┤
-//!   JSON ─┘                          └─▶ JSON, keys in order (/configz)
+//!   YAML ─┐                                       ┌─▶ YAML, keys sorted (--write-config-to)
+//!         ├─▶ Value ─▶ KubeProxyConfiguration ────┤
+//!   JSON ─┘                                       └─▶ JSON, keys in order (/configz)
 //! ```
 //!
-//! What counts as the document, and what of it, follows the reference: the first YAML document, or JSON if it starts
+//! What counts as the document, and what of it, follows upstream: the first YAML document, or JSON if it starts
 //! like JSON.
 
 use std::cell::RefCell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::{Map, Value};
 use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Spanned, options};
 
 use crate::go::quote;
 
-#[derive(Clone, Debug, PartialEq)]
-pub enum Node {
-    Null,
-    Bool(bool),
-    Integer(i128),
-    Float(f64),
-    Text(String),
-    List(Vec<Self>),
-    Map(Vec<(String, Self)>),
-}
-
-impl Node {
-    pub fn text(text: impl Into<String>) -> Self {
-        Self::Text(text.into())
-    }
-
-    /// Go writes a whole number without a point, and so forgets that it ever was a float.
-    #[allow(clippy::cast_possible_truncation)] // the range is checked
-    pub fn float(value: f64) -> Self {
-        if value.fract() == 0.0 && value.abs() < 1e21 {
-            Self::Integer(value as i128)
-        } else {
-            Self::Float(value)
-        }
-    }
-
-    /// What Go calls this kind of JSON value.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::Bool(_) => "bool",
-            Self::Integer(_) | Self::Float(_) => "number",
-            Self::Text(_) => "string",
-            Self::List(_) => "array",
-            Self::Map(_) => "object",
-        }
-    }
-
-    /// The last value of a key, as later duplicates win.
-    pub fn get(&self, key: &str) -> Option<&Self> {
-        let Self::Map(entries) = self else { return None };
-        entries.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value)
-    }
-}
-
-/// A document read, and what the YAML standard would have refused about it but older parsers let pass.
+/// A document read, without what is null, and what a strict reader would have refused about it.
 #[derive(Debug)]
 pub struct Document {
-    pub root: Node,
-    pub duplicate_keys: Vec<String>,
+    pub root: Value,
+    pub duplicates: Vec<String>,
 }
 
 /// Reads YAML or JSON; the error is the sentence to show after `failed to decode: `.
 pub fn read(text: &str) -> Result<Document, String> {
-    if text.trim_start().starts_with('{') { read_json(text) } else { read_yaml(text) }
+    let duplicates = RefCell::default();
+    let is_yaml = !text.trim_start().starts_with('{');
+    let reader = Reader { is_yaml, path: "", duplicates: &duplicates };
+    let mut root = if is_yaml { read_yaml(text, reader)? } else { read_json(text, reader)? };
+    drop_nulls(&mut root);
+    if root.is_null() {
+        root = Value::Object(Map::new());
+    }
+    let mut duplicates = duplicates.into_inner();
+    if is_yaml && !duplicates.is_empty() {
+        duplicates = vec![format!("yaml: unmarshal errors:\n  {}", duplicates.join("\n  "))];
+    }
+    Ok(Document { root, duplicates })
 }
 
-fn read_json(text: &str) -> Result<Document, String> {
+/// Null leaves a field as it is, but for gates, which it switches off, and for durations, which refuse it.
+fn drop_nulls(value: &mut Value) {
+    let Value::Object(fields) = value else { return };
+    fields.retain(|key, value| !value.is_null() || key.ends_with("Period") || key.ends_with("Timeout"));
+    for (key, value) in fields {
+        match value {
+            Value::Object(gates) if key == "featureGates" => {
+                gates.values_mut().filter(|gate| gate.is_null()).for_each(|gate| *gate = Value::Bool(false));
+            }
+            Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+            Value::Object(_) => drop_nulls(value),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+}
+
+fn read_json(text: &str, reader: Reader<'_>) -> Result<Value, String> {
     let mut json = serde_json::Deserializer::from_str(text);
-    Reader { duplicates: None }
-        .deserialize(&mut json)
-        .and_then(|root| json.end().map(|()| Document { root, duplicate_keys: Vec::new() }))
-        .map_err(|error| format!("couldn't get version/kind; json parse error: {error}"))
+    let root = reader.deserialize(&mut json).and_then(|root| json.end().map(|()| root));
+    root.map_err(|error| format!("couldn't get version/kind; json parse error: {error}"))
 }
 
-fn read_yaml(text: &str) -> Result<Document, String> {
+fn read_yaml(text: &str, reader: Reader<'_>) -> Result<Value, String> {
     let options = options! {
         duplicate_keys: DuplicateKeyPolicy::LastWins,
         legacy_octal_numbers: true,
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
         with_snippet: false,
     };
-    let duplicates = RefCell::new(Vec::new());
-    let reader = Reader { duplicates: Some(&duplicates) };
-    let first = first_document(text);
-    let root = serde_saphyr::with_deserializer_from_str_with_options(first, options, |yaml| {
-        reader.deserialize(yaml)
-    })
-    .map_err(|error| yaml_error(&error))?;
-    Ok(Document { root, duplicate_keys: duplicates.into_inner() })
+    let read = |yaml: serde_saphyr::Deserializer<'_, '_>| reader.deserialize(yaml);
+    serde_saphyr::with_deserializer_from_str_with_options(first_document(text), options, read)
+        .map_err(|error| yaml_error(&error))
 }
 
 /// The line goes first; the parser's own words end with it.
 fn yaml_error(error: &serde_saphyr::Error) -> String {
-    let told = error.to_string();
-    let fault = told.rsplit_once(" at line ").map_or(told.as_str(), |(fault, _)| fault);
+    let message = error.to_string();
+    let fault = message.rsplit_once(" at line ").map_or(message.as_str(), |(fault, _)| fault);
     match error.location() {
         Some(at) => format!("yaml: line {}: {fault}", at.line()),
         None => format!("yaml: {fault}"),
@@ -128,102 +104,95 @@ fn first_document(text: &str) -> &str {
     text.get(..end).unwrap_or(text)
 }
 
-/// Reads a [`Node`]; with a place to put them, it reads YAML and notes duplicate keys with their lines.
+/// Reads any value, and notes keys that come twice: in YAML with their line, in JSON with their place.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
-    duplicates: Option<&'a RefCell<Vec<String>>>,
+    is_yaml: bool,
+    path: &'a str,
+    duplicates: &'a RefCell<Vec<String>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Reader<'_> {
-    type Value = Node;
+    type Value = Value;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Reader<'_> {
-    type Value = Node;
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value")
     }
 
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Null)
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
-        Ok(Node::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
-        Ok(Node::Integer(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
-        Ok(Node::Integer(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
-        Ok(Node::float(value))
+    /// Go writes a whole number without a point, and so forgets that it ever was a float.
+    #[allow(clippy::cast_possible_truncation)] // the range is checked
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        let is_whole = value.fract() == 0.0 && value.abs() < 1e18;
+        Ok(if is_whole { (value as i64).into() } else { value.into() })
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
-        Ok(Node::text(value))
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
-        let mut nodes = Vec::new();
-        while let Some(node) = list.next_element_seed(self)? {
-            nodes.push(node);
-        }
-        Ok(Node::List(nodes))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
-        let mut entries: Vec<(String, Node)> = Vec::new();
-        let Some(duplicates) = self.duplicates else {
-            while let Some(key) = map.next_key()? {
-                entries.push((key, map.next_value_seed(self)?));
-            }
-            return Ok(Node::Map(entries));
-        };
-        while let Some(key) = map.next_key::<Spanned<String>>()? {
-            let value = map.next_value_seed(self)?;
-            let line = key.referenced.line();
-            match entries.iter_mut().find(|(name, _)| *name == key.value) {
-                Some(entry) => {
-                    duplicates
-                        .borrow_mut()
-                        .push(format!("line {line}: key {} already set in map", quote(&key.value)));
-                    entry.1 = value;
-                }
-                None => entries.push((key.value, value)),
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        loop {
+            let path = format!("{}[{}]", self.path, values.len());
+            match list.next_element_seed(Reader { path: &path, ..self })? {
+                Some(value) => values.push(value),
+                None => return Ok(Value::Array(values)),
             }
         }
-        // The reference turns YAML into JSON first, and its maps come out sorted.
-        entries.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(Node::Map(entries))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some((key, line)) = self.next_key(&mut map)? {
+            let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
+            let value = map.next_value_seed(Reader { path: &path, ..self })?;
+            if fields.contains_key(&key) {
+                self.duplicates.borrow_mut().push(match line {
+                    Some(line) => format!("line {line}: key {} already set in map", quote(&key)),
+                    None => format!("duplicate field {}", quote(&path)),
+                });
+            }
+            fields.insert(key, value);
+        }
+        Ok(Value::Object(fields))
     }
 }
 
-impl Serialize for Node {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Null => serializer.serialize_unit(),
-            Self::Bool(value) => serializer.serialize_bool(*value),
-            Self::Integer(value) => serializer.serialize_i128(*value),
-            Self::Float(value) => serializer.serialize_f64(*value),
-            Self::Text(text) => serializer.serialize_str(text),
-            Self::List(nodes) => serializer.collect_seq(nodes),
-            Self::Map(entries) => {
-                let mut map = serializer.serialize_map(Some(entries.len()))?;
-                for (key, value) in entries {
-                    map.serialize_entry(key, value)?;
-                }
-                map.end()
-            }
+impl Reader<'_> {
+    /// Only YAML knows lines.
+    fn next_key<'de, A: MapAccess<'de>>(
+        self,
+        map: &mut A,
+    ) -> Result<Option<(String, Option<u64>)>, A::Error> {
+        if self.is_yaml {
+            let key = map.next_key::<Spanned<String>>()?;
+            Ok(key.map(|key| (key.value, Some(key.referenced.line()))))
+        } else {
+            Ok(map.next_key()?.map(|key| (key, None)))
         }
     }
 }

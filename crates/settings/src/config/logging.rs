@@ -4,14 +4,14 @@ use super::v1alpha1::LoggingConfiguration;
 use super::validation::Faults;
 use crate::duration::Duration;
 use crate::gates::{Gate, Gates};
-use crate::logs::{Format, Settings};
+use crate::logs::{Format, LogSettings};
 use crate::quantity::Quantity;
 
 /// Buffers do not grow beyond this, as in the reference.
 const LARGEST_BUFFER: i64 = 2 << 30;
 
 /// What to log and where to, or all that speaks against it.
-pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<Settings, super::Invalid> {
+pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<LogSettings, super::Invalid> {
     let mut faults = Faults::under("logging");
     let format = check_format(config, gates, &mut faults);
     check_verbosities(config, &mut faults);
@@ -23,7 +23,7 @@ pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<Sett
         Format::Json => (config.options.json.split_stream, config.options.json.info_buffer_size),
     };
     let bytes = usize::try_from(size.value().clamp(0, LARGEST_BUFFER)).unwrap_or_default();
-    Ok(Settings {
+    Ok(LogSettings {
         format,
         verbosity: config.verbosity,
         vmodule: config.vmodule.iter().map(|item| (item.file_pattern.clone(), item.verbosity)).collect(),

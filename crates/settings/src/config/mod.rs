@@ -8,8 +8,7 @@
 
 mod complete;
 pub mod defaults;
-pub mod document;
-mod fields;
+mod document;
 mod logging;
 mod scalars;
 pub mod v1alpha1;
@@ -56,8 +55,8 @@ pub struct Config {
     pub detect_local: DetectLocal,
     /// As written, since only the ClusterCIDR mode insists that they are ranges.
     pub cluster_cidrs: Vec<String>,
-    pub node_port_addresses: NodePortAddresses,
-    pub conntrack: Conntrack,
+    pub node_port_addresses: NodePortScope,
+    pub conntrack: ConntrackSettings,
     pub oom_score_adj: i32,
     pub ipvs: Ipvs,
     /// Means nothing on Linux, but an address of the wrong family is worth a warning.
@@ -97,7 +96,7 @@ pub enum DetectLocal {
 
 /// Which addresses of the node serve node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
+pub enum NodePortScope {
     /// Those within; all, if there are no ranges.
     Cidrs(Vec<IpNet>),
     Primary,
@@ -105,7 +104,7 @@ pub enum NodePortAddresses {
 
 /// Zero leaves the kernel's value alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conntrack {
+pub struct ConntrackSettings {
     pub max_per_core: u32,
     pub min: u32,
     pub tcp_established_timeout: Duration,

@@ -1,164 +1,73 @@
-//! The plain values of the configuration API: texts, numbers, durations, sizes.
+//! The plain values of the configuration API whose text is Go's: durations, sizes, numbers with a point.
 #![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
 
-use super::document::Node;
-use super::fields::{Decoder, Field};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
 use crate::duration::Duration;
 use crate::quantity::Quantity;
 
-/// A value that is no list and no map. Null leaves it as it is, unless it says otherwise.
-pub(super) trait Scalar: Sized {
-    const GO_TYPE: &'static str;
-
-    /// Whether the reference reads it by a method of its own, whose errors end the reading at once.
-    const CUSTOM: bool = false;
-
-    /// `None` if the node is of another kind.
-    fn read(node: &Node) -> Result<Option<Self>, String>;
-
-    fn write(&self) -> Node;
-
-    fn when_null() -> Result<Option<Self>, String> {
-        Ok(None)
-    }
-
-    fn is_zero(&self) -> bool {
-        false
+/// Null is read as the empty string, and refused as that.
+pub(super) fn duration(value: &Value) -> Result<Duration, String> {
+    match value {
+        Value::String(text) => Duration::parse(text),
+        Value::Null => Duration::parse(""),
+        other => Err(format!("invalid type: {other}, expected a duration such as 30s")),
     }
 }
 
-impl<T: Scalar> Field for T {
-    fn go_type() -> String {
-        T::GO_TYPE.to_owned()
-    }
-
-    fn decode(&mut self, node: &Node, decoder: &mut Decoder) -> Result<(), String> {
-        let is_null = matches!(node, Node::Null);
-        match if is_null { T::when_null()? } else { T::read(node)? } {
-            Some(value) => *self = value,
-            None if is_null => {}
-            None if T::CUSTOM => return Err(decoder.tell_mismatch::<T>(node)),
-            None => decoder.mismatch::<T>(node),
-        }
-        Ok(())
-    }
-
-    fn encode(&self) -> Node {
-        self.write()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.is_zero()
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        duration(&Value::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 
-impl Scalar for String {
-    const GO_TYPE: &'static str = "string";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        Ok(if let Node::Text(text) = node { Some(text.clone()) } else { None })
-    }
-
-    fn write(&self) -> Node {
-        Node::text(self)
+impl Serialize for Duration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
-impl Scalar for bool {
-    const GO_TYPE: &'static str = "bool";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        Ok(if let Node::Bool(value) = node { Some(*value) } else { None })
-    }
-
-    fn write(&self) -> Node {
-        Node::Bool(*self)
-    }
-
-    fn is_zero(&self) -> bool {
-        !*self
-    }
-}
-
-impl Scalar for i32 {
-    const GO_TYPE: &'static str = "int32";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        Ok(if let Node::Integer(value) = node { (*value).try_into().ok() } else { None })
-    }
-
-    fn write(&self) -> Node {
-        Node::Integer((*self).into())
-    }
-}
-
-/// Log verbosities are the only unsigned numbers here.
-impl Scalar for u32 {
-    const GO_TYPE: &'static str = "v1.VerbosityLevel";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        Ok(if let Node::Integer(value) = node { (*value).try_into().ok() } else { None })
-    }
-
-    fn write(&self) -> Node {
-        Node::Integer((*self).into())
-    }
-}
-
-impl Scalar for f32 {
-    const GO_TYPE: &'static str = "float32";
-
-    #[allow(clippy::cast_possible_truncation)] // what a float32 does to any number
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        Ok(match node {
-            Node::Integer(value) => Some(*value as Self),
-            Node::Float(value) => Some(*value as Self).filter(|value| value.is_finite()),
-            _ => None,
-        })
-    }
-
-    fn write(&self) -> Node {
-        // Through text, so that 0.1 stays 0.1 and does not show what a float32 makes of it.
-        Node::float(self.to_string().parse().unwrap_or(f64::from(*self)))
-    }
-}
-
-impl Scalar for Duration {
-    const GO_TYPE: &'static str = "string";
-    const CUSTOM: bool = true;
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        if let Node::Text(text) = node { Self::parse(text).map(Some) } else { Ok(None) }
-    }
-
-    fn write(&self) -> Node {
-        Node::text(self.to_string())
-    }
-
-    /// The reference reads null as the empty string here, and refuses that.
-    fn when_null() -> Result<Option<Self>, String> {
-        Self::parse("").map(Some)
-    }
-}
-
-impl Scalar for Quantity {
-    const GO_TYPE: &'static str = "resource.QuantityValue";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        let text = match node {
-            Node::Text(text) => text.clone(),
-            Node::Integer(value) => value.to_string(),
-            Node::Float(value) => value.to_string(),
-            _ => return Ok(None),
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parsed = match Value::deserialize(deserializer)? {
+            Value::String(text) => Self::parse(&text),
+            Value::Number(number) => Self::parse(&number.to_string()),
+            other => {
+                return Err(D::Error::custom(format!("invalid type: {other}, expected a size such as 64Ki")));
+            }
         };
-        Ok(Some(Self::parse(&text)?))
+        parsed.map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for Quantity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A float32 as Go writes it: without a point if it is whole, and 0.1 as that.
+pub(super) mod float {
+    use serde::de::Error as _;
+    use serde::ser::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+        let value = f32::deserialize(deserializer)?;
+        if value.is_finite() { Ok(value) } else { Err(D::Error::custom("does not fit into a float32")) }
     }
 
-    fn write(&self) -> Node {
-        Node::text(self.to_string())
-    }
-
-    fn when_null() -> Result<Option<Self>, String> {
-        Ok(Some(Self::default()))
+    #[allow(clippy::cast_possible_truncation)] // the range is checked
+    pub fn serialize<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+        let wide: f64 = value.to_string().parse().unwrap_or(f64::from(*value));
+        match wide {
+            _ if wide.is_nan() => Err(S::Error::custom("json: unsupported value: NaN")),
+            f64::INFINITY => Err(S::Error::custom("json: unsupported value: +Inf")),
+            f64::NEG_INFINITY => Err(S::Error::custom("json: unsupported value: -Inf")),
+            _ if wide.fract() == 0.0 && wide.abs() < 1e18 => serializer.serialize_i64(wide as i64),
+            _ => serializer.serialize_f64(wide),
+        }
     }
 }

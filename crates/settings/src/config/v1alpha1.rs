@@ -2,13 +2,17 @@
 //!
 //! Values are as written, valid or not. [`validation`](super::validation) makes of them the [`Config`](super::Config)
 //! that the rest of the program uses.
+#![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
 
 use std::collections::BTreeMap;
 
-use super::document::{self, Node};
-use super::fields::{Decoder, Field, object};
-use super::scalars::Scalar;
-use super::yaml;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+use serde_path_to_error::Track;
+
+use super::scalars::{duration, float};
+use super::{document, yaml};
 use crate::duration::Duration;
 use crate::go::quote;
 use crate::quantity::Quantity;
@@ -16,148 +20,158 @@ use crate::quantity::Quantity;
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 
-object! {
-    /// The whole of a configuration file. Field order is that of `/configz`.
-    KubeProxyConfiguration in "v1alpha1" {
-        kind: String = "kind",
-        api_version: String = "apiVersion",
-        feature_gates: BTreeMap<String, bool> = "featureGates" omitempty,
-        client_connection: ClientConnectionConfiguration = "clientConnection",
-        logging: LoggingConfiguration = "logging",
-        hostname_override: String = "hostnameOverride",
-        bind_address: String = "bindAddress",
-        healthz_bind_address: String = "healthzBindAddress",
-        metrics_bind_address: String = "metricsBindAddress",
-        bind_address_hard_fail: bool = "bindAddressHardFail",
-        enable_profiling: bool = "enableProfiling",
-        show_hidden_metrics_for_version: String = "showHiddenMetricsForVersion",
-        mode: String = "mode" ("v1alpha1.ProxyMode"),
-        iptables: KubeProxyIPTablesConfiguration = "iptables",
-        ipvs: KubeProxyIPVSConfiguration = "ipvs",
-        nftables: KubeProxyNFTablesConfiguration = "nftables",
-        winkernel: KubeProxyWinkernelConfiguration = "winkernel",
-        detect_local_mode: String = "detectLocalMode" ("v1alpha1.LocalMode"),
-        detect_local: DetectLocalConfiguration = "detectLocal",
-        cluster_cidr: String = "clusterCIDR",
-        node_port_addresses: Option<Vec<String>> = "nodePortAddresses",
-        oom_score_adj: Option<i32> = "oomScoreAdj",
-        conntrack: KubeProxyConntrackConfiguration = "conntrack",
-        config_sync_period: Duration = "configSyncPeriod",
-        /// Obsolete: read and dropped.
-        port_range: String = "portRange",
-        windows_run_as_service: bool = "windowsRunAsService" omitempty,
-    }
+/// The whole of a configuration file. Field order is that of `/configz`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyConfiguration {
+    pub kind: String,
+    pub api_version: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub feature_gates: BTreeMap<String, bool>,
+    pub client_connection: ClientConnectionConfiguration,
+    pub logging: LoggingConfiguration,
+    pub hostname_override: String,
+    pub bind_address: String,
+    pub healthz_bind_address: String,
+    pub metrics_bind_address: String,
+    pub bind_address_hard_fail: bool,
+    pub enable_profiling: bool,
+    pub show_hidden_metrics_for_version: String,
+    pub mode: String,
+    pub iptables: KubeProxyIPTablesConfiguration,
+    pub ipvs: KubeProxyIPVSConfiguration,
+    pub nftables: KubeProxyNFTablesConfiguration,
+    pub winkernel: KubeProxyWinkernelConfiguration,
+    pub detect_local_mode: String,
+    pub detect_local: DetectLocalConfiguration,
+    #[serde(rename = "clusterCIDR")]
+    pub cluster_cidr: String,
+    pub node_port_addresses: Option<Vec<String>>,
+    pub oom_score_adj: Option<i32>,
+    pub conntrack: KubeProxyConntrackConfiguration,
+    pub config_sync_period: Duration,
+    /// Obsolete: read and dropped.
+    pub port_range: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub windows_run_as_service: bool,
 }
 
-object! {
-    ClientConnectionConfiguration in "v1alpha1" {
-        kubeconfig: String = "kubeconfig",
-        accept_content_types: String = "acceptContentTypes",
-        content_type: String = "contentType",
-        qps: f32 = "qps",
-        burst: i32 = "burst",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ClientConnectionConfiguration {
+    pub kubeconfig: String,
+    pub accept_content_types: String,
+    pub content_type: String,
+    #[serde(with = "float")]
+    pub qps: f32,
+    pub burst: i32,
 }
 
-object! {
-    LoggingConfiguration in "v1" {
-        format: String = "format",
-        flush_frequency: FlushFrequency = "flushFrequency",
-        verbosity: u32 = "verbosity",
-        vmodule: Vec<VModuleItem> = "vmodule" omitempty ("v1.VModuleConfiguration"),
-        options: FormatOptions = "options",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct LoggingConfiguration {
+    pub format: String,
+    pub flush_frequency: FlushFrequency,
+    pub verbosity: u32,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vmodule: Vec<VModuleItem>,
+    pub options: FormatOptions,
 }
 
-object! {
-    /// A verbosity of its own for the source files whose name matches.
-    VModuleItem in "v1" {
-        file_pattern: String = "filePattern",
-        verbosity: u32 = "verbosity",
-    }
+/// A verbosity of its own for the source files whose name matches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct VModuleItem {
+    pub file_pattern: String,
+    pub verbosity: u32,
 }
 
-object! {
-    FormatOptions in "v1" {
-        text: TextOptions = "text",
-        json: JSONOptions = "json",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct FormatOptions {
+    pub text: TextOptions,
+    pub json: JSONOptions,
 }
 
-object! {
-    TextOptions in "v1" {
-        split_stream: bool = "splitStream" omitempty,
-        info_buffer_size: Quantity = "infoBufferSize",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct TextOptions {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub split_stream: bool,
+    pub info_buffer_size: Quantity,
 }
 
-object! {
-    JSONOptions in "v1" {
-        split_stream: bool = "splitStream" omitempty,
-        info_buffer_size: Quantity = "infoBufferSize",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct JSONOptions {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub split_stream: bool,
+    pub info_buffer_size: Quantity,
 }
 
-object! {
-    KubeProxyIPTablesConfiguration in "v1alpha1" {
-        masquerade_bit: Option<i32> = "masqueradeBit",
-        masquerade_all: bool = "masqueradeAll",
-        localhost_node_ports: Option<bool> = "localhostNodePorts",
-        sync_period: Duration = "syncPeriod",
-        min_sync_period: Duration = "minSyncPeriod",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyIPTablesConfiguration {
+    pub masquerade_bit: Option<i32>,
+    pub masquerade_all: bool,
+    pub localhost_node_ports: Option<bool>,
+    pub sync_period: Duration,
+    pub min_sync_period: Duration,
 }
 
-object! {
-    KubeProxyIPVSConfiguration in "v1alpha1" {
-        sync_period: Duration = "syncPeriod",
-        min_sync_period: Duration = "minSyncPeriod",
-        scheduler: String = "scheduler",
-        exclude_cidrs: Option<Vec<String>> = "excludeCIDRs",
-        strict_arp: bool = "strictARP",
-        tcp_timeout: Duration = "tcpTimeout",
-        tcp_fin_timeout: Duration = "tcpFinTimeout",
-        udp_timeout: Duration = "udpTimeout",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyIPVSConfiguration {
+    pub sync_period: Duration,
+    pub min_sync_period: Duration,
+    pub scheduler: String,
+    #[serde(rename = "excludeCIDRs")]
+    pub exclude_cidrs: Option<Vec<String>>,
+    #[serde(rename = "strictARP")]
+    pub strict_arp: bool,
+    pub tcp_timeout: Duration,
+    pub tcp_fin_timeout: Duration,
+    pub udp_timeout: Duration,
 }
 
-object! {
-    KubeProxyNFTablesConfiguration in "v1alpha1" {
-        masquerade_bit: Option<i32> = "masqueradeBit",
-        masquerade_all: bool = "masqueradeAll",
-        sync_period: Duration = "syncPeriod",
-        min_sync_period: Duration = "minSyncPeriod",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyNFTablesConfiguration {
+    pub masquerade_bit: Option<i32>,
+    pub masquerade_all: bool,
+    pub sync_period: Duration,
+    pub min_sync_period: Duration,
 }
 
-object! {
-    /// Windows only: carried along, never acted upon.
-    KubeProxyWinkernelConfiguration in "v1alpha1" {
-        network_name: String = "networkName",
-        source_vip: String = "sourceVip",
-        enable_dsr: bool = "enableDSR",
-        root_hns_endpoint_name: String = "rootHnsEndpointName",
-        forward_health_check_vip: bool = "forwardHealthCheckVip",
-    }
+/// Windows only: carried along, never acted upon.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyWinkernelConfiguration {
+    pub network_name: String,
+    pub source_vip: String,
+    #[serde(rename = "enableDSR")]
+    pub enable_dsr: bool,
+    pub root_hns_endpoint_name: String,
+    pub forward_health_check_vip: bool,
 }
 
-object! {
-    DetectLocalConfiguration in "v1alpha1" {
-        bridge_interface: String = "bridgeInterface",
-        interface_name_prefix: String = "interfaceNamePrefix",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DetectLocalConfiguration {
+    pub bridge_interface: String,
+    pub interface_name_prefix: String,
 }
 
-object! {
-    KubeProxyConntrackConfiguration in "v1alpha1" {
-        max_per_core: Option<i32> = "maxPerCore",
-        min: Option<i32> = "min",
-        tcp_established_timeout: Option<Duration> = "tcpEstablishedTimeout",
-        tcp_close_wait_timeout: Option<Duration> = "tcpCloseWaitTimeout",
-        tcp_be_liberal: bool = "tcpBeLiberal",
-        udp_timeout: Duration = "udpTimeout",
-        udp_stream_timeout: Duration = "udpStreamTimeout",
-    }
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeProxyConntrackConfiguration {
+    pub max_per_core: Option<i32>,
+    pub min: Option<i32>,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Duration,
+    pub udp_stream_timeout: Duration,
 }
 
 /// Written as Go text or as nanoseconds, and shown again the way it was written.
@@ -173,31 +187,25 @@ impl From<Duration> for FlushFrequency {
     }
 }
 
-impl Scalar for FlushFrequency {
-    const GO_TYPE: &'static str = "time.Duration";
-
-    fn read(node: &Node) -> Result<Option<Self>, String> {
-        let nanos = match node {
-            Node::Text(text) => return Ok(Some(Duration::parse(text)?.into())),
-            Node::Integer(nanos) => i64::try_from(*nanos).ok(),
-            Node::Null | Node::Bool(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => None,
-        };
-        if let Some(nanos) = nanos {
-            return Ok(Some(Self { duration: Duration::from_nanos(nanos), as_nanos: true }));
+impl<'de> Deserialize<'de> for FlushFrequency {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Number(number) if number.is_i64() => {
+                let nanos = number.as_i64().unwrap_or_default();
+                Ok(Self { duration: Duration::from_nanos(nanos), as_nanos: true })
+            }
+            other => duration(&other).map(Self::from).map_err(D::Error::custom),
         }
-        // Wrapped by hand in the reference, so this error does not say which field it was.
-        let json = serde_json::to_string(node).unwrap_or_default();
-        let kind = node.kind();
-        let what = if kind == "number" { format!("number {json}") } else { kind.to_owned() };
-        let go_type = Self::GO_TYPE;
-        Err(format!(
-            "invalid duration {}: json: cannot unmarshal {what} into Go value of type {go_type}",
-            quote(&json)
-        ))
     }
+}
 
-    fn write(&self) -> Node {
-        if self.as_nanos { Node::Integer(self.duration.as_nanos().into()) } else { self.duration.write() }
+impl Serialize for FlushFrequency {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.as_nanos {
+            serializer.serialize_i64(self.duration.as_nanos())
+        } else {
+            self.duration.serialize(serializer)
+        }
     }
 }
 
@@ -211,45 +219,92 @@ pub struct Decoded {
 impl KubeProxyConfiguration {
     /// Reads a file's content without applying defaults; the error follows `failed to decode: `.
     ///
-    /// Unknown fields and duplicate keys are no errors here: they are left out, the last one wins, and the caller is
-    /// told what a strict reader would have said.
+    /// Unknown fields and duplicate keys are no errors here: unknown fields are left out, the last of two equal keys wins,
+    /// and `strict_error` says what a strict reader would have refused.
     pub fn decode(text: &str) -> Result<Decoded, String> {
         let document = document::read(text)?;
         check_kind(&document.root, text)?;
-        let mut config = Self::default();
-        let mut strict = Decoder::run(&mut config, &document.root)?;
-        if !document.duplicate_keys.is_empty() {
-            let keys = document.duplicate_keys.join("\n  ");
-            strict.insert(0, format!("yaml: unmarshal errors:\n  {keys}"));
-        }
+        expect_objects(&document.root, &Self::template(), "")?;
+        let mut strict = document.duplicates;
+        let mut track = Track::new();
+        let tracked = serde_path_to_error::Deserializer::new(&document.root, &mut track);
+        let config = serde_ignored::deserialize(tracked, |path| {
+            strict.push(format!("unknown field {}", quote(&place(&path))));
+        });
+        let config = config.map_err(|error| format!("{}: {error}", track.path()))?;
         let strict_error =
             (!strict.is_empty()).then(|| format!("strict decoding error: {}", strict.join(", ")));
         Ok(Decoded { config, strict_error })
     }
 
+    /// Has an object wherever the API has one.
+    fn template() -> Value {
+        let logging = LoggingConfiguration { vmodule: vec![VModuleItem::default()], ..Default::default() };
+        serde_json::to_value(Self { logging, ..Self::default() }).unwrap_or_default()
+    }
+
     /// The content of a configuration file that says the same.
     pub fn to_yaml(&self) -> Result<String, String> {
-        yaml::write(&self.encode_with_kind())
+        yaml::write(&self.with_kind())
     }
 
     /// What `/configz` shows.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(&self.encode_with_kind())
+        serde_json::to_string(&self.with_kind())
     }
 
-    fn encode_with_kind(&self) -> Node {
-        let named = Self { kind: KIND.to_owned(), api_version: API_VERSION.to_owned(), ..self.clone() };
-        named.encode()
+    fn with_kind(&self) -> Self {
+        Self { kind: KIND.to_owned(), api_version: API_VERSION.to_owned(), ..self.clone() }
+    }
+}
+
+/// Refuses lists where the template has objects: serde would read them as the fields of an object, in order.
+fn expect_objects(found: &Value, template: &Value, path: &str) -> Result<(), String> {
+    match (template, found) {
+        (Value::Object(fields), Value::Object(found)) => {
+            for (key, template) in fields {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                found.get(key).map_or(Ok(()), |value| expect_objects(value, template, &path))?;
+            }
+            Ok(())
+        }
+        (Value::Object(_), other) => Err(format!("{path}: invalid type: {other}, expected an object")),
+        (Value::Array(items), Value::Array(found)) => {
+            let template = items.first().unwrap_or(&Value::Null);
+            let mut items = found.iter().enumerate();
+            items.try_for_each(|(index, item)| expect_objects(item, template, &format!("{path}[{index}]")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `logging.vmodule[1].x`
+fn place(path: &serde_ignored::Path<'_>) -> String {
+    use serde_ignored::Path;
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", place(parent)),
+        Path::Map { parent: Path::Root, key } => key.clone(),
+        Path::Map { parent, key } => format!("{}.{key}", place(parent)),
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+            place(parent)
+        }
     }
 }
 
 /// The two fields that say what the rest of the document is.
-fn check_kind(root: &Node, text: &str) -> Result<(), String> {
-    if !matches!(root, Node::Map(_) | Node::Null) {
-        let target = r#"Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
-        return Err(no_kind(root, target));
-    }
-    let (api_version, kind) = (type_field(root, "apiVersion")?, type_field(root, "kind")?);
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct TypeMeta {
+    api_version: String,
+    kind: String,
+}
+
+fn check_kind(root: &Value, text: &str) -> Result<(), String> {
+    let meta = expect_objects(root, &Value::Object(Map::new()), "the document")
+        .and_then(|()| serde_path_to_error::deserialize(root).map_err(|error| error.to_string()));
+    let TypeMeta { api_version, kind } =
+        meta.map_err(|error| format!("couldn't get version/kind; json parse error: {error}"))?;
     if kind.is_empty() {
         return Err(format!("Object 'Kind' is missing in '{text}'"));
     }
@@ -259,26 +314,13 @@ fn check_kind(root: &Node, text: &str) -> Result<(), String> {
     if api_version.matches('/').count() > 1 {
         return Err(format!("unexpected GroupVersion string: {api_version}"));
     }
-    if (api_version, kind) != (API_VERSION, KIND) {
-        let (kind, version) = (quote(kind), quote(api_version));
-        // The file name is the reference's, and part of what people search for.
+    if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
+        let (kind, version) = (quote(&kind), quote(&api_version));
+        // The file name is upstream's, and part of what people search for.
         let scheme = r#"scheme "pkg/runtime/scheme.go:111""#;
         return Err(format!("no kind {kind} is registered for version {version} in {scheme}"));
     }
     Ok(())
-}
-
-fn type_field<'n>(root: &'n Node, key: &str) -> Result<&'n str, String> {
-    match root.get(key) {
-        None | Some(Node::Null) => Ok(""),
-        Some(Node::Text(text)) => Ok(text),
-        Some(other) => Err(no_kind(other, &format!("Go struct field .{key} of type string"))),
-    }
-}
-
-fn no_kind(node: &Node, target: &str) -> String {
-    let kind = node.kind();
-    format!("couldn't get version/kind; json parse error: json: cannot unmarshal {kind} into {target}")
 }
 
 #[cfg(test)]
@@ -288,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_keeps_the_order_of_the_reference() {
+    fn json_keeps_the_order_of_upstream() {
         let json = KubeProxyConfiguration::with_defaults().to_json().unwrap();
         let mut rest = json.as_str();
         for part in [

@@ -9,7 +9,7 @@ use model::address::{Family, parse_cidr, parse_ip};
 
 use super::complete::Completed;
 use super::v1alpha1::{FlushFrequency, KubeProxyConfiguration, KubeProxyConntrackConfiguration};
-use super::{Client, Config, Conntrack, DetectLocal, Ipvs, NodePortAddresses, ProxyMode};
+use super::{Client, Config, ConntrackSettings, DetectLocal, Ipvs, NodePortScope, ProxyMode};
 use crate::duration::Duration;
 use crate::go::{quote, split_host_port};
 use crate::version::PREVIOUS_MINOR;
@@ -152,12 +152,12 @@ fn ipvs(faults: &mut Faults, config: &KubeProxyConfiguration, mode: Option<Proxy
     Ipvs { scheduler, exclude_cidrs, strict_arp: from.strict_arp, tcp_timeout, tcp_fin_timeout, udp_timeout }
 }
 
-fn conntrack(faults: &mut Faults, from: &KubeProxyConntrackConfiguration) -> Conntrack {
+fn conntrack(faults: &mut Faults, from: &KubeProxyConntrackConfiguration) -> ConntrackSettings {
     let path = |field: &str| format!("KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.{field}");
     let established = from.tcp_established_timeout.unwrap_or_default();
     let close_wait = from.tcp_close_wait_timeout.unwrap_or_default();
     // Struct fields are evaluated in this order, which is the order of the reference.
-    Conntrack {
+    ConntrackSettings {
         max_per_core: at_least_zero(faults, &path("MaxPerCore"), from.max_per_core.unwrap_or_default()),
         min: at_least_zero(faults, &path("Min"), from.min.unwrap_or_default()),
         tcp_established_timeout: not_negative(faults, &path("TCPEstablishedTimeout"), established),
@@ -205,9 +205,9 @@ fn listen_address(faults: &mut Faults, path: &str, text: &str) -> Option<SocketA
     Some(SocketAddr::new(ip?, number?))
 }
 
-fn node_port_addresses(faults: &mut Faults, texts: &[String]) -> NodePortAddresses {
+fn node_port_addresses(faults: &mut Faults, texts: &[String]) -> NodePortScope {
     if texts == ["primary"] {
-        return NodePortAddresses::Primary;
+        return NodePortScope::Primary;
     }
     let mut cidrs = Vec::new();
     for (index, text) in texts.iter().enumerate() {
@@ -221,7 +221,7 @@ fn node_port_addresses(faults: &mut Faults, texts: &[String]) -> NodePortAddress
             None => faults.invalid(&path, text.as_str(), "must be a valid CIDR"),
         }
     }
-    NodePortAddresses::Cidrs(cidrs)
+    NodePortScope::Cidrs(cidrs)
 }
 
 fn show_hidden_metrics(faults: &mut Faults, version: &str) {

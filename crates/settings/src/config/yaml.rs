@@ -1,66 +1,56 @@
-//! Writes a [`Node`] as YAML, byte for byte as the reference does: keys sorted, two spaces, quotes only where needed.
+//! Writes YAML byte for byte as upstream does: keys sorted, two spaces, quotes only where needed.
 #![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
 
-use super::document::Node;
-use crate::go::yaml_float;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
-/// The document, ending in a newline. Fails on the numbers that JSON, through which the reference goes, cannot hold.
-pub fn write(root: &Node) -> Result<String, String> {
+use crate::go::double_text;
+
+/// The document, ending in a newline. Fails on the numbers that JSON, through which upstream goes, cannot hold.
+pub fn write(root: &impl Serialize) -> Result<String, String> {
     let mut out = String::new();
-    if let Node::Map(entries) = root {
-        write_entries(&mut out, entries, 0, "")?;
+    // Which also sorts the keys.
+    if let Value::Object(fields) = serde_json::to_value(root).map_err(|error| error.to_string())? {
+        write_fields(&mut out, &fields, 0, "");
     }
     Ok(out)
 }
 
 /// `lead` stands before the first key in place of the indentation: the dash of a list item.
-fn write_entries(
-    out: &mut String,
-    entries: &[(String, Node)],
-    indent: usize,
-    lead: &str,
-) -> Result<(), String> {
-    let mut entries: Vec<_> = entries.iter().collect();
-    entries.sort_by(|a, b| a.0.cmp(&b.0));
-    for (index, (key, value)) in entries.into_iter().enumerate() {
+fn write_fields(out: &mut String, fields: &Map<String, Value>, indent: usize, lead: &str) {
+    for (index, (key, value)) in fields.iter().enumerate() {
         let pad = " ".repeat(indent);
         out.push_str(if index == 0 && !lead.is_empty() { lead } else { &pad });
         out.push_str(&text(key));
         out.push(':');
         match value {
-            Node::Map(entries) if !entries.is_empty() => {
+            Value::Object(fields) if !fields.is_empty() => {
                 out.push('\n');
-                write_entries(out, entries, indent + 2, "")?;
+                write_fields(out, fields, indent + 2, "");
             }
-            Node::List(nodes) if !nodes.is_empty() => {
+            Value::Array(items) if !items.is_empty() => {
                 out.push('\n');
                 let dash = format!("{pad}- ");
-                for node in nodes {
-                    match node {
-                        Node::Map(entries) => write_entries(out, entries, indent + 2, &dash)?,
-                        _ => out.push_str(&format!("{dash}{}\n", scalar(node)?)),
+                for item in items {
+                    if let Value::Object(fields) = item {
+                        write_fields(out, fields, indent + 2, &dash);
+                    } else {
+                        out.push_str(&format!("{dash}{}\n", scalar(item)));
                     }
                 }
             }
-            _ => out.push_str(&format!(" {}\n", scalar(value)?)),
+            _ => out.push_str(&format!(" {}\n", scalar(value))),
         }
     }
-    Ok(())
 }
 
-fn scalar(node: &Node) -> Result<String, String> {
-    match node {
-        Node::Null => Ok("null".to_owned()),
-        Node::Bool(value) => Ok(value.to_string()),
-        Node::Integer(value) => Ok(value.to_string()),
-        Node::Float(value) if value.is_nan() => Err("json: unsupported value: NaN".to_owned()),
-        Node::Float(value) if value.is_infinite() => {
-            Err(format!("json: unsupported value: {}Inf", if *value > 0.0 { '+' } else { '-' }))
-        }
-        Node::Float(value) => Ok(yaml_float(*value)),
-        Node::Text(value) => Ok(text(value)),
-        Node::List(_) => Ok("[]".to_owned()),
-        Node::Map(_) => Ok("{}".to_owned()),
+fn scalar(value: &Value) -> String {
+    match value {
+        Value::Number(number) if number.is_f64() => double_text(number.as_f64().unwrap_or_default()),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(value) => text(value),
+        Value::Array(_) => "[]".to_owned(),
+        Value::Object(_) => "{}".to_owned(),
     }
 }
 
@@ -180,7 +170,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_string_reads_back_as_itself(text in any::<String>()) {
-            let root = Node::Map(vec![("key".to_owned(), Node::text(text))]);
+            let root = serde_json::json!({ "key": text });
             let written = write(&root).unwrap();
             let read = document::read(&written).map(|document| document.root);
             prop_assert_eq!(read, Ok(root), "{}", written);
@@ -188,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_quoted_only_where_the_reference_quotes() {
+    fn strings_are_quoted_only_where_upstream_quotes() {
         for (value, want) in [
             ("plain", "plain"),
             ("/a/b.conf", "/a/b.conf"),

@@ -4,7 +4,7 @@ use super::stream::tests::Seen;
 use super::*;
 
 /// What a logger with the settings writes of what `body` logs, without the head of each line.
-fn logged(settings: Settings, body: impl FnOnce(&Logs)) -> Vec<String> {
+fn logged(settings: LogSettings, body: impl FnOnce(&Logs)) -> Vec<String> {
     let seen = Seen::default();
     let logs = Logs::to(Streams::to(Box::new(seen.clone()), None));
     logs.apply(settings).unwrap();
@@ -12,8 +12,8 @@ fn logged(settings: Settings, body: impl FnOnce(&Logs)) -> Vec<String> {
     seen.text().lines().map(|line| line.split_once("] ").unwrap_or(("", line)).1.to_owned()).collect()
 }
 
-fn at(verbosity: u32) -> Settings {
-    Settings { verbosity, ..Settings::default() }
+fn at(verbosity: u32) -> LogSettings {
+    LogSettings { verbosity, ..LogSettings::default() }
 }
 
 fn log_one_of_each() {
@@ -62,7 +62,7 @@ fn vmodule_raises_the_verbosity_of_matching_files_only() {
         ("tests", 1, vec![]),
         ("other", 9, vec![]),
     ] {
-        let settings = Settings { vmodule: vec![(pattern.to_owned(), level)], ..at(0) };
+        let settings = LogSettings { vmodule: vec![(pattern.to_owned(), level)], ..at(0) };
         let lines = logged(settings, |_| tracing::debug!(v = 2, "two"));
         assert_eq!(lines, want, "{pattern}={level}");
     }
@@ -80,7 +80,7 @@ fn what_is_switched_off_is_not_even_looked_at() {
     ] {
         let logs = Logs::to(Streams::to(Box::new(Seen::default()), None));
         let vmodule = vmodule.map(|level| ("x".to_owned(), level)).into_iter().collect();
-        logs.apply(Settings { vmodule, ..at(verbosity) }).unwrap();
+        logs.apply(LogSettings { vmodule, ..at(verbosity) }).unwrap();
         assert_eq!(Klog(logs).max_level_hint(), Some(want), "at {verbosity}");
     }
 }
@@ -123,7 +123,7 @@ fn fields_of_every_kind_reach_the_line() {
 
 #[test]
 fn json_lines_carry_the_verbosity_unless_they_are_errors() {
-    let settings = Settings { format: Format::Json, ..at(2) };
+    let settings = LogSettings { format: Format::Json, ..at(2) };
     let lines = logged(settings, |_| {
         tracing::debug!(v = 2, file = "x", "two");
         tracing::error!(err = "broken", "failed");

@@ -6,8 +6,8 @@ use ratatui::style::Style;
 use super::canvas::{Canvas, cut_top, put};
 use super::list::colour_bar;
 use super::{FAINT, STRONG};
-use crate::top::meter::{Part, Row};
-use crate::top::state::State;
+use crate::top::meter::{AddressRate, Row};
+use crate::top::state::TopView;
 use crate::top::text::{bar, rate, share, shorten, total};
 
 const RATE: usize = 9;
@@ -38,7 +38,7 @@ impl Columns {
     }
 }
 
-pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
+pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     let rows = state.rows();
     let Some(row) = rows.get(state.position(&rows)).copied() else {
         put(canvas, area, 1, "  This service port has no endpoints any more.", FAINT);
@@ -74,8 +74,8 @@ pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
     (state.scrolled, state.page, state.lines) = (scrolled, page, count);
 }
 
-fn line(part: &Part, columns: Columns) -> (String, Style) {
-    let Part { address, flow, share: of_all } = part;
+fn line(part: &AddressRate, columns: Columns) -> (String, Style) {
+    let AddressRate { address, flow, share: of_all } = part;
     let (percent, length) = match of_all {
         Some(_) => (share(*of_all), bar(of_all.unwrap_or_default(), columns.bar)),
         None => (String::new(), String::new()),

@@ -6,7 +6,7 @@ use ratatui::style::{Modifier, Style};
 use super::canvas::{Canvas, cut_top, put};
 use super::{BAR, CHART, FAINT, STRONG};
 use crate::top::meter::Row;
-use crate::top::state::{Sort, State};
+use crate::top::state::{Sort, TopView};
 use crate::top::text::{bar, rate, shorten, total};
 
 /// What a line has room for beside the name.
@@ -80,7 +80,7 @@ impl Columns {
     }
 }
 
-pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
+pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     let columns = Columns::new(area.width);
     let titles = cut_top(&mut area, 1);
     let rows = state.rows();
@@ -111,7 +111,7 @@ pub fn draw(state: &mut State, mut area: Rect, canvas: &mut Canvas<'_>) {
 }
 
 /// With what part of the rows is in sight, if not all are.
-fn title(state: &State, columns: Columns, shown: Option<String>) -> String {
+fn title(state: &TopView, columns: Columns, shown: Option<String>) -> String {
     let mark = if state.reversed { '▴' } else { '▾' };
     let marked = |sort: Sort, title: &str| {
         if state.sort == sort { format!("{title}{mark}") } else { title.to_owned() }
@@ -140,7 +140,7 @@ fn fields(row: &Row, columns: Columns, busiest: f64) -> [String; 7] {
     ]
 }
 
-fn excuse(state: &State) -> String {
+fn excuse(state: &TopView) -> String {
     if state.search.is_empty() {
         "  No service port has endpoints on this node.".to_owned()
     } else {

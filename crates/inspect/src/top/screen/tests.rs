@@ -15,7 +15,7 @@ use super::super::meter::tests::{page, service_port};
 use super::super::meter::{Meter, Picture};
 use super::*;
 
-fn show(state: &mut State, width: u16, height: u16) -> String {
+fn show(state: &mut TopView, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(state, frame.area(), frame.buffer_mut())).unwrap();
     let buffer = terminal.backend().buffer();
@@ -24,7 +24,7 @@ fn show(state: &mut State, width: u16, height: u16) -> String {
 }
 
 #[track_caller]
-fn expect(state: &mut State, width: u16, height: u16, name: &str) {
+fn expect(state: &mut TopView, width: u16, height: u16, name: &str) {
     let file = format!("src/top/screens/{name}-{width}x{height}.txt");
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let shown = show(state, width, height);
@@ -36,7 +36,7 @@ fn expect(state: &mut State, width: u16, height: u16, name: &str) {
 }
 
 /// A shop with sixty service ports after some minutes: most of them get little.
-fn shop() -> State {
+fn shop() -> TopView {
     let at = |second: u64| {
         let mut ports = vec![
             service_port(
@@ -78,14 +78,14 @@ fn shop() -> State {
         }
         page(ports)
     };
-    let (mut meter, mut state) = (Meter::default(), State::default());
+    let (mut meter, mut state) = (Meter::default(), TopView::default());
     for second in 0..45 {
         state.learn(Ok(meter.look(at(second), Duration::from_secs(second))));
     }
     state
 }
 
-fn press(state: &mut State, keys: &[KeyCode]) {
+fn press(state: &mut TopView, keys: &[KeyCode]) {
     for key in keys {
         state.hear((*key).into());
     }
@@ -135,7 +135,7 @@ fn a_proxy_that_went_away_is_told_of() {
 
 #[test]
 fn a_node_without_services_says_so() {
-    let mut state = State::default();
+    let mut state = TopView::default();
     state.learn(Ok(Meter::default().look(page(Vec::new()), Duration::ZERO)));
     expect(&mut state, 80, 24, "nothing");
 }
@@ -233,7 +233,7 @@ proptest! {
     fn no_size_and_no_content_is_too_much(
         steps in vec((1..200u16, 1..60u16, any_page(), vec(any_key(), 0..6), 0..4u8), 1..5)
     ) {
-        let (mut meter, mut state) = (Meter::default(), State::default());
+        let (mut meter, mut state) = (Meter::default(), TopView::default());
         let mut time = Duration::ZERO;
         for (width, height, page, keys, kind) in steps {
             time += Duration::from_millis(u64::from(kind) * 700);
