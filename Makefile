@@ -60,7 +60,7 @@ bench: ## what things cost, beside what they should cost; wants root for network
 	$(CARGO) bench --package model --bench model
 	$(CARGO) bench --package kernel --bench nftables
 	$(CARGO) bench --package kernel --bench iptables
-	$(CARGO) bench --package kernel --bench conntrack
+	$(CARGO) bench --package proxy --bench conntrack
 	@$(MAKE) --no-print-directory charts
 
 # From the figures beside them, and from those that a bench has left since, which are kept there.

@@ -5,10 +5,10 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::manifests::{A, B, HOST, Object, Port, R, S, Service, State, web};
+use crate::manifests::{A, ALL, B, HOST, Object, Port, R, S, Service, State, web};
 use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
-    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP,
+    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP, Mode,
     NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
@@ -36,8 +36,18 @@ impl Case {
     }
 }
 
+/// The cases for a mode.
+pub fn of(mode: Mode) -> Vec<Case> {
+    let mut cases = all();
+    cases.extend(match mode {
+        Mode::Nftables => node_ports_not_on_loopback(),
+        Mode::Iptables => node_ports_on_loopback(),
+    });
+    cases
+}
+
 /// The cases for every mode.
-pub fn all() -> Vec<Case> {
+fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(policies_and_masquerading());
     cases.extend(without_endpoints());
@@ -50,11 +60,14 @@ pub fn all() -> Vec<Case> {
     cases.extend(node_ports());
     cases.extend(source_ranges());
     cases.extend(affinity());
+    cases.extend(shared_addresses());
+    cases.extend(affinity_by_frontend());
+    cases.extend(older_flows());
     cases
 }
 
 /// Where a mode keeps node ports from loopback.
-pub fn node_ports_not_on_loopback() -> Vec<Case> {
+fn node_ports_not_on_loopback() -> Vec<Case> {
     let on_loopback = NODE_PORT_AT_NODE_IP.at(Address::Loopback);
     vec![
         case("node ports are not served on loopback, though everywhere else")
@@ -74,7 +87,7 @@ pub fn node_ports_not_on_loopback() -> Vec<Case> {
 }
 
 /// Where a mode serves node ports on loopback, as far as the kernel lets it: in IPv4.
-pub fn node_ports_on_loopback() -> Vec<Case> {
+fn node_ports_on_loopback() -> Vec<Case> {
     let on_loopback = NODE_PORT_AT_NODE_IP.at(Address::Loopback);
     vec![
         case("node ports are served on loopback")
@@ -261,10 +274,7 @@ fn frontends() -> Vec<Case> {
     let wrong_port = CLUSTER_IP.port(81);
     let unused = CLUSTER_IP.at(Address::UnusedClusterIp);
     let several = Service {
-        ports: vec![
-            port(80, TARGET, Some(NODE_PORT), crate::manifests::ALL),
-            port(81, OTHER_TARGET, Some(30081), crate::manifests::ALL),
-        ],
+        ports: vec![port(80, TARGET, Some(NODE_PORT), ALL), port(81, OTHER_TARGET, Some(30081), ALL)],
         ..web(&[A, R])
     };
     let apart = Service {
@@ -442,45 +452,22 @@ fn telling_pods() -> Vec<Case> {
     cases
 }
 
-/// Rules that mark every packet before the proxy sees it, and stop it after if the mark is not the same.
-macro_rules! keep_mark {
-    ($mark:literal) => {
-        concat!(
-            "table FAMILY others {
-               chain mark-incoming { type filter hook prerouting priority -150; meta mark set ",
-            $mark,
-            "; }
-               chain mark-outgoing { type filter hook output priority -150; meta mark set ",
-            $mark,
-            "; }
-               chain check { type filter hook postrouting priority 150; meta mark != ",
-            $mark,
-            " drop; }
-             }"
-        )
-    };
-}
-
 fn marks() -> Vec<Case> {
     let bit = |masquerade_bit| Options { masquerade_bit, ..Options::default() };
     let everything = |case: Case| {
-        case.hold([web(&[A, R]).external_local().into(), Service::other(&[A]).into()])
+        let other = Service { external_ips: vec![Address::OtherLoadBalancerIp], ..Service::other(&[A]) };
+        let at_other = EXTERNAL_IP.at(Address::OtherLoadBalancerIp);
+        case.hold([web(&[A, R]).external_local().into(), other.into()])
             .expect(&[Pod], EVERYWHERE, plain(&[A, R]))
             .expect(&[Outside, Node], &[CLUSTER_IP], masqueraded(&[A, R]))
             .expect(&[Outside], EXTERNAL, plain(&[A]))
-            .expect(&[PodA], &[OTHER_CLUSTER_IP], masqueraded(&[A]))
+            .expect(&[PodA], &[OTHER_CLUSTER_IP, at_other], masqueraded(&[A]))
     };
     vec![
-        everything(case("the marks of others stay as they are").rules_of_others(keep_mark!("0xffffbfff"))),
-        everything(
-            case("masquerading by another bit").with(bit(3)).rules_of_others(keep_mark!("0x00004000")),
-        ),
-        everything(
-            case("masquerading by the last bit").with(bit(31)).rules_of_others(keep_mark!("0x7fffffff")),
-        ),
-        everything(
-            case("masquerading by the first bit").with(bit(0)).rules_of_others(keep_mark!("0xfffffffe")),
-        ),
+        everything(case("the marks of others stay as they are").keeps_mark(0xffffbfff)),
+        everything(case("masquerading by another bit").with(bit(3)).keeps_mark(0x00004000)),
+        everything(case("masquerading by the last bit").with(bit(31)).keeps_mark(0x7fffffff)),
+        everything(case("masquerading by the first bit").with(bit(0)).keeps_mark(0xfffffffe)),
     ]
 }
 
@@ -671,5 +658,155 @@ fn affinity() -> Vec<Case> {
             .hold([sticky(&[A, R]).into(), Service::other(&[A, R]).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
             .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[A, R])),
+    ]
+}
+
+/// What several services, or a service and the node, have the same address and port for.
+fn shared_addresses() -> Vec<Case> {
+    let port = |number, node_port| vec![Port { number, target: TARGET, node_port, protocols: ALL }];
+    let restricted =
+        Options { node_port_addresses: &["192.0.2.0/24", "2001:db8:2::/64"], ..Options::default() };
+    let bridge = EXTERNAL_IP.at(Address::BridgeIp);
+    let at_bridge = Service { external_ips: vec![Address::BridgeIp], ..web(&[A, R]) };
+    let elsewhere = CLUSTER_IP.at(Address::OtherClusterIp).port(82);
+    let mut cases = vec![
+        case("the node counts as a pod where it speaks from a pod's address")
+            .hold([at_bridge.external_local().into()])
+            .expect(&[Node], &[bridge, NODE_PORT_AT_NODE_IP.at(Address::BridgeIp)], plain(&[A, R])),
+        // In nftables mode the address alone says what is a cluster IP.
+        case("an external IP that is the cluster IP of another service")
+            .hold([
+                Service {
+                    external_ips: vec![Address::OtherClusterIp],
+                    ports: port(82, None),
+                    ..web(&[A, R])
+                }
+                .external_local()
+                .into(),
+                Service::other(&[B]).into(),
+            ])
+            .expect(&[Pod], &[elsewhere], differs(plain(&[A]), plain(&[A, R])))
+            .expect(&[Outside], &[elsewhere], differs(masqueraded(&[A]), plain(&[A])))
+            .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[B])),
+    ];
+    for (name, options) in [("everywhere", Options::default()), ("at one address", restricted)] {
+        let other = |endpoints: &[_]| Service {
+            external_ips: vec![Address::NodeIp],
+            ports: port(NODE_PORT, None),
+            ..Service::other(endpoints)
+        };
+        cases.push(
+            case(format!("an external IP goes before a node port of the same number, {name}"))
+                .with(options.clone())
+                .hold([web(&[A]).into(), other(&[B]).into()])
+                .expect(&[Outside, Pod], &[NODE_PORT_AT_NODE_IP], masqueraded(&[B]))
+                .expect(&[Outside], &[EXTERNAL_IP], masqueraded(&[A]))
+                .hold([web(&[]).into(), other(&[R]).external_local().into()])
+                .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], differs(Refused, Silence)),
+        );
+        cases.push(
+            case(format!("clients stick to an external IP, not to the node port of the same number, {name}"))
+                .with(options)
+                .hold([web(&[A]).sticky(THREE_HOURS).into(), other(&[B]).sticky(THREE_HOURS).into()])
+                .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[B]))
+                .hold([web(&[A]).sticky(THREE_HOURS).into(), other(&[A, B, R]).sticky(THREE_HOURS).into()])
+                .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[B])),
+        );
+    }
+    let refusing =
+        Service { external_ips: vec![Address::NodeIp], ports: port(TARGET, None), ..Service::other(&[]) };
+    let sticky = |endpoints: &[_]| web(endpoints).sticky(THREE_HOURS);
+    cases.push(
+        // In iptables mode a client is remembered where its connection is translated.
+        case("clients do not stick to an endpoint that is refused")
+            .hold([sticky(&[HOST]).into(), refusing.into()])
+            .expect(&[Crowd], &[CLUSTER_IP], Refused)
+            .hold([sticky(&[HOST, A, R]).into()])
+            .expect(
+                &[Crowd],
+                &[CLUSTER_IP],
+                differs(plain(&[HOST]).or(masqueraded(&[A, R])), plain(&[HOST])),
+            ),
+    );
+    cases
+}
+
+/// Session affinity through one frontend only: what one frontend does wrong, another must not make up for.
+fn affinity_by_frontend() -> Vec<Case> {
+    let cluster = |endpoints: &[_]| web(endpoints).sticky(THREE_HOURS);
+    let local = |endpoints: &[_]| cluster(endpoints).external_local();
+    let both_local = |endpoints: &[_]| local(endpoints).internal_local();
+    let a = A.but(State::Draining);
+    let restricted =
+        Options { node_port_addresses: &["192.0.2.0/24", "2001:db8:2::/64"], ..Options::default() };
+    let mut cases = Vec::new();
+    for (frontend, name) in [(EXTERNAL_IP, "an external IP"), (NODE_PORT_AT_NODE_IP, "a node port")] {
+        for (options, node_ports) in
+            [(Options::default(), "everywhere"), (restricted.clone(), "at one address")]
+        {
+            cases.push(
+                case(format!("clients stick through {name} alone, node ports {node_ports}"))
+                    .with(options)
+                    .hold([cluster(&[A]).into()])
+                    .expect(&[Outside], &[frontend], masqueraded(&[A]))
+                    .hold([cluster(&[A, B, R]).into()])
+                    .expect(&[Outside], &[frontend], masqueraded(&[A])),
+            );
+        }
+        cases.extend([
+            case(format!("clients are forgotten through {name} alone"))
+                .hold([cluster(&[A]).into()])
+                .expect(&[Outside], &[frontend], masqueraded(&[A]))
+                .hold([cluster(&[B, R]).into()])
+                .expect(&[Outside], &[frontend], masqueraded(&[B, R]).sticking())
+                .hold([cluster(&[A, B, R]).into()])
+                .expect(&[Outside], &[frontend], masqueraded(&[B, R]).sticking()),
+            case(format!("clients stick to endpoints of this node through {name} alone, and are forgotten"))
+                .hold([local(&[A]).into()])
+                .expect(&[Outside], &[frontend], plain(&[A]))
+                .hold([local(&[A, B, R]).into()])
+                .expect(&[Outside], &[frontend], plain(&[A]))
+                .hold([local(&[B, R]).into()])
+                .expect(&[Outside], &[frontend], plain(&[B]))
+                .hold([local(&[A, B, R]).into()])
+                .expect(&[Outside], &[frontend], plain(&[B])),
+            // In iptables mode a client may be on the lists of several endpoints, of which the first by name counts.
+            case(format!(
+                "clients that stick elsewhere in the cluster still do after they came through {name}"
+            ))
+            .hold([local(&[R]).into()])
+            .expect(&[Outside], &[CLUSTER_IP], masqueraded(&[R]))
+            .hold([local(&[A, R]).into()])
+            .expect(&[Outside], &[frontend], plain(&[A]))
+            .pass(Duration::ZERO)
+            .expect(
+                &[Outside],
+                &[CLUSTER_IP],
+                differs(masqueraded(&[R]), masqueraded(&[A, R]).sticking()),
+            ),
+            case(format!(
+                "clients that stick on this node still do after they went elsewhere through {name}"
+            ))
+            .hold([both_local(&[A]).into()])
+            .expect(&[Pod], &[frontend], plain(&[A]))
+            .hold([both_local(&[a, R]).into()])
+            .expect(&[Pod], &[frontend], plain(&[R]))
+            .hold([both_local(&[A, B, R]).into()])
+            .expect(&[Pod], &[CLUSTER_IP], plain(&[A])),
+        ]);
+    }
+    cases
+}
+
+/// Flows that conntrack knows from before there were rules for them.
+fn older_flows() -> Vec<Case> {
+    vec![
+        case("what was first sent before the service was there is dropped, not refused")
+            .hold([Service::other(&[A]).into()])
+            .open_flow(Pod, CLUSTER_IP)
+            .open_flow(Outside, CLUSTER_IP)
+            .hold([web(&[A, R]).into(), Service::other(&[A]).into()])
+            .expect_in_flow(Pod, CLUSTER_IP, differs(Silence, Strays))
+            .expect_in_flow(Outside, CLUSTER_IP, differs(Silence, Strays)),
     ]
 }

@@ -1,4 +1,9 @@
-//! A case of the packet matrix, and the run that proves it. What a case says does not depend on the mode of the proxy.
+//! A case of the packet matrix, and its two judges: packets, here, and the interpreters of rules, which need no root. What a
+//! case says does not depend on the mode of the proxy.
+
+pub mod interpreters;
+#[cfg(test)]
+mod mutants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,7 +20,7 @@ use crate::options::Options;
 use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
 use testkit::namespace::Namespace;
 use testkit::patience::Deadline;
-use testkit::talk::{Answer, ask_here};
+use testkit::talk::{Answer, Flow, ask_here};
 
 /// A proxy in a node's namespace.
 pub trait Backend {
@@ -50,12 +55,14 @@ enum Step {
     Hold(Vec<Object>),
     /// Neighbours of the same kind are sent at the same time.
     Probe(Probe),
-    /// Time that the world needs to forget something.
+    /// Time that the kernel needs to forget something. What comes after it is not sent at the same time as what came before.
     Pass(Duration),
     /// Gives the node an address.
     Own(Address),
-    /// Loads rules of somebody else into the node; `FAMILY` stands for `ip` or `ip6`.
-    Rules(&'static str),
+    /// Others mark every packet with this before the proxy sees it, and drop what leaves the node with another mark.
+    KeepMark(u32),
+    /// Sends the first datagram of a flow that lasts, which no rule must stop.
+    OpenFlow(Who, Frontend),
 }
 
 /// One question, asked until its answer is certain.
@@ -65,10 +72,12 @@ struct Probe {
     protocol: Protocol,
     to: Frontend,
     fate: Fate,
+    /// In the flow that was opened before, rather than in a new one.
+    in_flow: bool,
 }
 
 /// What is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frontend {
     address: Address,
     port: u16,
@@ -119,7 +128,7 @@ pub enum Mode {
     Iptables,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reached {
     place: Place,
     port: u16,
@@ -221,7 +230,7 @@ impl Case {
             for to in to {
                 for protocol in self.over {
                     let (from, to, protocol, fate) = (*from, *to, *protocol, fate.clone());
-                    self.steps.push(Step::Probe(Probe { from, protocol, to, fate }));
+                    self.steps.push(Step::Probe(Probe { from, protocol, to, fate, in_flow: false }));
                 }
             }
         }
@@ -236,8 +245,19 @@ impl Case {
         self.then(Step::Own(address))
     }
 
-    pub fn rules_of_others(self, rules: &'static str) -> Self {
-        self.then(Step::Rules(rules))
+    /// The bits of the mark that are others' stay as they are.
+    pub fn keeps_mark(self, mark: u32) -> Self {
+        self.then(Step::KeepMark(mark))
+    }
+
+    /// A UDP flow that begins now, before there is a service at its destination.
+    pub fn open_flow(self, from: Who, to: Frontend) -> Self {
+        self.then(Step::OpenFlow(from, to))
+    }
+
+    /// What becomes of the next datagram of a flow that was opened.
+    pub fn expect_in_flow(self, from: Who, to: Frontend, fate: Fate) -> Self {
+        self.then(Step::Probe(Probe { from, protocol: Protocol::Udp, to, fate, in_flow: true }))
     }
 
     fn then(mut self, step: Step) -> Self {
@@ -299,6 +319,7 @@ fn said(failure: &(dyn std::any::Any + Send)) -> &str {
 fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<String> {
     let mut backend = (subject.start)(&lab.network.node, family, &case.options);
     let mut surprises = Vec::new();
+    let mut flows = Flows::new();
     let is_probe = |step: &Step| matches!(step, Step::Probe(_));
     for (number, steps) in case.steps.chunk_by(|a, b| is_probe(a) && is_probe(b)).enumerate() {
         let mut probes = Vec::new();
@@ -308,16 +329,39 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
                 Step::Hold(objects) => backend.hold(&write(objects, family)),
                 Step::Pass(time) => std::thread::sleep(*time),
                 Step::Own(address) => own(&lab.network.node, address.ip(family)),
-                Step::Rules(rules) => {
-                    let rules = rules.replace("FAMILY", testkit::network::of(family, ["ip", "ip6"]));
+                Step::KeepMark(mark) => {
+                    let rules = keep_mark(*mark, family);
                     lab.network.node.feed(Command::new("nft").args(["-f", "-"]), &rules);
+                }
+                Step::OpenFlow(from, to) => {
+                    let address = SocketAddr::new(to.address.ip(family), to.port);
+                    let flow = lab.namespace(*from).enter(|| {
+                        let flow = Flow::open(from.source(family, 0), address);
+                        assert_eq!(flow.ask(Duration::from_secs(5)), Answer::Strayed);
+                        flow
+                    });
+                    flows.insert((*from, *to), flow);
                 }
             }
         }
-        let found = send(lab, family, subject.mode, &probes);
+        let found = send(lab, family, subject.mode, &flows, &probes);
         surprises.extend(found.into_iter().map(|what| format!("{}, step {}: {what}", case.name, number + 1)));
     }
     surprises
+}
+
+type Flows = BTreeMap<(Who, Frontend), Flow>;
+
+/// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same.
+fn keep_mark(mark: u32, family: Family) -> String {
+    let family = testkit::network::of(family, ["ip", "ip6"]);
+    format!(
+        "table {family} others {{
+           chain mark-incoming {{ type filter hook prerouting priority -150; meta mark set {mark}; }}
+           chain mark-outgoing {{ type filter hook output priority -150; meta mark set {mark}; }}
+           chain check {{ type filter hook postrouting priority 150; meta mark != {mark} drop; }}
+         }}"
+    )
 }
 
 /// Gives a namespace an address, and returns when it can speak from there.
@@ -327,7 +371,7 @@ fn own(namespace: &Namespace, ip: IpAddr) {
 }
 
 /// Sends probes at the same time. Only what could hear each other's errors goes one after the other.
-fn send(lab: &Lab, family: Family, mode: Mode, probes: &[&Probe]) -> Vec<String> {
+fn send(lab: &Lab, family: Family, mode: Mode, flows: &Flows, probes: &[&Probe]) -> Vec<String> {
     let mut lines: BTreeMap<_, Vec<&Probe>> = BTreeMap::new();
     for probe in probes {
         lines.entry((probe.from, probe.protocol, probe.to.address)).or_default().push(probe);
@@ -337,7 +381,7 @@ fn send(lab: &Lab, family: Family, mode: Mode, probes: &[&Probe]) -> Vec<String>
             .into_values()
             .map(|line| {
                 scope.spawn(move || {
-                    line.into_iter().filter_map(|probe| probe.send(lab, family, mode).err()).collect()
+                    line.into_iter().filter_map(|probe| probe.send(lab, family, mode, flows).err()).collect()
                 })
             })
             .collect();
@@ -354,18 +398,23 @@ fn attempts(from: Who) -> usize {
 }
 
 impl Probe {
-    fn send(&self, lab: &Lab, family: Family, mode: Mode) -> Result<(), String> {
+    fn send(&self, lab: &Lab, family: Family, mode: Mode, flows: &Flows) -> Result<(), String> {
         let fate = self.fate.in_mode(mode);
         let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
-        let ask = |attempt: usize, patience| {
-            ask_here(self.from.source(family, attempt), self.protocol, to, patience)
+        let flow = flows.get(&(self.from, self.to)).filter(|_| self.in_flow);
+        let ask = |attempt: usize, patience| match flow {
+            Some(flow) => flow.ask(patience),
+            None => ask_here(self.from.source(family, attempt), self.protocol, to, patience),
         };
         let namespace = lab.namespace(self.from);
         let patient = Duration::from_secs(5);
         let seen = namespace.enter(|| match fate {
+            _ if self.in_flow && matches!(fate, Fate::Silence) => vec![ask(0, Duration::from_millis(250))],
             Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
             Fate::Refused | Fate::Strays | Fate::Untouched => {
-                (0..4).map(|attempt| ask(attempt, patient)).collect()
+                // All of a crowd, who may be remembered for it.
+                let times = if self.from == Who::Crowd { CROWD } else { 4 };
+                (0..times).map(|attempt| ask(attempt, patient)).collect()
             }
             Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
             Fate::Reaches(endpoints) => {

@@ -4,26 +4,28 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use kernel::{iptables, nftables};
+use kernel::iptables;
+use kernel::nftables::{self, PresentTable};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
+use plan::iptables::present::PresentRules;
 use proxy::modes;
 use proxy::node::Node;
 use settings::config::{Config, ProxyMode};
 
-use super::wanted::Rulings;
+use super::rulings::Rulings;
 
-/// Which rules are there that are not those of the mode.
+/// The rules in the kernel that another mode or a foreign writer wrote.
 #[derive(Debug)]
 pub enum FormerRules {
-    Iptables(iptables::Present),
-    Nftables(nftables::Present),
+    Iptables(PresentRules),
+    Nftables(PresentTable),
 }
 
 impl FormerRules {
     /// Nothing if there are no rules but those of the mode and of this program.
-    pub fn look(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
+    pub fn read(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
         Ok(match mode {
             ProxyMode::Nftables => match iptables::present(family)? {
                 Some(found) => Some(Self::Iptables(found)),
@@ -35,8 +37,8 @@ impl FormerRules {
     }
 
     pub fn describe(&self) -> String {
-        let (Self::Iptables(iptables::Present { objects, .. })
-        | Self::Nftables(nftables::Present { objects, .. })) = self;
+        let (Self::Iptables(PresentRules { objects, .. }) | Self::Nftables(PresentTable { objects, .. })) =
+            self;
         format!("{} ({objects} objects go)", self.name())
     }
 
@@ -67,15 +69,15 @@ pub fn changes(
     config: &Config,
     node: &Node,
 ) -> anyhow::Result<Vec<String>> {
-    let mut said = Vec::new();
-    node_ports(before, rulings, config, node, &mut said)?;
+    let mut lines = Vec::new();
+    node_ports(before, rulings, config, node, &mut lines)?;
     match (before, config.mode) {
-        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut said),
-        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut said),
-        // From the reference's nftables mode to ours.
-        _ => affinity(rulings, &mut said),
+        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut lines),
+        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut lines),
+        // From upstream's nftables mode to ours.
+        _ => affinity(rulings, &mut lines),
     }
-    Ok(said)
+    Ok(lines)
 }
 
 fn node_ports(
@@ -83,7 +85,7 @@ fn node_ports(
     rulings: &Rulings,
     config: &Config,
     node: &Node,
-    said: &mut Vec<String>,
+    lines: &mut Vec<String>,
 ) -> anyhow::Result<()> {
     let served: Vec<String> = rulings
         .routings
@@ -101,10 +103,10 @@ fn node_ports(
         && modes::iptables_settings(config, rulings.family, node, abilities)?.serves_localhost();
     match (before.serves_localhost(), serves_localhost) {
         (true, false) => {
-            said.extend(served.iter().map(|port| format!("{port} stops answering on 127.0.0.1")))
+            lines.extend(served.iter().map(|port| format!("{port} stops answering on 127.0.0.1")))
         }
         (false, true) => {
-            said.extend(served.iter().map(|port| format!("{port} starts to answer on 127.0.0.1")))
+            lines.extend(served.iter().map(|port| format!("{port} starts to answer on 127.0.0.1")))
         }
         (true, true) | (false, false) => {}
     }
@@ -127,76 +129,77 @@ fn node_ports(
         let (gone, come): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
         for port in &served {
             if !gone.is_empty() {
-                said.push(format!("{port} stops answering on {}", list(gone.clone())));
+                lines.push(format!("{port} stops answering on {}", list(gone.clone())));
             }
             if !come.is_empty() {
-                said.push(format!("{port} starts to answer on {}", list(come.clone())));
+                lines.push(format!("{port} starts to answer on {}", list(come.clone())));
             }
         }
     }
     Ok(())
 }
 
-fn to_nftables(found: &iptables::Present, rulings: &Rulings, said: &mut Vec<String>) {
+fn to_nftables(found: &PresentRules, rulings: &Rulings, lines: &mut Vec<String>) {
     if let Some((ip, name, more)) = cluster_ips(rulings) {
-        said.push(format!(
+        lines.push(format!(
             "ports that no service has at a cluster IP are refused instead of sent to the network, as at {ip} ({name}){more}"
         ));
     }
     for cidr in &rulings.service_cidrs {
-        said.push(format!("addresses of {cidr} that no service has go unanswered instead of to the network"));
+        lines
+            .push(format!("addresses of {cidr} that no service has go unanswered instead of to the network"));
     }
     for (name, routing) in unserved(rulings) {
         for ip in external(routing) {
-            said.push(format!(
+            lines.push(format!(
                 "{ip} ({name}), which has no endpoints, is refused to this node itself, too, instead of sent to the network"
             ));
         }
     }
     if found.forward_drops && !rulings.routings.is_empty() {
-        said.push(
+        lines.push(
             "the FORWARD chain of iptables drops what no rule accepts, and this mode accepts nothing there: traffic to \
              and from pods needs a rule of its own"
                 .into(),
         );
     } else if !rulings.routings.is_empty() {
-        said.push("forwarded service traffic is no longer accepted ahead of other rules in FORWARD".into());
+        lines.push("forwarded service traffic is no longer accepted ahead of other rules in FORWARD".into());
     }
     for port in health_checks(rulings) {
-        said.push(format!("{port} is no longer accepted ahead of other rules in INPUT"));
+        lines.push(format!("{port} is no longer accepted ahead of other rules in INPUT"));
     }
     if found.drops_invalid {
-        said.push(
+        lines.push(
             "forwarded packets that belong to no connection (ct state invalid) are no longer dropped".into(),
         );
     }
-    affinity(rulings, said);
+    affinity(rulings, lines);
 }
 
-fn to_iptables(rulings: &Rulings, said: &mut Vec<String>) {
+fn to_iptables(rulings: &Rulings, lines: &mut Vec<String>) {
     if let Some((ip, name, more)) = cluster_ips(rulings) {
-        said.push(format!(
+        lines.push(format!(
             "ports that no service has at a cluster IP are sent to the network instead of refused, as at {ip} ({name}){more}"
         ));
     }
     for cidr in &rulings.service_cidrs {
-        said.push(format!("what goes to addresses of {cidr} that no service has is sent to the network"));
+        lines.push(format!("what goes to addresses of {cidr} that no service has is sent to the network"));
     }
     for (name, routing) in unserved(rulings) {
         for ip in external(routing) {
-            said.push(format!(
+            lines.push(format!(
                 "what this node itself sends to {ip} ({name}), which has no endpoints, goes to the network instead of being refused"
             ));
         }
     }
     if !rulings.routings.is_empty() {
-        said.push("forwarded service traffic is accepted ahead of other rules in FORWARD".into());
+        lines.push("forwarded service traffic is accepted ahead of other rules in FORWARD".into());
     }
     for port in health_checks(rulings) {
-        said.push(format!("{port} is accepted ahead of other rules in INPUT"));
+        lines.push(format!("{port} is accepted ahead of other rules in INPUT"));
     }
-    said.push("forwarded packets that belong to no connection (ct state INVALID) are dropped".into());
-    affinity(rulings, said);
+    lines.push("forwarded packets that belong to no connection (ct state INVALID) are dropped".into());
+    affinity(rulings, lines);
 }
 
 /// One of them, whose it is, and how many more there are.
@@ -228,9 +231,9 @@ fn health_checks(rulings: &Rulings) -> BTreeSet<String> {
     ports.collect()
 }
 
-fn affinity(rulings: &Rulings, said: &mut Vec<String>) {
+fn affinity(rulings: &Rulings, lines: &mut Vec<String>) {
     for (name, routing) in rulings.routings.iter().filter(|(_, routing)| routing.affinity.is_some()) {
         let seconds = routing.affinity.unwrap_or_default();
-        said.push(format!("clients of {name} (session affinity {seconds}s) are balanced once more"));
+        lines.push(format!("clients of {name} (session affinity {seconds}s) are balanced once more"));
     }
 }

@@ -2,7 +2,8 @@
 //! the same command line would.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,11 @@ use clap::{Arg, ArgMatches};
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::{Event, Kind};
-use proxy::family::{Message, QUEUE};
 use proxy::metrics::Metrics;
 use proxy::modes;
 use proxy::node::{self, Node};
 use proxy::run::{self, Options};
-use proxy::source::{Lines, Word};
+use proxy::source::MainMessage;
 use settings::config::{self, Config};
 use settings::logs::{LogSettings, Logs};
 
@@ -108,11 +108,11 @@ impl Desired {
         let (source, _recorder) = run::source(&config, options, &name, &metrics).context(
             "finding objects (--manifests, --kubeconfig, --master or --config say where they are)",
         )?;
-        let mut lines = Lines::new();
+        let mut senders = Vec::new();
         let mut listening = BTreeMap::new();
         for family in families.iter().copied() {
-            let (sender, inbox) = sync_channel(QUEUE);
-            lines.insert(family, sender);
+            let (sender, inbox) = channel();
+            senders.push(sender);
             let cluster = Cluster::new(run::here(&config, &name, family));
             listening.insert(family, thread::spawn(move || listen(cluster, &inbox)));
         }
@@ -121,11 +121,15 @@ impl Desired {
         let (watch, waited_for) = (words.clone(), name.clone());
         thread::spawn(move || {
             thread::sleep(PATIENCE);
-            let _ = watch.send(Word::Over(anyhow!(
+            let _ = watch.send(MainMessage::Stop(anyhow!(
                 "nothing was heard of node {waited_for:?} within {PATIENCE:?}, or it has no pod CIDRs and the proxy would wait for them"
             )));
         });
-        let left_out = source.tell_once(lines, words)?;
+        let deliver = move |event: Arc<Event>| {
+            // A listener that knows everything does not listen any more.
+            senders.iter().for_each(|sender| drop(sender.send(event.clone())));
+        };
+        let left_out = source.deliver_once(deliver, words)?;
         if !left_out.is_empty() {
             super::warn(&format!("answering without what is refused above ({} in all)", left_out.len()));
         }
@@ -149,7 +153,7 @@ impl Desired {
 }
 
 /// Takes in events until everything has been listed. ServiceCIDRs come last, and not from every API server.
-fn listen(mut cluster: Cluster, inbox: &Receiver<Message>) -> anyhow::Result<Cluster> {
+fn listen(mut cluster: Cluster, inbox: &Receiver<Arc<Event>>) -> anyhow::Result<Cluster> {
     let deadline = Instant::now() + PATIENCE;
     let mut cidrs = Cidrs::Unheard;
     let mut grace = None;
@@ -159,8 +163,8 @@ fn listen(mut cluster: Cluster, inbox: &Receiver<Message>) -> anyhow::Result<Clu
             (true, Cidrs::Unheard) => *grace.get_or_insert_with(|| deadline.min(Instant::now() + GRACE)),
             (false, _) | (true, Cidrs::Listing) => deadline,
         };
-        let message = match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(message) => message,
+        let event = match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(event) => event,
             Err(_) if cluster.is_complete() && cidrs == Cidrs::Unheard => {
                 tracing::warn!("No ServiceCIDRs were listed, going on without them");
                 return Ok(cluster);
@@ -168,7 +172,6 @@ fn listen(mut cluster: Cluster, inbox: &Receiver<Message>) -> anyhow::Result<Clu
             Err(_) if cluster.is_complete() => bail!("ServiceCIDRs were not listed in time"),
             Err(_) => bail!("Services and EndpointSlices were not listed in time"),
         };
-        let Message::Event(event) = message else { bail!("a source tells of events only") };
         if *event == Event::Listing(Kind::ServiceCidr) {
             cidrs = Cidrs::Listing;
         } else if *event == Event::Listed(Kind::ServiceCidr) {
@@ -191,7 +194,7 @@ enum Cidrs {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::SyncSender;
+    use std::sync::mpsc::Sender;
 
     use jiff::Timestamp;
     use model::api::ServiceCidr;
@@ -199,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    fn listening() -> (SyncSender<Message>, thread::JoinHandle<anyhow::Result<Cluster>>) {
+    fn listening() -> (Sender<Arc<Event>>, thread::JoinHandle<anyhow::Result<Cluster>>) {
         let cluster = Cluster::new(Here {
             family: Family::V4,
             node_name: "n1".into(),
@@ -207,12 +210,12 @@ mod tests {
             serve_external_ips: true,
             started: Timestamp::UNIX_EPOCH,
         });
-        let (sender, inbox) = sync_channel(QUEUE);
+        let (sender, inbox) = channel();
         (sender, thread::spawn(move || listen(cluster, &inbox)))
     }
 
-    fn tell(line: &SyncSender<Message>, events: impl IntoIterator<Item = Event>) {
-        events.into_iter().for_each(|event| line.send(Message::Event(event.into())).unwrap());
+    fn tell(line: &Sender<Arc<Event>>, events: impl IntoIterator<Item = Event>) {
+        events.into_iter().for_each(|event| line.send(event.into()).unwrap());
     }
 
     fn all_but_cidrs() -> impl Iterator<Item = Event> {

@@ -16,7 +16,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
-use plan::trace::{Explanation, trace};
+use plan::explain::{self, Explanation};
 use proxy::debug_api::question::{self, Question, kernel_picks};
 use proxy::modes;
 use proxy::run::Options;
@@ -171,7 +171,7 @@ fn from_objects(
         }
         kernel_picks(destination)
     })?;
-    Ok((trace(&packet, &settings, &addresses, &cluster)?, left_out))
+    Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, left_out))
 }
 
 /// Those of this machine, and the one that the node is known by: it may be another machine.

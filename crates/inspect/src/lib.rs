@@ -10,21 +10,18 @@
 
 mod arguments;
 mod behaviour;
-mod changes;
 pub mod completion;
-mod contests;
 pub mod desired;
 pub mod explain;
 pub mod mistyped;
 pub mod plan;
 pub mod render;
+mod rulings;
 pub mod running;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod verify;
-pub mod wanted;
-
-use std::io::Write as _;
+pub use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};

@@ -1,21 +1,21 @@
 //! `kube-proxy plan`: what a proxy with this command line would change in the kernel, and what clients would notice.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use kernel::difference::Kind;
-use proxy::debug_api::findings::{Finding, compare, name};
+use plan::difference::{Class, Difference, Kind};
+use plan::served::{Contest, ServedChange};
+use proxy::debug_api::findings::{Finding, compare, findings, name};
 use proxy::node::Node;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
 use super::behaviour::{self, FormerRules};
-use super::changes::{self, ServiceChange};
-use super::contests::{Contest, contests};
 use super::desired::{self, Desired};
+use super::rulings::{Rulings, desired_state};
 use super::verify::{is_json, output};
-use super::wanted::{Rulings, wanted};
 
 const EXAMPLES: &str = "\
 Takes the flags of the proxy, reads the objects once and compares what they ask for with what the
@@ -42,6 +42,9 @@ pub fn command() -> Command {
 /// More services than this are only counted where a mode takes over.
 const MANY: usize = 20;
 
+/// If more objects than these belong to no service port, they are only counted.
+const MAX_LISTED: usize = 10;
+
 /// Of one family.
 #[derive(Debug, Serialize)]
 struct Section {
@@ -61,6 +64,55 @@ struct Section {
     /// What of a folder was not understood; see `Desired::left_out`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
+}
+
+/// What happens to one service port, or to what belongs to no service port.
+#[derive(Debug, Serialize)]
+struct ServiceChange {
+    /// `+`, `-` or `~`.
+    sign: char,
+    /// None for what belongs to no service port that is known.
+    service: Option<String>,
+    /// Each with its own sign.
+    lines: Vec<String>,
+    /// How many objects of the kernel that takes.
+    objects: usize,
+}
+
+impl From<&ServedChange<'_>> for ServiceChange {
+    fn from(change: &ServedChange<'_>) -> Self {
+        let ServedChange { service, kind, facts, differences } = change;
+        let mut lines = Vec::new();
+        if service.is_none() {
+            // What serves frontends that go is said by these.
+            let is_told = |it: &&&Difference| facts.is_empty() || !it.object.serves();
+            lines = list(&differences.iter().filter(is_told).copied().collect::<Vec<_>>());
+        }
+        lines.extend(facts.iter().map(|fact| format!("{} {}", fact.kind.sign(), fact.text)));
+        if lines.is_empty() {
+            lines = differences.iter().map(|it| object(it)).collect();
+        }
+        let service = service.as_ref().map(ToString::to_string);
+        Self { sign: kind.sign(), service, lines, objects: differences.len() }
+    }
+}
+
+fn object(difference: &Difference) -> String {
+    format!("{} {}", difference.kind.sign(), difference.text())
+}
+
+/// The objects, or how many there are of each class.
+fn list(differences: &[&Difference]) -> Vec<String> {
+    if differences.len() <= MAX_LISTED {
+        return differences.iter().map(|it| object(it)).collect();
+    }
+    let mut counts: BTreeMap<(Kind, Class), usize> = BTreeMap::new();
+    differences.iter().for_each(|it| *counts.entry((it.kind, it.object.class())).or_default() += 1);
+    let line = |((kind, class), count): (&(Kind, Class), &usize)| {
+        let plural = if *count == 1 { "" } else { "s" };
+        format!("{} {count} {class}{plural} of no service", kind.sign())
+    };
+    counts.iter().map(line).collect()
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -85,23 +137,25 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 impl Section {
     fn of(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<Option<Self>> {
         let family = rulings.family;
-        let Some(wanted) = wanted(rulings, config, node)? else { return Ok(None) };
-        let (_, found) = compare(family, wanted)?;
-        let before = FormerRules::look(family, config.mode)?;
+        let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
+        let comparison = compare(family, state)?;
+        let before = FormerRules::read(family, config.mode)?;
         let behaviour = match &before {
             Some(before) => behaviour::changes(before, rulings, config, node)?,
             None => Vec::new(),
         };
-        let count = |kind| found.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count();
+        let count = |kind| {
+            comparison.differences.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count()
+        };
         Ok(Some(Self {
             family: name(family),
-            changes: changes::changes(config.mode, &found, &rulings.routings),
-            contested: contests(config.mode, &found, &rulings.routings),
+            changes: comparison.changes().iter().map(ServiceChange::from).collect(),
+            contested: comparison.contests(),
             takes_over_from: before.as_ref().map(FormerRules::describe),
             behaviour,
             add: count(Kind::Missing),
-            remove: count(Kind::Surplus),
-            objects: found.iter().map(Finding::from).collect(),
+            remove: count(Kind::Unexpected),
+            objects: findings(&comparison),
             left_out: rulings.left_out.clone(),
         }))
     }
@@ -136,7 +190,7 @@ impl Section {
             for Finding { kind, object, .. } in &self.objects {
                 let sign = match kind.as_str() {
                     "missing" => '+',
-                    "surplus" => '-',
+                    "unexpected" => '-',
                     _ => '~',
                 };
                 let _ = writeln!(text, "    {sign} {object}");

@@ -21,7 +21,7 @@ use proxy::node::Node;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::{self, Desired};
-use super::wanted::Rulings;
+use super::rulings::Rulings;
 
 const NOTES: &str = "\
 The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`.

@@ -1,4 +1,4 @@
-//! `kube-proxy verify`: whether the kernel holds what it should, by the word of the running proxy or by our own.
+//! `kube-proxy verify`: whether the kernel holds what it should, by the answer of the running proxy or by objects that it reads.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use proxy::debug_api::VERIFY;
-use proxy::debug_api::findings::Findings;
+use proxy::debug_api::findings::{Findings, ServedFinding};
 
 use super::desired::{self, Desired};
+use super::rulings::{Rulings, desired_state};
 use super::running;
-use super::wanted::{Rulings, wanted};
 
 const EXAMPLES: &str = "\
 Asks the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master says
@@ -53,9 +53,9 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
         let mut found = Vec::new();
         for rulings in &all {
-            if let Some(wanted) = wanted(rulings, &config, &node)? {
+            if let Some(state) = desired_state(rulings, &config, &node)? {
                 let left_out = rulings.left_out.clone();
-                found.push(Findings { left_out, ..Findings::of(rulings.family, wanted)? });
+                found.push(Findings { left_out, ..Findings::of(rulings.family, state)? });
             }
         }
         found
@@ -71,7 +71,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn show(found: &[Findings]) -> String {
     let mut text = String::new();
-    for Findings { family, objects, differences, .. } in found {
+    for Findings { family, objects, differences, served, .. } in found {
         // Writing to a string cannot fail.
         if differences.is_empty() {
             let _ = writeln!(text, "{family}: kernel and plan agree ({objects} objects)");
@@ -81,6 +81,13 @@ fn show(found: &[Findings]) -> String {
         for difference in differences {
             let service = difference.service.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
             let _ = writeln!(text, "  {} {}{service}", difference.kind, difference.object);
+        }
+        if !served.is_empty() {
+            let _ = writeln!(text, "{family}: for users of services:");
+        }
+        for ServedFinding { kind, what, service } in served {
+            let service = service.as_deref().unwrap_or("of no service");
+            let _ = writeln!(text, "  {service}: {kind} {what}");
         }
     }
     text

@@ -156,9 +156,9 @@ fn measure(variant: &str, size: Size) {
     say("restores", outcome.restores as f64);
 
     let start = processor();
-    let wanted = load.rules.wanted();
+    let desired = load.rules.desired();
     say("snapshot", processor() - start);
-    drop(wanted);
+    drop(desired);
 
     let replaced = replacements(size, &mut Random(1)).map(|event| vec![event]);
     load.change("replaced", replaced);

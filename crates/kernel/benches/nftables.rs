@@ -21,7 +21,7 @@ use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::nftables::{Change, Outcome, TABLE, Table, write_steps};
 use model::address::Family;
 use model::cluster::Cluster;
@@ -238,7 +238,7 @@ fn audit(size: Size) {
 fn look(load: &mut Load, size: Size) {
     let (mut snapshots, mut first) = (Vec::new(), Vec::new());
     for event in replacements(size, &mut Random(4)) {
-        let (spent, wanted) = Spent::by(|| load.table.wanted());
+        let (spent, wanted) = Spent::by(|| load.table.desired());
         snapshots.push(spent);
         first.push(load.change(&[event]));
         drop(wanted);
@@ -246,7 +246,7 @@ fn look(load: &mut Load, size: Size) {
     percentiles("snapshot", &snapshots);
     percentiles("first", &first);
     let start = processor();
-    let mut inspection = Wanted::Nftables(Box::new(load.table.wanted())).open().unwrap();
+    let mut inspection = DesiredState::Nftables(Box::new(load.table.desired())).open().unwrap();
     say("opened", processor() - start);
     for part in inspection.parts() {
         let start = processor();

@@ -34,7 +34,7 @@ use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NO
 
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
-pub use compare::{Inspection, Present, Wanted, present};
+pub use compare::{Inspection, RulesSnapshot, TABLES, present};
 pub use error::{Error, Errors};
 pub use exec::{Exec, Finished, Programs};
 pub use monitor::Watch;
@@ -193,8 +193,8 @@ impl Rules {
     }
 
     /// What the tables should hold, for others to compare with what they do.
-    pub fn wanted(&self) -> Wanted {
-        Wanted { runner: self.runner.clone(), plan: self.plan.wanted(), is_exact: true }
+    pub fn desired(&self) -> RulesSnapshot {
+        RulesSnapshot { runner: self.runner.clone(), rules: self.plan.desired(), is_exact: true }
     }
 
     /// The tables may differ from what we wrote: the next sync compares, and writes everything if they do. A foreign
@@ -247,7 +247,7 @@ impl Rules {
             return;
         }
         let family = self.family();
-        match Inspection::new(self.wanted()).first_difference() {
+        match Inspection::new(self.desired()).first_difference() {
             Ok(None) => {
                 tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, and they are as they should be");
                 return;

@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 pub mod conntrack;
-pub mod difference;
+pub mod drift;
 pub mod holder;
+pub mod inspection;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
-pub mod stranger;
 pub mod sysctl;
 pub mod version;
 

@@ -29,10 +29,10 @@ use plan::nftables::program::{Chain, Program, Settings, learners};
 use plan::nftables::sets::{Bank, Data, Element, Set};
 use rustix::io::Errno;
 
+use crate::drift::Drift;
 use crate::holder::Holder;
-use crate::stranger::Drift;
 use crate::wire_family;
-pub use compare::{Inspection, Present, Wanted, present};
+pub use compare::{Inspection, PresentTable, TableSnapshot, present};
 use compile::{add_rule, declare, hook};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
@@ -224,13 +224,13 @@ impl Table {
     }
 
     /// What the table should hold, for others to compare with what it does.
-    pub fn wanted(&self) -> Wanted {
-        Wanted {
+    pub fn desired(&self) -> TableSnapshot {
+        TableSnapshot {
             settings: self.settings.clone(),
             plan: self.plan.clone(),
             service_cidrs: self.service_cidrs.clone(),
             node_port_ips: self.node_port_ips.clone(),
-            is_seated: true,
+            has_slots: true,
         }
     }
 
@@ -455,7 +455,7 @@ pub fn on_foreign_change(
 ) -> io::Result<()> {
     let family = wire_family(family);
     let mut monitor = nft::Monitor::open()?;
-    let mut drift = Some(Drift::Unheard);
+    let mut drift = Some(Drift::Unwatched);
     // Part of a commit that is not complete yet, after which we hear whose it was.
     let mut changed = false;
     loop {
@@ -469,10 +469,10 @@ pub fn on_foreign_change(
             | nft::Event::Deleted { family: of, table, port, .. } => {
                 changed |= of == family && table == TABLE && port != our_port;
             }
-            nft::Event::Lost => drift = Some(Drift::Heard(None)),
+            nft::Event::Lost => drift = Some(Drift::Detected(None)),
             nft::Event::Committed { generation, .. } => {
                 if std::mem::take(&mut changed) {
-                    drift = Some(Drift::Heard(Some(generation.into())));
+                    drift = Some(Drift::Detected(Some(generation.into())));
                 }
             }
         })?;

@@ -98,7 +98,7 @@ fn a_folder_is_explained_with_no_proxy_running() {
             "192.0.2.11 -> udp 10.96.0.99:53
   a cluster IP that no service has (nftables mode)
   from this node itself
-  dropped, the client waits in vain: services get their cluster IPs from there, and no service has this one
+  dropped: the client times out: services get their cluster IPs from there, and no service has this one
   by way of cluster-ips-check
 "
         );
@@ -157,7 +157,7 @@ fn all_there_is_to_say_is_said() {
   goes to one of 2 endpoints:
     10.244.0.5:8080     50%  this node; sees this node's address (back to the pod it comes from)
     10.244.1.5:8080     50%  another node; sees the client's own address
-  a client that came before goes where it went, for 3h
+  session affinity: 3h
   not used:
     10.244.0.6:8080          not ready
     10.244.1.16:8080         terminating, while others are ready
@@ -220,6 +220,12 @@ fn programs_read_json() {
                 "affinitySeconds": null,
                 "chains": ["services", "frontend", "cluster-ip", "pick"],
                 "pending": false,
+                "context": {
+                    "fromPod": {"cidr": "10.244.0.0/16"},
+                    "masqueradeAll": false,
+                    "mark": 16384,
+                    "nodePortsEverywhere": false,
+                },
             })
         );
     });

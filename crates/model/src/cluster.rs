@@ -19,6 +19,7 @@ use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family};
 use crate::api;
+use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
 use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
@@ -112,7 +113,7 @@ pub struct Changes {
 #[derive(Debug)]
 pub struct Considered<'a> {
     pub name: ServicePortName,
-    pub routing: Routing,
+    pub routing: Arc<Routing>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
     candidates: Vec<Candidate>,
@@ -174,13 +175,25 @@ impl Cluster {
 
     /// Applies one event, and returns what should be logged about it.
     pub fn apply(&mut self, event: &Event) -> Vec<Note> {
+        self.apply_newest(event, &Superseded::default())
+    }
+
+    /// Like [`Self::apply`], for an event that replaces earlier ones of its object.
+    pub fn apply_update(&mut self, update: &Update) -> Vec<Note> {
+        self.apply_newest(&update.event, &update.superseded)
+    }
+
+    fn apply_newest(&mut self, event: &Event, superseded: &Superseded) -> Vec<Note> {
         let mut notes = Vec::new();
+        if let Event::ServiceApplied(_) | Event::ServiceDeleted(_) = event {
+            self.counts.service_changes += superseded.count;
+        }
         match event {
             Event::Listing(kind) => self.begin_list(*kind),
             Event::Listed(kind) => self.end_list(*kind),
             Event::ServiceApplied(service) => self.apply_service(service, &mut notes),
             Event::ServiceDeleted(name) => self.replace_service(name, None),
-            Event::SliceApplied(slice) => self.apply_slice(slice, &mut notes),
+            Event::SliceApplied(slice) => self.apply_slice(slice, superseded, &mut notes),
             Event::SliceDeleted(name) => self.delete_slice(name),
             Event::NodeApplied(node) => self.move_to_zone(node.metadata.labels.zone.clone()),
             // A Node object that is deleted and recreated must not change where traffic goes.
@@ -246,7 +259,7 @@ impl Cluster {
                 let candidates = of_port(&all, port);
                 found.push(Considered {
                     name: service_port_name(name, port),
-                    routing: Routing::decide(service, port, candidates, zone, self.here.node_ip),
+                    routing: Arc::new(Routing::decide(service, port, candidates, zone, self.here.node_ip)),
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
                     candidates: candidates.to_vec(),
@@ -377,7 +390,7 @@ impl Cluster {
         self.remove_if_empty(name);
     }
 
-    fn apply_slice(&mut self, slice: &api::EndpointSlice, notes: &mut Vec<Note>) {
+    fn apply_slice(&mut self, slice: &api::EndpointSlice, superseded: &Superseded, notes: &mut Vec<Note>) {
         let name = self.name(&slice.metadata.namespace, &slice.metadata.name);
         if Family::from_api(&slice.address_type) != Some(self.here.family) {
             // It may have been of this family, if it was deleted and recreated with another type between two lists.
@@ -398,11 +411,14 @@ impl Cluster {
             notes,
         };
         let current = reader.read(slice, service.clone());
-        self.counts.endpoint_changes += 1;
+        self.counts.endpoint_changes += 1 + superseded.count;
         if self.slices.get(&name) == Some(&current) {
             return;
         }
         if self.replace_slice(&name, Some(current)) {
+            for time in superseded.trigger_times.iter().filter(|time| **time > self.here.started) {
+                self.trigger_times.entry(service.clone()).or_default().push(*time);
+            }
             self.record_trigger_time(slice, service, notes);
         } else {
             self.trigger_times.remove(&service);

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod api;
+pub mod backlog;
 pub mod cluster;
 pub mod event;
 pub mod local;

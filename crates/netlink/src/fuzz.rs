@@ -3,7 +3,9 @@
 use crate::message::{Message, Messages};
 use crate::{accounting, conntrack, nftables, route};
 
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] = &[
     ("netlink-conntrack", |bytes| decode(bytes, conntrack::decode_all)),
     ("netlink-nftables", |bytes| decode(bytes, nftables::decode_all)),
     ("netlink-route", |bytes| decode(bytes, route::decode_all)),

@@ -6,7 +6,9 @@ use crate::iptables::chains::{ServiceChain, is_ours, saved_chains};
 use crate::iptables::listing::{Listing, as_saved, without_comment};
 use crate::iptables::saved_rule::SavedRule;
 
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[("saved-rules", decode_saved_rules)];
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] = &[("saved-rules", decode_saved_rules)];
 
 fn decode_saved_rules(bytes: &[u8]) {
     let Ok(save) = std::str::from_utf8(bytes) else { return };

@@ -11,12 +11,15 @@
 
 pub mod chains;
 pub mod cleanup;
+pub mod compare;
+pub mod desired;
 pub mod edits;
 pub mod listing;
 pub mod plan;
+pub mod present;
 pub mod program;
 pub mod quoting;
 pub mod restore;
 pub mod rules;
+pub mod run;
 pub mod saved_rule;
-pub mod wanted;

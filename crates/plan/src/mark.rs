@@ -12,6 +12,11 @@ impl Mark {
         1u32.checked_shl(bit).map(Self)
     }
 
+    /// What [`Mark::get`] gave.
+    pub fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
     pub fn get(self) -> u32 {
         self.0
     }

@@ -8,11 +8,13 @@
 //! No rule, chain or verdict depends on how many services there are; see `program` for the way of a packet.
 
 pub mod claims;
+pub mod desired_sets;
 pub mod elements;
 pub mod plan;
 pub mod program;
+pub mod run;
 pub mod sets;
 pub mod slots;
+pub mod statements;
 pub mod text;
 pub mod timeouts;
-pub mod words;

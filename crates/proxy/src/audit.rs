@@ -1,41 +1,37 @@
-//! A slow look at whether the kernel still holds what it should, should something have changed it that nobody heard of:
-//! one rule of the legacy iptables, say, or an error of ours.
+//! Slowly compares the kernel with what it should hold, should something have changed it without the proxy being notified: one
+//! rule of the legacy iptables, for example, or an error of ours.
 //!
 //! ```text
-//!   ask the family what it wants ─▶ compare one part of it ─▶ rest two hundred times as long as that took ─▶ the next part
+//!   ask the worker what is desired ─▶ compare one part of it ─▶ rest two hundred times as long as that took ─▶ the next part
 //! ```
 
 use std::collections::HashMap;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow};
-use kernel::difference::{Difference, Inspection, Part, persistent};
-use kernel::stranger::Drift;
-use model::address::Family;
+use kernel::drift::Drift;
+use kernel::inspection::{Inspection, Part};
+use plan::difference::{Difference, persistent};
 
-use crate::family::Message;
+use crate::family::FamilyHandle;
 use crate::threads;
 
 /// So much longer than a look takes the rest after it: half a percent of one core at most.
 const REST: u32 = 200;
-/// A pass may be under way when we look. By then it has come to its end.
+/// A sync may be under way when the kernel is read. By then it has ended.
 const MOMENT: Duration = Duration::from_secs(1);
-/// The busiest family hears us within that.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// After so many repairs in vain, a part is left alone for ever longer times, up to two to that power rounds.
 const MOST_DOUBLINGS: u32 = 10;
 
 /// Looks for as long as the process lives, a part every `interval` at most.
-pub fn spawn(family: Family, line: SyncSender<Message>, interval: Duration) -> anyhow::Result<()> {
-    let auditor = Auditor { family, line, round: Round::default(), stubborn: HashMap::new() };
+pub fn spawn(worker: FamilyHandle, interval: Duration) -> anyhow::Result<()> {
+    let family = worker.family();
+    let auditor = Auditor { worker, round: Round::default(), stubborn: HashMap::new() };
     threads::spawn(format!("audit-{family}"), move || auditor.run(interval))
 }
 
 struct Auditor {
-    family: Family,
-    line: SyncSender<Message>,
+    worker: FamilyHandle,
     round: Round,
     /// Parts that were different at the last look.
     stubborn: HashMap<Part, Stubborn>,
@@ -86,7 +82,7 @@ impl Auditor {
             match self.look() {
                 Ok(time) => took = time,
                 Err(error) => {
-                    tracing::debug!(v = 2, ipFamily = %self.family, err = format!("{error:#}"), "Failed to compare the kernel with what it should hold");
+                    tracing::debug!(v = 2, ipFamily = %self.worker.family(), err = format!("{error:#}"), "Failed to compare the kernel with what it should hold");
                 }
             }
         }
@@ -118,19 +114,17 @@ impl Auditor {
         }
         sleep(MOMENT);
         let second = self.inspection()?.compare(part)?;
-        self.tell(part, &persistent(&first, second))?;
+        self.report(part, &persistent(&first, second));
         Ok(took)
     }
 
     fn inspection(&self) -> anyhow::Result<Inspection> {
-        let (answer, wanted) = sync_channel(1);
-        self.line.send(Message::Compare(answer)).map_err(|_| anyhow!("the family has ended"))?;
-        Ok(wanted.recv_timeout(PATIENCE).context("there was no pass yet")?.open()?)
+        Ok(self.worker.desired()?.open()?)
     }
 
-    fn tell(&mut self, part: Part, wrong: &[Difference]) -> anyhow::Result<()> {
-        let Some(found) = wrong.first() else { return Ok(()) };
-        let first = format!("{}: {}", found.kind, found.object);
+    fn report(&mut self, part: Part, wrong: &[Difference]) {
+        let Some(found) = wrong.first() else { return };
+        let first = found.to_string();
         let stubborn = self.stubborn.entry(part).or_default();
         if stubborn.first == first {
             // We may read it otherwise than it is written: better not to write it for ever.
@@ -140,9 +134,8 @@ impl Auditor {
             *stubborn = Stubborn { first: first.clone(), ..Stubborn::default() };
         }
         let (differences, rest) = (wrong.len(), stubborn.skip);
-        tracing::warn!(ipFamily = %self.family, %part, differences, first, roundsToRest = rest, "The kernel does not hold what it should, writing it again");
-        let told = self.line.send(Message::Drifted(Drift::Heard(None)));
-        told.map_err(|_| anyhow!("the family has ended"))
+        tracing::warn!(ipFamily = %self.worker.family(), %part, differences, first, roundsToRest = rest, "The kernel does not hold what it should, writing it again");
+        self.worker.drifted(Drift::Detected(None));
     }
 }
 

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use kernel::conntrack::{Contended, Destination};
-use kernel::difference::Wanted;
+use kernel::drift::Drift;
+use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
-use kernel::stranger::Drift;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use plan::flows::{Contended, Destination};
 use plan::nftables::elements::Seats;
 
 pub use iptables::Iptables;
@@ -60,7 +60,7 @@ pub trait Backend: fmt::Debug + Send {
     }
 
     /// What the kernel should hold after all that was told so far, for others to compare with what it does.
-    fn wanted(&self) -> Wanted;
+    fn desired(&self) -> DesiredState;
 
     /// As logs call it.
     fn mode(&self) -> &'static str;

@@ -1,38 +1,33 @@
-//! New connections, as the kernel counts them: asked for, told to who asks, and added up over time.
+//! New connections, as the kernel counts them, and added up over time.
 //!
 //! ```text
-//!   family ── Owners ──┐
-//!   kernel ── counters ┴─▶ Census ─▶ metrics
-//!                                 └▶ Page ── HTTP ──▶ kube-proxy top
+//!   family worker ── Owners ──┐
+//!   kernel ── counters ───────┴─▶ Census ─▶ metrics
+//!                                        └▶ Page ── HTTP ──▶ kube-proxy top
 //! ```
 
 mod page;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernel::nftables::{self, Connections, Owners};
+use kernel::nftables::{self, Connections};
 use model::address::Family;
 
-use crate::family::Message;
-use crate::source::Lines;
+use crate::family::{Families, FamilyHandle};
 
 pub use page::{Endpoint, Frontend, Page, ServicePort};
 
-/// So much longer than counting takes the last count is good enough, whoever asks and however often: a twentieth of one
-/// core at most. To list a set takes the kernel time with the square of its size.
-const REST: u32 = 20;
+/// A count is reused for this many times the time it took, however many callers there are: counting takes a twentieth of one core
+/// at most. To list a set takes the kernel time with the square of its size.
+const REUSE_FACTOR: u32 = 20;
 
-/// For a family to come to its inbox.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Counts in the thread of who asks: a family is only asked whose connections there are, and its passes don't wait.
+/// Counts in the caller's thread: a worker is only asked whose connections there are, and its syncs don't wait.
 #[derive(Debug)]
 pub struct Census {
-    lines: Lines,
+    families: Families,
     began: Instant,
     last: Mutex<Option<Arc<Count>>>,
 }
@@ -47,20 +42,20 @@ pub struct Count {
     next: Instant,
 }
 
-/// What one family has, and how long the kernel took to tell.
+/// What one family has, and how long the kernel took to list it.
 type Counted = (io::Result<Vec<Connections>>, Duration);
 
 impl Census {
-    pub fn new(lines: Lines) -> Self {
-        Self { lines, began: Instant::now(), last: Mutex::default() }
+    pub fn new(families: Families) -> Self {
+        Self { families, began: Instant::now(), last: Mutex::default() }
     }
 
     pub fn count(&self) -> Arc<Count> {
         self.count_by(count)
     }
 
-    /// Whoever comes while somebody counts waits for that count.
-    fn count_by(&self, count: impl Fn(Family, &SyncSender<Message>) -> Counted) -> Arc<Count> {
+    /// A caller that comes while another one counts waits for that count.
+    fn count_by(&self, count: impl Fn(&FamilyHandle) -> Counted) -> Arc<Count> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = last.as_ref().filter(|count| Instant::now() < count.next) {
             return count.clone();
@@ -68,12 +63,12 @@ impl Census {
         let at = self.began.elapsed();
         let mut took = Duration::ZERO;
         let mut families = BTreeMap::new();
-        for (family, line) in &self.lines {
-            let (counted, time) = count(*family, line);
+        for (family, worker) in &self.families {
+            let (counted, time) = count(worker);
             families.insert(*family, counted);
             took += time;
         }
-        let count = Arc::new(Count { at, families, next: Instant::now() + took * REST });
+        let count = Arc::new(Count { at, families, next: Instant::now() + took * REUSE_FACTOR });
         *last = Some(count.clone());
         count
     }
@@ -94,22 +89,14 @@ impl Count {
     }
 }
 
-fn count(family: Family, line: &SyncSender<Message>) -> Counted {
-    let owners = match owners(line) {
+fn count(worker: &FamilyHandle) -> Counted {
+    let owners = match worker.owners() {
         Ok(owners) => owners,
-        Err(error) => return (Err(error), Duration::ZERO),
+        Err(error) => return (Err(io::Error::other(error)), Duration::ZERO),
     };
     let started = Instant::now();
-    let counted = nftables::connections(family, &owners);
+    let counted = nftables::connections(worker.family(), &owners);
     (counted, started.elapsed())
-}
-
-fn owners(line: &SyncSender<Message>) -> io::Result<Owners> {
-    let (answer, owners) = sync_channel(1);
-    let busy = |_| io::Error::new(io::ErrorKind::ResourceBusy, "too busy to answer, ask again in a moment");
-    line.try_send(Message::Owners(answer)).map_err(busy)?;
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {PATIENCE:?}"));
-    owners.recv_timeout(PATIENCE).map_err(late)
 }
 
 #[cfg(test)]
@@ -119,16 +106,15 @@ mod tests {
     use std::cell::Cell;
 
     fn census() -> Census {
-        let (line, _) = sync_channel(1);
-        Census::new([(Family::V4, line)].into())
+        Census::new([(Family::V4, FamilyHandle::of_ended_worker(Family::V4))].into())
     }
 
     #[test]
-    fn the_last_count_is_told_for_twenty_times_as_long_as_it_took() {
+    fn a_count_is_reused_for_twenty_times_as_long_as_it_took() {
         let census = census();
         let (counts, took) = (Cell::new(0), Cell::new(Duration::from_millis(5)));
         let count = || {
-            census.count_by(|_, _| {
+            census.count_by(|_| {
                 counts.set(counts.get() + 1);
                 (Ok(Vec::new()), took.get())
             })
@@ -145,11 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_cannot_be_asked_can_be_asked_again_at_once() {
+    fn a_family_without_an_answer_is_asked_again_at_once() {
         let census = census();
         let count = census.count();
-        assert_eq!(count.of(Family::V4).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
-        assert_eq!(count.of(Family::V6).unwrap(), [], "which nobody serves");
+        assert_eq!(count.of(Family::V4).unwrap_err().to_string(), "the worker of IPv4 has ended");
+        assert_eq!(count.of(Family::V6).unwrap(), [], "which is not served");
         assert_eq!(count.good_for(), Duration::ZERO);
     }
 }

@@ -4,7 +4,9 @@ use crate::debug_api::question::Question;
 use crate::status::accept::negotiate;
 use crate::status::healthz::Healthz;
 
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[("debug-query", decode_query)];
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] = &[("debug-query", decode_query)];
 
 fn decode_query(bytes: &[u8]) {
     let Ok(query) = std::str::from_utf8(bytes) else { return };

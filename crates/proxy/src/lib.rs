@@ -10,6 +10,7 @@ pub mod contention;
 pub mod debug_api;
 pub mod family;
 pub mod file_watch;
+pub mod flows;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod health;

@@ -9,9 +9,9 @@ use kernel::sysctl::Sysctls;
 use kernel::{iptables, nftables, version};
 use model::address::{Family, cidrs_of_family};
 use model::local::{FromPod, NodePortAddresses};
+use plan::explain;
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
-use plan::trace;
 use settings::config::{Config, DetectLocal, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
@@ -86,22 +86,23 @@ impl Access {
 pub struct Parts {
     pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: trace::Settings,
+    pub tracing: explain::Settings,
 }
 
 /// What the way of packets depends on in the mode that the configuration asks for.
-pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<trace::Settings> {
+pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::Settings> {
     let node_port_addresses = node_port_addresses(config, family, node);
     let mode = match config.mode {
-        ProxyMode::Nftables => trace::Mode::Nftables,
-        ProxyMode::Iptables => trace::Mode::Iptables,
+        ProxyMode::Nftables => explain::Mode::Nftables,
+        ProxyMode::Iptables => explain::Mode::Iptables,
         ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
     };
-    Ok(trace::Settings {
+    Ok(explain::Settings {
         mode,
+        mark: mark(config)?,
         masquerade_all: config.masquerade_all,
         from_pod: from_pod(config, family, node),
-        serves_localhost: mode == trace::Mode::Iptables
+        serves_localhost: mode == explain::Mode::Iptables
             && config.localhost_node_ports
             && family == Family::V4
             && node_port_addresses.contain_ipv4_loopback,

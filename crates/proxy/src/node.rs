@@ -16,7 +16,7 @@ use model::node::{NodeIps, host_ips};
 use settings::config::{self, Config, DetectLocal};
 use watch::node_wait::{NodeWait, Progress};
 
-use crate::source::Word;
+use crate::source::MainMessage;
 
 /// What was known of the node when we started.
 #[derive(Debug)]
@@ -49,7 +49,11 @@ pub fn name(config: &Config) -> anyhow::Result<String> {
 
 impl Node {
     /// Waits for as long as the reference does until an API server tells what we need to know.
-    pub fn from_api_server(config: &Config, name: String, words: &Receiver<Word>) -> anyhow::Result<Self> {
+    pub fn from_api_server(
+        config: &Config,
+        name: String,
+        words: &Receiver<MainMessage>,
+    ) -> anyhow::Result<Self> {
         let lives_by_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
         let mut wait = NodeWait::new(&name, lives_by_pod_cidrs);
         loop {
@@ -65,22 +69,22 @@ impl Node {
                 Progress::Wait(until) => until,
             };
             match next(words, until) {
-                Some(Word::Node(event)) => wait.receive(&event),
-                Some(Word::Over(why)) => return Err(why),
-                Some(Word::FolderRead) | None => {}
+                Some(MainMessage::Node(event)) => wait.receive(&event),
+                Some(MainMessage::Stop(why)) => return Err(why),
+                Some(MainMessage::FolderRead) | None => {}
             }
         }
     }
 
     /// Waits until a folder has been read. It need not hold a node: the addresses this host speaks from will do.
-    pub fn from_folder(config: &Config, name: String, words: &Receiver<Word>) -> anyhow::Result<Self> {
+    pub fn from_folder(config: &Config, name: String, words: &Receiver<MainMessage>) -> anyhow::Result<Self> {
         let mut object = None;
         loop {
             match next(words, None) {
-                Some(Word::Node(Event::NodeApplied(node))) => object = Some(node),
-                Some(Word::FolderRead) => break,
-                Some(Word::Over(why)) => return Err(why),
-                Some(Word::Node(_)) | None => {}
+                Some(MainMessage::Node(Event::NodeApplied(node))) => object = Some(node),
+                Some(MainMessage::FolderRead) => break,
+                Some(MainMessage::Stop(why)) => return Err(why),
+                Some(MainMessage::Node(_)) | None => {}
             }
         }
         let found = object.as_deref().map_or_else(default_route_ips, host_ips);
@@ -147,8 +151,8 @@ impl Node {
 }
 
 /// Nothing if time runs out.
-fn next(words: &Receiver<Word>, until: Option<Instant>) -> Option<Word> {
-    let ended = || Word::Over(anyhow::anyhow!("the source has ended"));
+fn next(words: &Receiver<MainMessage>, until: Option<Instant>) -> Option<MainMessage> {
+    let ended = || MainMessage::Stop(anyhow::anyhow!("the source has ended"));
     match until {
         None => Some(words.recv().unwrap_or_else(|_| ended())),
         Some(until) => match words.recv_timeout(until.saturating_duration_since(Instant::now())) {

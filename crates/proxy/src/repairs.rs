@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use kernel::stranger::Stranger;
+use kernel::drift::ForeignWriter;
 
 /// Repairs in a row that are made at once.
 const AT_ONCE: u32 = 5;
@@ -33,7 +33,7 @@ pub struct Repairs {
 /// Processes that changed our rules. A script may start one for every change it makes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Writers {
-    named: BTreeSet<Stranger>,
+    named: BTreeSet<ForeignWriter>,
     /// Changes by others than those.
     further: usize,
 }
@@ -41,8 +41,8 @@ pub struct Writers {
 /// Foreign writers that a line names.
 const NAMED: usize = 8;
 
-impl Extend<Stranger> for Writers {
-    fn extend<T: IntoIterator<Item = Stranger>>(&mut self, writers: T) {
+impl Extend<ForeignWriter> for Writers {
+    fn extend<T: IntoIterator<Item = ForeignWriter>>(&mut self, writers: T) {
         for writer in writers {
             if self.named.len() < NAMED || self.named.contains(&writer) {
                 self.named.insert(writer);
@@ -76,7 +76,7 @@ pub enum Repaired {
 
 impl Repairs {
     /// A foreign writer may have changed our rules.
-    pub fn noticed(&mut self, by: Option<Stranger>, now: Instant) {
+    pub fn noticed(&mut self, by: Option<ForeignWriter>, now: Instant) {
         let is_quiet = self.last.is_some_and(|last| now >= last + QUIET.max(4 * self.delay()));
         if is_quiet {
             self.in_a_row = 0;
@@ -134,8 +134,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn writer(pid: u32) -> Stranger {
-        Stranger { process: "kube-proxy".into(), pid }
+    fn writer(pid: u32) -> ForeignWriter {
+        ForeignWriter { process: "kube-proxy".into(), pid }
     }
 
     fn writers(pids: impl IntoIterator<Item = u32>) -> Writers {

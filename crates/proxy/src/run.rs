@@ -28,8 +28,9 @@ use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 
 use crate::checks::{self, Against};
 use crate::connections::Census;
-use crate::family::{Line, Message, Start, scan_flows};
+use crate::family::{self, Families, Start};
 use crate::file_watch::FileWatch;
+use crate::flows::FlowFollower;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::http::Http;
@@ -39,7 +40,7 @@ use crate::metrics::packets::{PacketCounts, Packets};
 use crate::modes::{Access, Parts};
 use crate::node::{self, Node};
 use crate::pace::Pause;
-use crate::source::{Lines, Source, Word};
+use crate::source::{MainMessage, Source};
 use crate::status::{self, Facts};
 use crate::{audit, cleanup, health, signals, threads, tuning};
 
@@ -52,9 +53,9 @@ pub struct Options {
     pub master: Option<String>,
     /// Serve from these files; excludes every way to name an API server.
     pub manifests: Option<String>,
-    /// Whether `/metrics` tells of connections, in the mode that counts them.
+    /// Whether `/metrics` counts new connections, in the mode that counts them.
     pub connection_metrics: bool,
-    /// Between two looks at a part of what the kernel holds; zero for none.
+    /// Between two comparisons of a part of what the kernel holds; zero for none.
     pub audit_interval: Duration,
     pub cleanup: bool,
     pub init_only: bool,
@@ -98,9 +99,11 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let name = node::name(&config)?;
     let access = Access::open(config.mode)?;
     let (source, recorder) = source(&config, &options, &name, &metrics)?;
-    let lines = lines(&config, &name, access.families(), &metrics)?;
-    let (words, inbox) = channel();
-    source.spawn(lines.clone(), words.clone())?;
+    let families = families(&config, &name, access.families(), &metrics)?;
+    let (main, inbox) = channel();
+    let workers: Vec<_> = families.values().cloned().collect();
+    let deliver = move |event: Arc<Event>| workers.iter().for_each(|worker| worker.apply(event.clone()));
+    source.spawn(deliver, main.clone())?;
 
     let node = match options.manifests {
         Some(_) => Node::from_folder(&config, name, &inbox)?,
@@ -120,24 +123,24 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let health = Arc::new(NodeHealth::new(config.sync_period, backends.keys().copied(), metrics.clone()));
     match &node.object {
         Some(object) => health.node_applied(object),
-        // Nobody takes a node away that no folder speaks of.
+        // A node that is in no folder is never deleted.
         None if options.manifests.is_some() => health.node_applied(&api::Node::default()),
         None => {}
     }
-    let voice = Voice { node_name: node.name.clone(), recorder };
-    serve_health(&config, &http, &health, &voice)?;
-    let census = Arc::new(Census::new(lines.clone()));
-    serve_status(&config, &options, &http, &metrics, &lines, &census, &voice)?;
+    let node_events = NodeEvents { node_name: node.name.clone(), recorder };
+    serve_health(&config, &http, &health, &node_events)?;
+    let census = Arc::new(Census::new(families.clone()));
+    serve_status(&config, &options, &http, &metrics, &families, &census, &node_events)?;
     if options.connection_metrics && config.mode == ProxyMode::Nftables {
-        count_connections(&lines, &census, &metrics);
+        count_connections(&families, &census, &metrics);
     }
-    voice.say(Severity::Normal, "Starting", String::new());
-    // Where nobody takes over there is nothing to wait for. Not with `--init-only`: nobody would serve until the rest
-    // of us comes.
+    node_events.record(Severity::Normal, "Starting", String::new());
+    // A family that is not served has no first sync to wait for. Not with `--init-only`: the rules of other modes serve until the
+    // proxy itself starts.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
         cleanup::other_modes(config.mode, family);
     }
-    let addresses = follow_addresses(lines.clone())?;
+    follow_addresses(families.clone())?;
     for (family, parts) in backends {
         let mode = config.mode;
         let Parts { backend, node_port_addresses, tracing } = parts;
@@ -147,14 +150,13 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             node.name.clone(),
             http.clone(),
             health.clone(),
-            voice.recorder.clone(),
+            node_events.recorder.clone(),
         );
-        let conntrack = scan_flows(family, backend.contended(), metrics.clone())?;
+        let flows = FlowFollower::spawn(family, backend.contended(), metrics.clone())?;
         let start = Start {
             node_ip: node.ips.of(family),
             backend,
-            conntrack,
-            addresses: addresses.clone(),
+            flows,
             node_port_addresses,
             tracing,
             pause: pause(&config),
@@ -163,45 +165,48 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             service_health,
             take_over: Box::new(move || cleanup::other_modes(mode, family)),
         };
-        let line = lines.get(&family).context("every family has a line")?;
-        if line.send(Message::Start(Box::new(start))).is_err() {
-            bail!("the thread of {family} has ended");
-        }
+        let worker = families.get(&family).context("every family has a worker")?;
+        worker.start(start);
         if !options.audit_interval.is_zero() {
-            audit::spawn(family, line.clone(), options.audit_interval)?;
+            audit::spawn(worker.clone(), options.audit_interval)?;
         }
     }
     if let Some(file) = config_file {
-        let follow = move || drop(words.send(Word::Over(file.wait())));
+        let follow = move || drop(main.send(MainMessage::Stop(file.wait())));
         threads::spawn("config-file", follow)?;
     }
     Err(until_it_ends(node, &health, &inbox))
 }
 
-/// Tells the cluster what happens to us.
-struct Voice {
+/// Records what happens to this proxy as events of the Node.
+struct NodeEvents {
     node_name: String,
     recorder: Recorder,
 }
 
-impl Voice {
-    fn say(&self, severity: Severity, reason: &'static str, note: String) {
+impl NodeEvents {
+    fn record(&self, severity: Severity, reason: &'static str, note: String) {
         let regarding = Regarding::Node(self.node_name.clone());
         self.recorder.record(Notice { regarding, severity, reason, action: "StartKubeProxy", note });
     }
 
-    /// The last words before the process ends get a moment to be heard.
-    fn say_at_last(&self, reason: &'static str, note: String) {
-        self.say(Severity::Warning, reason, note);
+    /// The last event before the process ends gets a moment to be posted.
+    fn record_last(&self, reason: &'static str, note: String) {
+        self.record(Severity::Warning, reason, note);
         self.recorder.flush(Duration::from_secs(1));
     }
 }
 
-fn serve_health(config: &Config, http: &Http, health: &Arc<NodeHealth>, voice: &Voice) -> anyhow::Result<()> {
+fn serve_health(
+    config: &Config,
+    http: &Http,
+    health: &Arc<NodeHealth>,
+    node_events: &NodeEvents,
+) -> anyhow::Result<()> {
     let Some(address) = config.healthz_bind_address else { return Ok(()) };
     let serving = health::node::serve(http, address, config.bind_address_hard_fail, health.clone());
     serving.map_err(|error| {
-        voice.say_at_last("FailedToStartProxierHealthcheck", error.to_string());
+        node_events.record_last("FailedToStartProxierHealthcheck", error.to_string());
         anyhow!("healthz server failed: {error}")
     })
 }
@@ -211,9 +216,9 @@ fn serve_status(
     options: &Options,
     http: &Http,
     metrics: &Arc<Metrics>,
-    lines: &Lines,
+    families: &Families,
     census: &Arc<Census>,
-    voice: &Voice,
+    node_events: &NodeEvents,
 ) -> anyhow::Result<()> {
     let facts = Facts {
         mode: config.mode,
@@ -224,9 +229,9 @@ fn serve_status(
         profiling: config.enable_profiling,
         logs: options.logs.clone(),
         metrics: metrics.clone(),
-        lines: lines.clone(),
+        families: families.clone(),
         census: census.clone(),
-        node_name: voice.node_name.clone(),
+        node_name: node_events.node_name.clone(),
     };
     if config.mode == ProxyMode::Iptables {
         metrics.collect(Box::new(PacketCounts::new(|| {
@@ -239,13 +244,13 @@ fn serve_status(
     }
     let serving = status::serve(http, config.metrics_bind_address, config.bind_address_hard_fail, facts);
     serving.map_err(|error| {
-        voice.say_at_last("FailedToStartMetricServer", error.to_string());
+        node_events.record_last("FailedToStartMetricServer", error.to_string());
         anyhow!("starting metrics server failed: {error}")
     })
 }
 
-fn count_connections(lines: &Lines, census: &Arc<Census>, metrics: &Metrics) {
-    for family in lines.keys().copied() {
+fn count_connections(families: &Families, census: &Arc<Census>, metrics: &Metrics) {
+    for family in families.keys().copied() {
         let census = census.clone();
         let count = move || Ok(census.count().of(family)?.to_vec());
         metrics.collect(Box::new(NewConnections::new(family, count)));
@@ -295,18 +300,15 @@ pub fn source(
     Ok((Source::ApiServer(Box::new(ApiServer::new(api, node_name, poster))), recorder))
 }
 
-/// Families hear of everything from the start, and begin to act once this node is known.
-fn lines(
+/// The workers receive every event from the start, and begin to sync once this node is known.
+fn families(
     config: &Config,
     node_name: &str,
     families: Vec<Family>,
     metrics: &Arc<Metrics>,
-) -> anyhow::Result<Lines> {
-    let mut lines = Lines::new();
-    for family in families {
-        lines.insert(family, Line::spawn(here(config, node_name, family), metrics.clone())?);
-    }
-    Ok(lines)
+) -> anyhow::Result<Families> {
+    let spawn = |family| Ok((family, family::spawn(here(config, node_name, family), metrics.clone())?));
+    families.into_iter().map(spawn).collect()
 }
 
 /// What the model has to know before this node's addresses are known.
@@ -353,7 +355,7 @@ fn check(config: &Config, node: &Node, families: &[Family]) -> anyhow::Result<()
     Ok(())
 }
 
-/// In nftables mode a pass costs what changed, so that only a storm needs to be held up; unless somebody insists.
+/// In nftables mode a sync costs what changed, so that only a storm needs to be held up; unless the configuration asks for more.
 fn pause(config: &Config) -> Pause {
     match config.mode {
         ProxyMode::Nftables if config.min_sync_is_default => Pause::InProportion(config.min_sync_period),
@@ -361,34 +363,36 @@ fn pause(config: &Config) -> Pause {
     }
 }
 
-/// The node's addresses; every family is told when they change. It is not for families to ask: that may have to wait
-/// for whoever is at work on any interface of the machine.
-fn follow_addresses(lines: Lines) -> anyhow::Result<Arc<[IpAddr]>> {
-    // Opened before the first look, so that nothing is missed.
+/// Sends the node's addresses to every family, now and whenever they change. The workers don't list them: that may have to wait
+/// for whatever holds the lock of the machine's interfaces.
+fn follow_addresses(families: Families) -> anyhow::Result<()> {
+    // Opened before they are first listed, so that no change is missed.
     let changes = interfaces::Changes::open().context("following the node's addresses")?;
-    let found = interfaces::addresses().context("listing the node's addresses")?;
-    let tell = move || match interfaces::addresses() {
-        Ok(all) => {
-            let all: Arc<[IpAddr]> = all.into();
-            lines.values().all(|line| line.send(Message::Moved(all.clone())).is_ok())
+    let send = move |all: Vec<IpAddr>| {
+        let all: Arc<[IpAddr]> = all.into();
+        families.values().for_each(|worker| worker.node_addresses_changed(all.clone()));
+    };
+    send(interfaces::addresses().context("listing the node's addresses")?);
+    let list = move || {
+        match interfaces::addresses() {
+            Ok(all) => send(all),
+            Err(error) => {
+                tracing::error!(err = %error, "Failed to list the node's addresses, going on with those before");
+            }
         }
-        Err(error) => {
-            tracing::error!(err = %error, "Failed to list the node's addresses, going on with those before");
-            true
-        }
+        true
     };
     threads::spawn("addresses", move || {
-        if let Err(error) = changes.follow(tell) {
+        if let Err(error) = changes.follow(list) {
             tracing::error!(err = %error, "Failed to follow the node's addresses");
         }
-    })?;
-    Ok(found.into())
+    })
 }
 
-fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<Word>) -> anyhow::Error {
+fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<MainMessage>) -> anyhow::Error {
     loop {
         match inbox.recv() {
-            Ok(Word::Node(event)) => {
+            Ok(MainMessage::Node(event)) => {
                 if let Event::NodeApplied(object) = &event {
                     health.node_applied(object);
                 }
@@ -396,8 +400,8 @@ fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<Word>) ->
                     return error;
                 }
             }
-            Ok(Word::FolderRead) => {}
-            Ok(Word::Over(error)) => return error,
+            Ok(MainMessage::FolderRead) => {}
+            Ok(MainMessage::Stop(error)) => return error,
             Err(_) => return anyhow::anyhow!("the source has ended"),
         }
     }

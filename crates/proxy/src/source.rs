@@ -1,32 +1,26 @@
-//! Where the objects come from: an API server or a folder. Either is followed on a thread of its own, which tells the
-//! families everything and whoever waits for it what happens to this node.
+//! Where the objects come from: an API server or a folder. Either is followed on a thread of its own, which delivers every event
+//! to the families and what happens to this node to the main thread. It waits for neither.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, SyncSender};
+use std::sync::mpsc::Sender;
 
 use anyhow::Context as _;
-use model::address::Family;
 use model::event::Event;
 use watch::api_server::ApiServer;
 use watch::manifests::Manifests;
 
-use crate::family::Message;
 use crate::threads;
 
-/// How to talk to each family that there is.
-pub type Lines = BTreeMap<Family, SyncSender<Message>>;
-
-/// What a source tells the main thread.
+/// What other threads send to the main thread.
 #[derive(Debug)]
-pub enum Word {
+pub enum MainMessage {
     /// Something happened to this node.
     Node(Event),
-    /// A folder has been read. If there is a node in it, it was told of before.
+    /// A folder has been read. If there is a node in it, it was sent before.
     FolderRead,
-    /// There is no going on.
-    Over(anyhow::Error),
+    /// The process has to end.
+    Stop(anyhow::Error),
 }
 
 #[derive(Debug)]
@@ -42,43 +36,51 @@ impl Source {
         Ok(Self::Folder(Box::new(manifests)))
     }
 
-    /// Follows the source for ever.
-    pub fn spawn(self, lines: Lines, words: Sender<Word>) -> anyhow::Result<()> {
+    /// Follows the source for ever. `deliver` must not wait for anything.
+    pub fn spawn(
+        self,
+        deliver: impl FnMut(Arc<Event>) + Send + 'static,
+        main: Sender<MainMessage>,
+    ) -> anyhow::Result<()> {
         let follow = move || {
-            let over = self.follow(&lines, &words);
-            let _ = words.send(Word::Over(over));
+            let stop = self.follow(deliver, &main);
+            let _ = main.send(MainMessage::Stop(stop));
         };
         threads::spawn("source", follow)
     }
 
     /// For a caller that needs everything once: a folder is read at once. Returns what of it was not understood.
-    pub fn tell_once(self, lines: Lines, words: Sender<Word>) -> anyhow::Result<Vec<String>> {
+    pub fn deliver_once(
+        self,
+        mut deliver: impl FnMut(Arc<Event>) + Send + 'static,
+        main: Sender<MainMessage>,
+    ) -> anyhow::Result<Vec<String>> {
         let Self::Folder(mut manifests) = self else {
-            self.spawn(lines, words)?;
+            self.spawn(deliver, main)?;
             return Ok(Vec::new());
         };
         let path = manifests.path().display().to_string();
-        let listed = manifests.list(&mut |event| tell(event, &lines, &words));
+        let listed = manifests.list(&mut |event| send(event, &mut deliver, &main));
         listed.with_context(|| format!("reading manifests in {path}"))?;
-        let _ = words.send(Word::FolderRead);
+        let _ = main.send(MainMessage::FolderRead);
         Ok(manifests.left_out())
     }
 
-    fn follow(self, lines: &Lines, words: &Sender<Word>) -> anyhow::Error {
-        let mut tell = |event: Event| tell(event, lines, words);
+    fn follow(self, mut deliver: impl FnMut(Arc<Event>), main: &Sender<MainMessage>) -> anyhow::Error {
+        let mut deliver = |event: Event| send(event, &mut deliver, main);
         match self {
-            Self::ApiServer(server) => match server.follow(&mut tell) {
-                Ok(()) => anyhow::anyhow!("nobody follows the API server any more"),
+            Self::ApiServer(server) => match server.follow(&mut deliver) {
+                Ok(()) => anyhow::anyhow!("the API server is no longer followed"),
                 Err(error) => anyhow::Error::from(error).context("following the API server"),
             },
             Self::Folder(mut manifests) => {
                 let path = manifests.path().display().to_string();
-                if let Err(error) = manifests.list(&mut tell) {
+                if let Err(error) = manifests.list(&mut deliver) {
                     return anyhow::Error::from(error).context(format!("reading manifests in {path}"));
                 }
-                let _ = words.send(Word::FolderRead);
+                let _ = main.send(MainMessage::FolderRead);
                 loop {
-                    if let Err(error) = manifests.follow(None, &mut tell) {
+                    if let Err(error) = manifests.follow(None, &mut deliver) {
                         return anyhow::Error::from(error).context(format!("following manifests in {path}"));
                     }
                 }
@@ -87,13 +89,10 @@ impl Source {
     }
 }
 
-fn tell(event: Event, lines: &Lines, words: &Sender<Word>) {
-    // Whoever is told ends only with the process, or has heard enough.
+fn send(event: Event, deliver: &mut impl FnMut(Arc<Event>), main: &Sender<MainMessage>) {
     if matches!(event, Event::NodeApplied(_) | Event::NodeDeleted) {
-        let _ = words.send(Word::Node(event.clone()));
+        // The main thread ends only with the process.
+        let _ = main.send(MainMessage::Node(event.clone()));
     }
-    let event = Arc::new(event);
-    for line in lines.values() {
-        let _ = line.send(Message::Event(event.clone()));
-    }
+    deliver(Arc::new(event));
 }

@@ -22,12 +22,12 @@ use settings::logs::Logs;
 use settings::version::Build;
 
 use crate::connections::Census;
+use crate::family::Families;
 use crate::http::answer::{JSON, TEXT, answer, nosniff, not_found, plain, with_header};
 use crate::http::listen::ListenError;
 use crate::http::{Answer, Http, Reply, Request, Site, Trouble};
 use crate::metrics::Metrics;
 use crate::metrics::process::Process;
-use crate::source::Lines;
 use healthz::Healthz;
 use local::Here;
 use page::{Flagz, Statusz};
@@ -46,7 +46,7 @@ pub struct Facts {
     pub logs: Logs,
     pub metrics: Arc<Metrics>,
     /// Whom to ask about services.
-    pub lines: Lines,
+    pub families: Families,
     pub census: Arc<Census>,
     pub node_name: String,
 }
@@ -67,7 +67,7 @@ struct Status {
     /// For changing the verbosity, if that is allowed.
     debug: Option<Logs>,
     metrics: Arc<Metrics>,
-    lines: Lines,
+    families: Families,
     census: Arc<Census>,
     node_name: String,
     /// Whole seconds since the epoch.
@@ -76,8 +76,19 @@ struct Status {
 
 impl Status {
     fn new(facts: Facts) -> Self {
-        let Facts { mode, config, flags, version, gates, profiling, logs, metrics, lines, census, node_name } =
-            facts;
+        let Facts {
+            mode,
+            config,
+            flags,
+            version,
+            gates,
+            profiling,
+            logs,
+            metrics,
+            families,
+            census,
+            node_name,
+        } = facts;
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
@@ -94,7 +105,7 @@ impl Status {
             healthz: Healthz::default(),
             debug: profiling.then_some(logs),
             metrics,
-            lines,
+            families,
             census,
             node_name,
             started: format!("{:.0}", started.floor()),
@@ -131,7 +142,7 @@ impl Site for Status {
             let here = Here {
                 node_name: &self.node_name,
                 mode: self.mode,
-                lines: &self.lines,
+                families: &self.families,
                 census: &self.census,
             };
             return local::find(request, here).unwrap_or_else(|| Reply::Now(self.find(request)));

@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 /// What was counted for each `Whose`, over all of its elements.
 #[derive(Clone, Debug)]
 pub struct Totals<Whose, Element> {
-    /// As the kernel last told.
+    /// As the kernel last counted.
     counted: BTreeMap<(Whose, Element), u64>,
     totals: BTreeMap<Whose, Total>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
-    /// Since the elements that were there at the first look were made.
+    /// Since the elements were added that were there at the first count.
     pub count: u64,
-    /// Since the look before.
+    /// Since the count before.
     pub more: u64,
 }
 

@@ -2,7 +2,9 @@
 
 use crate::config::v1alpha1::KubeProxyConfiguration;
 
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[("configuration", decode_configuration)];
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] = &[("configuration", decode_configuration)];
 
 /// Writes what was decoded and decodes it again, as `--write-config-to` and a restart do.
 fn decode_configuration(bytes: &[u8]) {

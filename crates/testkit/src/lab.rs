@@ -151,6 +151,16 @@ impl Who {
         }
     }
 
+    /// The interface of the node that its packets come in by.
+    pub fn interface(self) -> Option<&'static str> {
+        match self {
+            Self::Pod | Self::PodA => Some("cbr0"),
+            Self::Outside | Self::Crowd => Some("eth0"),
+            Self::RemotePod => Some("eth2"),
+            Self::Node => None,
+        }
+    }
+
     /// The address packets to that one leave with.
     pub fn ip(self, family: Family, attempt: usize, to: IpAddr) -> IpAddr {
         self.source(family, attempt).unwrap_or_else(|| match self {

@@ -135,19 +135,48 @@ pub fn ask_from(from: &Namespace, source: Option<IpAddr>, protocol: Protocol, to
 pub fn ask_here(source: Option<IpAddr>, protocol: Protocol, to: SocketAddr, patience: Duration) -> Answer {
     let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
     let source = source.unwrap_or_else(any);
-    let answer = match protocol {
-        Protocol::Tcp => ask_tcp(source, to, patience),
-        Protocol::Udp => ask_udp(source, to, patience),
-        Protocol::Sctp => ask_sctp(source, to, patience),
-    };
-    match answer {
+    answer(
+        to,
+        match protocol {
+            Protocol::Tcp => ask_tcp(source, to, patience),
+            Protocol::Udp => ask_udp(source, to, patience),
+            Protocol::Sctp => ask_sctp(source, to, patience),
+        },
+    )
+}
+
+/// A UDP flow that lasts: all of its datagrams are from the same port.
+#[derive(Debug)]
+pub struct Flow {
+    socket: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Flow {
+    /// From the namespace that the thread is in.
+    pub fn open(source: Option<IpAddr>, to: SocketAddr) -> Self {
+        let any = || of(Family::of(to.ip()), ["0.0.0.0".parse().unwrap(), "::".parse().unwrap()]);
+        let socket = bind_next(source.unwrap_or_else(any), to, UdpSocket::bind).unwrap();
+        socket.connect(to).unwrap();
+        Self { socket, to }
+    }
+
+    /// Sends a datagram.
+    pub fn ask(&self, patience: Duration) -> Answer {
+        let sent = unless_stopped(self.socket.send(b"?").map(drop));
+        answer(self.to, sent.and_then(|()| hear(&self.socket, patience)))
+    }
+}
+
+fn answer(to: SocketAddr, heard: io::Result<String>) -> Answer {
+    match heard {
         Ok(text) => parse(&text),
         Err(error) => match error.kind() {
             ErrorKind::ConnectionRefused => Answer::Refused,
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Answer::Silence,
             // How IPv4 and IPv6 say "prohibited".
             ErrorKind::HostUnreachable | ErrorKind::PermissionDenied => Answer::Strayed,
-            _ => panic!("asking {to}/{protocol} from {source}: {error}"),
+            _ => panic!("asking {to}: {error}"),
         },
     }
 }

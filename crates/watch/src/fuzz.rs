@@ -13,7 +13,9 @@ use crate::manifest::{self, Form};
 use crate::resource::Resource;
 use crate::watch_progress::WatchProgress;
 
-pub const TARGETS: &[(&str, fn(&[u8]))] =
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] =
     &[("kubeconfig", decode_kubeconfig), ("manifest", decode_manifest), ("watch-stream", decode_stream)];
 
 fn decode_manifest(bytes: &[u8]) {

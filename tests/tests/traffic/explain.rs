@@ -13,9 +13,9 @@ use kernel::nftables::Lookup;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::names::Protocol;
-use plan::trace::live::{Live, through_sets};
-use plan::trace::saved::through_rules;
-use plan::trace::{Explanation, Fate, Mode, Packet, Settings, Target, trace};
+use plan::explain::live::{through_rules, through_sets};
+use plan::explain::{Explanation, Fate, Mode, Packet, Settings, Target, explain};
+use plan::mark::Mark;
 use testkit::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
 use testkit::namespace::Namespace;
 use testkit::network::of;
@@ -143,6 +143,7 @@ fn run(
     let node_port_addresses = options.node_port_addresses(family);
     let settings = Settings {
         mode,
+        mark: Mark::from_bit(options.masquerade_bit).unwrap(),
         masquerade_all: options.masquerade_all,
         from_pod: options.from_pod(family),
         serves_localhost: mode == Mode::Iptables
@@ -157,7 +158,7 @@ fn run(
         let questions: Vec<Question> = (0..PACKETS).map(|_| Question::new(chance, family)).collect();
         let explained = questions.into_iter().map(|question| {
             let packet = question.packet(family);
-            let explanation = trace(&packet, &settings, &addresses, subject.cluster());
+            let explanation = explain(&packet, &settings, &addresses, subject.cluster());
             (question, explanation.unwrap_or_else(|error| panic!("{packet:?}: {error}")))
         });
         let explained: Vec<_> = explained.collect();
@@ -207,11 +208,11 @@ fn look(
     };
     let look = |explanation: &Explanation| match &saved {
         Some((nat, filter)) => through_rules(explanation, nat, filter, addresses),
-        None => through_sets(explanation, &mut Lookup::open(family).unwrap()).unwrap(),
+        None => through_sets(explanation, addresses, &mut Lookup::open(family).unwrap()).unwrap(),
     };
     node.enter(|| {
         let differs = |(question, explanation): &(Question, Explanation)| {
-            let live = Live::new(explanation, look(explanation));
+            let live = look(explanation);
             (!live.agrees).then(|| format!("{question:?}: {live:?} is in the kernel:\n{explanation:#?}"))
         };
         explained.iter().filter_map(differs).collect()
@@ -290,17 +291,11 @@ impl Question {
     }
 
     fn packet(&self, family: Family) -> Packet {
-        let interface = match self.from {
-            Who::Pod | Who::PodA => Some("cbr0"),
-            Who::Outside | Who::Crowd => Some("eth0"),
-            Who::RemotePod => Some("eth2"),
-            Who::Node => None,
-        };
         Packet {
             source: self.source(family),
             protocol: self.protocol,
             destination: self.to,
-            interface: interface.map(Into::into),
+            interface: self.from.interface().map(Into::into),
         }
     }
 

@@ -8,34 +8,25 @@ use tests::node::Node;
 
 #[test]
 fn nftables_gives_packets_the_fate_that_the_matrix_says() {
-    let mut cases = cases::all();
-    cases.extend(cases::node_ports_not_on_loopback());
-    check(cases, Mode::Nftables, &|namespace, family, options| {
-        Box::new(Node::new(namespace, family, options))
-    });
+    check(Mode::Nftables, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
 }
 
 #[test]
 fn iptables_over_nft_gives_packets_the_fate_that_the_matrix_says() {
-    check(iptables_cases(), Mode::Iptables, &|namespace, family, options| {
+    check(Mode::Iptables, &|namespace, family, options| {
         Box::new(Chains::new(namespace, family, options, Variant::Nft))
     });
 }
 
 #[test]
 fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
-    check(iptables_cases(), Mode::Iptables, &|namespace, family, options| {
+    check(Mode::Iptables, &|namespace, family, options| {
         Box::new(Chains::new(namespace, family, options, Variant::Legacy))
     });
 }
 
-fn iptables_cases() -> Vec<Case> {
-    let mut cases = cases::all();
-    cases.extend(cases::node_ports_on_loopback());
-    cases
-}
-
-fn check(mut cases: Vec<Case>, mode: Mode, start: Start<'_>) {
+fn check(mode: Mode, start: Start<'_>) {
+    let mut cases = cases::of(mode);
     // To look at a few of them more closely.
     if let Ok(wanted) = std::env::var("CASE") {
         cases.retain(|case| case.name.contains(&wanted));

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use plan::trace::live::Live;
-use plan::trace::{
+use plan::explain::live::Live;
+use plan::explain::{
     Explanation, Fate, Frontend, HealthCheck, Kind, Masquerade, Mode, Origin, Policy, PolicyField,
     PolicyValue, Reason, Target, Unused, UnusedReason,
 };
@@ -30,8 +30,17 @@ pub fn of(explanation: &Explanation) -> String {
     for target in &explanation.endpoints {
         say(&format!("    {}", endpoint(target, width, is_uniform(explanation))));
     }
+    match explanation.otherwise {
+        Some(Fate::Refused) => {
+            say("  an endpoint that is not listed is refused: it has the address of another service")
+        }
+        Some(_) => {
+            say("  an endpoint that is not listed is not reached: it has the address of another service")
+        }
+        None => {}
+    }
     if let Some(seconds) = explanation.affinity_seconds {
-        say(&format!("  a client that came before goes where it went, for {}", time(seconds)));
+        say(&format!("  session affinity: {}", time(seconds)));
     }
     if !explanation.unused.is_empty() {
         say("  not used:");
@@ -44,7 +53,7 @@ pub fn of(explanation: &Explanation) -> String {
         say(&format!("  by way of {}", explanation.chains.join(" > ")));
     }
     if let Some(live) = &explanation.live {
-        say(&format!("  {}", kernel(live)));
+        say(&format!("  {}", kernel(live, explanation)));
         if let Some(other) = &live.not_followed {
             say(&format!(
                 "  only rules of the mode above were followed, and there are those of {other}: give the proxy's own --proxy-mode"
@@ -92,7 +101,7 @@ fn origin_and_policy(explanation: &Explanation) -> String {
         Origin::Node => "from this node itself",
         Origin::Pod => "from a pod",
         Origin::Elsewhere => "from outside the cluster",
-        Origin::Untold => "not from this node; whether from a pod the proxy can't tell",
+        Origin::Unknown => "not from this node; whether from a pod the proxy can't tell",
     };
     let Some(Policy { field, value, short_circuit }) = explanation.policy else { return origin.into() };
     let field = match field {
@@ -122,7 +131,7 @@ fn fate(explanation: &Explanation) -> String {
             }
         }
         Fate::Refused => format!("refused at once{why}"),
-        Fate::Dropped => format!("dropped, the client waits in vain{why}"),
+        Fate::Dropped => format!("dropped: the client times out{why}"),
         Fate::Untouched if explanation.to_this_node => {
             format!("left alone, so that the node itself gets it{why}")
         }
@@ -157,6 +166,9 @@ fn because(reason: Reason, explanation: &Explanation) -> String {
         Reason::NodePortNotServedHere => "node ports are not served at this address (--nodeport-addresses)",
         Reason::UncheckedFromNode => {
             "there is no usable endpoint, but what this node itself sends to external addresses is not refused in this mode"
+        }
+        Reason::LoopbackOnly => {
+            "node ports are served at loopback, so that only loopback addresses may send there"
         }
         Reason::HealthCheck => "the proxy itself answers there",
         Reason::NoService => "no service has this address and port",
@@ -219,7 +231,7 @@ fn why_unused(unused: &Unused) -> String {
     }
 }
 
-fn kernel(live: &Live) -> String {
+fn kernel(live: &Live, explanation: &Explanation) -> String {
     if live.agrees {
         return "the kernel agrees".into();
     }
@@ -228,12 +240,25 @@ fn kernel(live: &Live) -> String {
         Fate::Forwarded if live.may_miss => {
             format!("forwards to {}, and by chance to nobody", endpoints.join(", "))
         }
-        Fate::Forwarded => format!("forwards to {}", endpoints.join(", ")),
+        Fate::Forwarded => {
+            // Whom endpoints see is what differs only if they are the right ones.
+            let is_right = explanation.endpoints.iter().all(|it| live.endpoints.contains(&it.address))
+                && explanation.endpoints.len() == live.endpoints.len();
+            let masqueraded: Vec<String> = live.masqueraded.iter().map(ToString::to_string).collect();
+            let seen = match masqueraded.len() {
+                _ if !is_right => String::new(),
+                0 => ", with the client's own address".into(),
+                _ => format!(", with this node's address towards {}", masqueraded.join(", ")),
+            };
+            format!("forwards to {}{seen}", endpoints.join(", "))
+        }
         Fate::Refused => "refuses it".into(),
         Fate::Dropped => "drops it".into(),
         Fate::Untouched => "leaves it alone".into(),
     };
-    format!("the kernel DISAGREES: it {does}")
+    let foreign: String =
+        live.not_understood.iter().map(|rule| format!("; a rule there is not ours: {rule}")).collect();
+    format!("the kernel DISAGREES: it {does}{foreign}")
 }
 
 /// `3h`, `1h30m`, `90s` is `1m30s`.

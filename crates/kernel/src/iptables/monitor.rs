@@ -15,7 +15,7 @@ use plan::iptables::chains::{CANARY, Jump, is_ours};
 use super::jumps;
 use super::runner::Runner;
 use super::version::Variant;
-use crate::stranger::{Drift, Stranger};
+use crate::drift::{Drift, ForeignWriter};
 use crate::wire_family;
 
 /// The first is small, and so are the costs of asking for it.
@@ -73,7 +73,7 @@ impl Watch {
             }
             self.wait_until_all_are_gone();
             tracing::debug!(v = 2, ipFamily = %self.runner.family(), "Reloading after iptables flush");
-            if !tell(Drift::Heard(None)) {
+            if !tell(Drift::Detected(None)) {
                 return;
             }
         }
@@ -124,7 +124,7 @@ impl Watch {
             {}
             if self.do_harm(&seen) {
                 tracing::debug!(v = 2, ipFamily = %self.runner.family(), "Reloading after a change of iptables rules by others");
-                if !tell(Drift::Heard(seen.by)) {
+                if !tell(Drift::Detected(seen.by)) {
                     return Ok(());
                 }
             }
@@ -194,7 +194,7 @@ struct Seen {
     /// Nobody knows what else.
     lost: bool,
     /// Whoever was the first.
-    by: Option<Stranger>,
+    by: Option<ForeignWriter>,
 }
 
 impl Seen {

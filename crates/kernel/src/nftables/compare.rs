@@ -1,44 +1,45 @@
-//! What the table holds otherwise than it should: read by a connection of its own, whoever owns the table.
+//! The table compared with the desired one: read by a connection of its own, so that it does not matter which process
+//! owns the table.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::Family;
-use model::names::{Port, ServicePortName};
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
-use plan::nftables::elements::{Frontend, Shared};
+use plan::difference::{Class, Difference, KernelObject, Kind};
 use plan::nftables::plan::{Changed, Held, Plan, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Data, Element, Nature, Set, Sticky, Type, address, show_range};
+use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
+use plan::served::KernelComparison;
 
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
 use super::{TABLE, boundaries};
-use crate::difference::{Class, Difference, Fact, Kind, Part};
+use crate::inspection::Part;
 use crate::wire_family;
 
-/// The largest set that is listed to be compared: five seconds for the kernel. Of a larger one we ask for what should be
-/// in it, and know of the rest only how much it is.
-const LISTED: usize = 200_000;
+/// The largest set that is listed to be compared, which takes the kernel five seconds. Of a larger one only the desired
+/// elements are looked up, and the others counted.
+const MAX_LISTED: usize = 200_000;
 
-/// How often it is looked again because something changed meanwhile.
+/// How often everything is compared again because the ruleset changed meanwhile.
 const ATTEMPTS: usize = 5;
 
 /// What the table of one family should hold.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct TableSnapshot {
     pub(super) settings: Settings,
     pub(super) plan: Plan,
     pub(super) service_cidrs: Vec<IpNet>,
     pub(super) node_port_ips: Vec<IpAddr>,
-    /// Whether endpoints have the slots they should have. If not, they are content with those they have in the kernel.
-    pub(super) is_seated: bool,
+    /// Whether the plan says which slots and ids there should be. If not, those of the kernel are right.
+    pub(super) has_slots: bool,
 }
 
-impl Wanted {
-    /// What a table would be made to hold that is adopted by a process which has these routings from the start.
+impl TableSnapshot {
+    /// What the table should hold for a process that starts with these routings and adopts the table.
     pub fn new(
         settings: Settings,
         routings: Vec<Changed>,
@@ -47,14 +48,25 @@ impl Wanted {
     ) -> Self {
         let mut plan = Plan::default();
         plan.accept(routings);
-        Self { settings, plan, service_cidrs, node_port_ips, is_seated: false }
+        Self { settings, plan, service_cidrs, node_port_ips, has_slots: false }
+    }
+
+    /// In order.
+    fn elements(&self) -> Vec<Element> {
+        let ips = self.node_port_ips.iter().filter(|_| !self.settings.node_ports_everywhere);
+        let mut elements = self.plan.elements();
+        elements.extend(ips.map(|ip| Element::new(Set::NodePortIps, Key::EMPTY.address(*ip))));
+        elements.extend(range_elements(&boundaries(&self.service_cidrs)));
+        // They are nearly in order.
+        elements.sort();
+        elements
     }
 }
 
 /// Whose table there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Present {
-    /// This program's, of whatever version; otherwise the reference's, or somebody's.
+pub struct PresentTable {
+    /// Whether this program wrote it, in any version; otherwise upstream or a foreign writer did.
     pub is_ours: bool,
     /// The addresses that serve node ports; none if all but loopback do.
     pub node_port_ips: Option<BTreeSet<IpAddr>>,
@@ -63,7 +75,7 @@ pub struct Present {
 }
 
 /// What is in the kernel by the name of our table.
-pub fn present(family: Family) -> io::Result<Option<Present>> {
+pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let mut connection = Connection::open()?;
     let mut reader = Reader { family, connection: &mut connection };
     if !reader.has_table()? {
@@ -72,27 +84,27 @@ pub fn present(family: Family) -> io::Result<Option<Present>> {
     let sets = reader.sets()?;
     let has = |name: &str| sets.iter().any(|set| set.name == name);
     let is_ours = has(Set::Frontends(Bank::Addresses).name()) && has(Set::Endpoints(Bank::Addresses).name());
-    // The reference has a set of that name, too, and elements of the same kind in it.
+    // Upstream has a set of that name, too, with elements of the same kind.
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
     let family = wire_family(family);
     let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
-    Ok(Some(Present { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
+    Ok(Some(PresentTable { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
 }
 
-/// A comparison of the kernel's table with the one that is wanted.
+/// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
 pub struct Inspection {
     connection: Connection,
-    wanted: Wanted,
+    desired: TableSnapshot,
     /// In order.
     elements: Vec<Element>,
 }
 
 impl Inspection {
-    pub fn open(wanted: Wanted) -> io::Result<Self> {
-        let elements = wanted.plan.elements();
-        Ok(Self { connection: Connection::open()?, wanted, elements })
+    pub fn open(desired: TableSnapshot) -> io::Result<Self> {
+        let elements = desired.elements();
+        Ok(Self { connection: Connection::open()?, desired, elements })
     }
 
     pub fn parts(&self) -> Vec<Part> {
@@ -100,329 +112,198 @@ impl Inspection {
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
-    pub fn objects(&self) -> usize {
-        let program = self.program();
-        let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
-        let addresses =
-            if self.wanted.settings.node_ports_everywhere { 0 } else { self.wanted.node_port_ips.len() };
-        let cidrs = ranges(&boundaries(&self.wanted.service_cidrs)).len();
-        let elements = self.elements.len() + addresses + cidrs;
-        1 + program.sets.len() + program.chains.len() + rules + elements
-    }
-
-    /// Everything, at one moment if the ruleset lets us.
-    pub fn differences(&mut self) -> io::Result<Vec<Difference>> {
-        let mut found = Vec::new();
+    /// Compares everything, in one state of the ruleset if it does not keep changing.
+    pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
+        let mut differences = Vec::new();
         for _ in 0..ATTEMPTS {
             let generation = self.connection.generation()?.id;
-            found = self.look()?;
-            if found.is_empty() || self.connection.generation()?.id == generation {
+            differences = self.differences()?;
+            if differences.is_empty() || self.connection.generation()?.id == generation {
                 break;
             }
         }
-        Ok(found)
+        let Program { sets, chains, .. } = self.program();
+        let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
+        let objects = 1 + sets.len() + chains.len() + rules + self.elements.len();
+        let (plan, elements) = (&self.desired.plan, &self.elements);
+        Ok(KernelComparison::of_elements(plan, elements, differences, objects, self.family()))
     }
 
-    fn look(&mut self) -> io::Result<Vec<Difference>> {
-        if !self.wanted.is_seated {
-            self.take_seats()?;
+    fn differences(&mut self) -> io::Result<Vec<Difference>> {
+        if !self.desired.has_slots {
+            self.adopt_slots()?;
         }
         let sets = self.reader().sets()?;
-        let mut all = Vec::new();
+        let mut all = self.compare_program()?;
         for part in self.parts() {
-            all.extend(match part {
-                Part::Program => self.compare_program()?,
-                Part::Elements(set) => self.compare_elements_among(&sets, set)?,
-                Part::Table(_) => Vec::new(),
-            });
+            if let Part::Elements(set) = part {
+                all.extend(self.compare_elements_of(set, self.declared(set, &sets))?);
+            }
         }
         Ok(all)
     }
 
-    /// Endpoints sit where they do in the kernel and ids are those of the kernel, as when the table is adopted.
-    fn take_seats(&mut self) -> io::Result<()> {
+    /// Gives endpoints the slots and service ports the ids that they have in the kernel, as when the table is adopted.
+    fn adopt_slots(&mut self) -> io::Result<()> {
         let found = self.reader().sets()?;
-        let mut held = Held::default();
-        let mut ids = Vec::new();
-        for set in self.program().sets {
-            let elements = match set {
-                Set::Endpoints(_) | Set::EndpointsInside(_) => &mut held.elements,
-                Set::Sticky(_) => &mut ids,
-                Set::ClusterIps
-                | Set::ServiceCidrs
-                | Set::NodePortIps
-                | Set::Frontends(_)
-                | Set::ExternalLocal(_)
-                | Set::StickyEndpoints
-                | Set::Affinity
-                | Set::Timeouts(_)
-                | Set::NoEndpoints(_)
-                | Set::NoLocalEndpoints(_)
-                | Set::Firewalled
-                | Set::AllowedSources
-                | Set::Hairpin => continue,
-            };
-            if let Some(found) = self.declared(set, &found) {
-                elements.extend(self.held(set, found.count)?.0);
+        let mut read = |sets: &[Set]| -> io::Result<Vec<Element>> {
+            let mut elements = Vec::new();
+            for set in sets {
+                if let Some(found) = self.declared(*set, &found) {
+                    elements.extend(self.held(*set, found.count)?.0);
+                }
             }
-        }
+            Ok(elements)
+        };
+        let ids = read(&Bank::BOTH.map(Set::Sticky))?;
+        let slots = Bank::BOTH.map(|bank| [Set::Endpoints(bank), Set::EndpointsInside(bank)]);
+        let elements = read(slots.as_flattened())?;
         let family = self.family();
-        self.wanted.plan.adopt_ids(&ids, family);
-        self.wanted.plan.steps_from(held, std::mem::take(&mut self.elements));
-        self.elements = self.wanted.plan.elements();
+        let plan = &mut self.desired.plan;
+        plan.adopt_ids(&ids, family);
+        plan.steps_from(Held { elements, ..Held::default() }, plan.elements());
+        self.elements = self.desired.elements();
         Ok(())
     }
 
-    /// The rules, and the sets they need; not what the sets hold.
+    /// Compares the rules, and which sets there are; not what the sets hold.
     pub fn compare_program(&mut self) -> io::Result<Vec<Difference>> {
+        let program = self.program();
+        let family = wire_family(self.family());
         if !self.reader().has_table()? {
-            let Program { chains, sets, .. } = self.program();
-            let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
-            let (family, chains, sets) = (wire_family(self.family()), chains.len(), sets.len());
-            let object = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
-            return Ok(vec![difference_of(Kind::Missing, Class::Table, object)]);
+            let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
+            let (chains, sets) = (program.chains.len(), program.sets.len());
+            let table = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
+            return Ok(vec![Difference::new(Kind::Missing, KernelObject::Other(Class::Table, table))]);
         }
         let sets = self.reader().sets()?;
-        let program = self.program();
         let mut all = self.compare_sets(&program, &sets);
-        let family = wire_family(self.family());
         let chains = self.connection.chains(family, TABLE)?;
         let mut rules: BTreeMap<String, Vec<FoundRule>> = BTreeMap::new();
         for rule in self.connection.rules(family, TABLE)? {
             rules.entry(rule.chain.clone()).or_default().push(rule);
         }
         let by_name: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
-        for wanted in &program.chains {
-            let object = || format!("chain {}", wanted.name);
-            match by_name.get(&*wanted.name) {
-                None => all.push(difference_of(Kind::Missing, Class::Chain, object())),
-                Some(found) => {
-                    if !is_entered_as(found, wanted) {
-                        all.push(difference_of(Kind::Changed, Class::Chain, object()));
-                    }
-                    let found = rules.get(&*wanted.name).map(Vec::as_slice).unwrap_or_default();
-                    all.extend(compare_rules(wanted, found, self.family()));
-                }
+        let chain = |kind, name: &str| Difference::new(kind, KernelObject::Chain(name.to_owned()));
+        for desired in &program.chains {
+            let Some(found) = by_name.get(&*desired.name) else {
+                all.push(chain(Kind::Missing, &desired.name));
+                continue;
+            };
+            if !is_entered_as(found, desired) {
+                all.push(chain(Kind::Changed, &desired.name));
             }
+            let found = rules.get(&*desired.name).map(Vec::as_slice).unwrap_or_default();
+            all.extend(compare_rules(desired, found, self.family()));
         }
-        // More chains than ours do no harm, for nothing of ours leads to them; only those of timeouts that are out of use
-        // have to go. But in a table that is not ours they tell whose it is, and go with it.
+        // Further chains do no harm, for none of ours leads to them; only those of timeouts that are no longer in use have
+        // to go. But those of a foreign table go with it, and show that it is foreign.
         let is_foreign = !all.is_empty();
         let is_learner = |name: &str| Bank::BOTH.iter().any(|bank| bank.learner_seconds(name).is_some());
-        let wanted: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
-        let more = chains.iter().map(|found| &*found.name);
-        let more = more.filter(|name| !wanted.contains(name) && (is_foreign || is_learner(name)));
-        all.extend(more.map(|name| difference_of(Kind::Surplus, Class::Chain, format!("chain {name}"))));
-        self.name_learners(&mut all)?;
-        Ok(all)
-    }
-
-    /// Says of chains that learn whose timeout it is.
-    fn name_learners(&mut self, all: &mut [Difference]) -> io::Result<()> {
-        let seconds = |difference: &Difference| {
-            let name = difference.object.strip_prefix("chain ")?;
-            Bank::BOTH.into_iter().find_map(|bank| Some((bank, bank.learner_seconds(name)?)))
-        };
-        if all.iter().all(|difference| seconds(difference).is_none()) {
-            return Ok(());
-        }
-        let held = self.stickiness()?;
-        let wanted = self.wanted.plan.shared_owners();
-        for difference in all {
-            let Some((bank, seconds)) = seconds(difference) else { continue };
-            let wanted = wanted.get(&Shared::Timeout(bank, seconds).element()).copied();
-            difference.service = wanted.or_else(|| by_timeout(&held, seconds)).cloned();
-        }
-        Ok(())
-    }
-
-    /// What the frontends of the kernel that have session affinity lead to, and whose they are.
-    fn stickiness(&mut self) -> io::Result<Vec<(Sticky, ServicePortName)>> {
-        let (found, family) = (self.reader().sets()?, self.family());
-        let mut all = Vec::new();
-        for set in Bank::BOTH.map(Set::Sticky) {
-            let Some(found) = self.declared(set, &found) else { continue };
-            for element in self.held(set, found.count)?.0 {
-                let owner = self.wanted.plan.owner_of(&element, family).cloned();
-                if let (Some(Data::Sticky(sticky)), Some(owner)) = (element.data, owner) {
-                    all.push((sticky, owner));
-                }
-            }
-        }
+        let desired: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
+        let further = by_name.into_keys().filter(|name| !desired.contains(name));
+        let unexpected = further.filter(|name| is_foreign || is_learner(name));
+        all.extend(unexpected.map(|name| chain(Kind::Unexpected, name)));
         Ok(all)
     }
 
     fn compare_sets(&self, program: &Program, found: &[FoundSet]) -> Vec<Difference> {
         let mut all = Vec::new();
-        for set in &program.sets {
-            let kind = match found.iter().find(|found| found.name == set.name()) {
-                None => Kind::Missing,
-                Some(found) if !agrees(*set, self.family(), found) => Kind::Changed,
-                Some(_) => continue,
-            };
-            let word = if set.data().is_empty() { "set" } else { "map" };
-            all.push(difference_of(kind, Class::Set, format!("{word} {}", set.name())));
+        for set in program.sets.iter().filter(|set| self.declared(**set, found).is_none()) {
+            let exists = found.iter().any(|found| found.name == set.name());
+            let kind = if exists { Kind::Changed } else { Kind::Missing };
+            let noun = if set.data().is_empty() { "set" } else { "map" };
+            let object = KernelObject::Other(Class::Set, format!("{noun} {}", set.name()));
+            all.push(Difference::new(kind, object));
         }
         all
     }
 
-    /// What one set holds. Clients that the kernel has learned are none of our business.
+    /// Compares what one set holds.
     pub fn compare_elements(&mut self, set: Set) -> io::Result<Vec<Difference>> {
         let sets = self.reader().sets()?;
-        self.compare_elements_among(&sets, set)
+        self.compare_elements_of(set, self.declared(set, &sets))
     }
 
-    fn compare_elements_among(&mut self, sets: &[FoundSet], set: Set) -> io::Result<Vec<Difference>> {
-        let found = self.declared(set, sets);
-        let family = self.family();
-        if set == Set::ServiceCidrs {
-            let wanted = ranges(&boundaries(&self.wanted.service_cidrs));
-            let held = match found {
-                Some(_) => ranges(&self.reader().service_cidrs()?),
-                None => BTreeSet::new(),
-            };
-            return Ok(by_text(set, &held, &wanted, |range| show_range(*range)));
-        }
-        if set == Set::NodePortIps {
-            let wanted = self.wanted.node_port_ips.iter().copied().collect();
-            let held = match found {
-                Some(_) => self.reader().node_port_ips()?,
-                None => BTreeSet::new(),
-            };
-            return Ok(by_text(set, &held, &wanted, IpAddr::to_string));
-        }
-        if set.nature() == Nature::Learning {
-            return Ok(Vec::new());
-        }
-        let (mut held, unknown) = match found {
+    fn compare_elements_of(&mut self, set: Set, found: Option<&FoundSet>) -> io::Result<Vec<Difference>> {
+        let (mut held, uncounted) = match found {
             Some(found) => self.held(set, found.count)?,
             None => (Vec::new(), 0),
         };
         held.sort_unstable();
-        let (surplus, missing) = difference(&held, self.wanted_in(set));
-        let mut all: Vec<Difference> = Vec::new();
-        let is_of_affinity = matches!(set, Set::StickyEndpoints | Set::Timeouts(_));
-        let sticky = if is_of_affinity && !surplus.is_empty() { self.stickiness()? } else { Vec::new() };
-        let plan = &self.wanted.plan;
-        let differs = surplus.len() + missing.len() > 0;
-        let is_shared = matches!(set, Set::ClusterIps | Set::Hairpin | Set::Timeouts(_));
-        let shared = if is_shared && differs { plan.shared_owners() } else { HashMap::default() };
-        let is_sticky = set == Set::StickyEndpoints;
-        let mut ids = if is_sticky && differs { plan.id_owners() } else { HashMap::default() };
-        for (sticky, owner) in &sticky {
-            ids.entry(sticky.service_port()).or_insert(owner);
-        }
-        let owner = |element: &Element| {
-            let by_id = element.service_port().and_then(|id| ids.get(&id)).copied();
-            let by_timeout = || match element.data {
-                Some(Data::Learn(seconds)) => by_timeout(&sticky, seconds),
-                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
-            };
-            let by_frontend = || plan.owner_of(element, family);
-            shared.get(element).copied().or(by_id).or_else(by_timeout).or_else(by_frontend).cloned()
+        let (unexpected, missing) = difference(&held, of_set(&self.elements, set));
+        let family = self.family();
+        let of_kind = |kind, elements: Vec<Element>| {
+            elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
         };
-        for (kind, elements) in [(Kind::Surplus, surplus), (Kind::Missing, missing)] {
-            all.extend(elements.iter().map(|element| Difference {
-                kind,
-                class: Class::Element,
-                object: format!("element {} {{ {} }}", set.name(), element.show(family)),
-                service: owner(element),
-                fact: fact(element, family),
-            }));
-        }
-        if unknown > 0 {
-            let object = format!("{unknown} elements of {}", set.name());
-            all.push(difference_of(Kind::Surplus, Class::Element, object));
+        let mut all: Vec<Difference> =
+            of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
+        if uncounted > 0 {
+            let text = format!("{uncounted} elements of {}", set.name());
+            all.push(Difference::new(Kind::Unexpected, KernelObject::Other(Class::Element, text)));
         }
         Ok(all)
     }
 
-    /// What a set of the kernel holds, and how many more that nobody wants.
+    /// What a set of the kernel holds, and how many more elements that are not desired.
     fn held(&mut self, set: Set, count: Option<u32>) -> io::Result<(Vec<Element>, usize)> {
+        if set == Set::ServiceCidrs {
+            return Ok((range_elements(&self.reader().service_cidrs()?), 0));
+        }
         let count = count.map(|count| count as usize);
-        let wanted = self.wanted_in(set).to_vec();
-        if set.nature() == Nature::Ranges || count.unwrap_or(wanted.len()) <= LISTED {
+        let desired = of_set(&self.elements, set).to_vec();
+        if set.nature() == Nature::Ranges || count.unwrap_or(desired.len()) <= MAX_LISTED {
             return Ok((self.reader().listed(set)?, 0));
         }
-        let held = self.reader().among(set, &wanted)?;
-        let unknown = count.map_or(0, |count| count.saturating_sub(held.len()));
-        Ok((held, unknown))
-    }
-
-    fn wanted_in(&self, set: Set) -> &[Element] {
-        of_set(&self.elements, set)
+        let held = self.reader().among(set, &desired)?;
+        let uncounted = count.map_or(0, |count| count.saturating_sub(held.len()));
+        Ok((held, uncounted))
     }
 
     /// The set, if the kernel has it as we would make it.
     fn declared<'a>(&self, set: Set, found: &'a [FoundSet]) -> Option<&'a FoundSet> {
-        found.iter().find(|found| found.name == set.name() && agrees(set, self.family(), found))
+        let agrees = |found: &&FoundSet| declare(set, self.family(), |desired| desired.agrees_with(found));
+        found.iter().find(|found| found.name == set.name()).filter(agrees)
     }
 
     fn program(&self) -> Program {
-        Program::new(&self.wanted.settings, &self.wanted.plan.timeouts())
+        Program::new(&self.desired.settings, &self.desired.plan.timeouts())
     }
 
     fn family(&self) -> Family {
-        self.wanted.settings.family
+        self.desired.settings.family
     }
 
     fn reader(&mut self) -> Reader<'_> {
-        Reader { family: self.wanted.settings.family, connection: &mut self.connection }
+        Reader { family: self.desired.settings.family, connection: &mut self.connection }
     }
 }
 
-/// The first by name whose frontends have this timeout.
-fn by_timeout(sticky: &[(Sticky, ServicePortName)], seconds: u32) -> Option<&ServicePortName> {
-    sticky.iter().filter(|(sticky, _)| sticky.seconds == seconds).map(|(_, owner)| owner).min()
-}
-
-fn agrees(set: Set, family: Family, found: &FoundSet) -> bool {
-    declare(set, family, |wanted| wanted.agrees_with(found))
-}
-
-/// Rules are known by what we wrote beside them; those of others have no such thing.
-fn compare_rules(wanted: &Chain, found: &[FoundRule], family: Family) -> Vec<Difference> {
-    let prints: Vec<Option<u64>> = wanted.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
-    let missing = wanted
-        .rules
-        .iter()
-        .zip(&prints)
-        .filter(|(_, print)| found.iter().all(|found| found.fingerprint != **print));
-    let mut all: Vec<Difference> = missing
-        .map(|(rule, _)| {
-            let object = format!("rule {} {}", wanted.name, rule.show(family));
-            difference_of(Kind::Missing, Class::Rule, object)
-        })
-        .collect();
-    for rule in found.iter().filter(|found| !prints.contains(&found.fingerprint)) {
-        let words: Vec<&str> = rule.expression_names().collect();
-        let comment =
-            rule.comment.as_ref().map(|comment| format!(" comment \"{comment}\"")).unwrap_or_default();
-        let object = format!("rule {} handle {} ({}){comment}", wanted.name, rule.handle, words.join(" "));
-        all.push(difference_of(Kind::Surplus, Class::Rule, object));
-    }
+/// Rules are known by the fingerprint that we write beside them; foreign rules have none.
+fn compare_rules(desired: &Chain, found: &[FoundRule], family: Family) -> Vec<Difference> {
+    let rule = |kind, text| Difference::new(kind, KernelObject::Other(Class::Rule, text));
+    let prints: Vec<Option<u64>> = desired.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
     let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
+    let mut all = Vec::new();
+    for (missing, _) in desired.rules.iter().zip(&prints).filter(|(_, print)| !held.contains(print)) {
+        all.push(rule(Kind::Missing, format!("rule {} {}", desired.name, missing.show(family))));
+    }
+    for unexpected in found.iter().filter(|found| !prints.contains(&found.fingerprint)) {
+        let expressions: Vec<&str> = unexpected.expression_names().collect();
+        let comment = unexpected.comment.as_ref().map(|comment| format!(" comment \"{comment}\""));
+        let (name, handle, expressions) = (&desired.name, unexpected.handle, expressions.join(" "));
+        let text = format!("rule {name} handle {handle} ({expressions}){}", comment.unwrap_or_default());
+        all.push(rule(Kind::Unexpected, text));
+    }
     if all.is_empty() && held != prints {
-        let object = format!("chain {}: its rules are in another order, or repeated", wanted.name);
-        all.push(difference_of(Kind::Changed, Class::Chain, object));
+        let text = format!("chain {}: its rules are in another order, or repeated", desired.name);
+        all.push(Difference::new(Kind::Changed, KernelObject::Other(Class::Chain, text)));
     }
     all
 }
 
-fn by_text<T: Ord>(
-    set: Set,
-    held: &BTreeSet<T>,
-    wanted: &BTreeSet<T>,
-    show: impl Fn(&T) -> String,
-) -> Vec<Difference> {
-    let surplus = held.difference(wanted).map(|it| (Kind::Surplus, it));
-    let missing = wanted.difference(held).map(|it| (Kind::Missing, it));
-    let object = |it| format!("element {} {{ {} }}", set.name(), show(it));
-    surplus.chain(missing).map(|(kind, it)| difference_of(kind, Class::Element, object(it))).collect()
-}
-
-/// The first and last addresses of the ranges with these [`boundaries`].
-fn ranges(boundaries: &BTreeSet<(IpAddr, bool)>) -> BTreeSet<(IpAddr, IpAddr)> {
+/// The elements of [`Set::ServiceCidrs`] with these [`boundaries`].
+fn range_elements(boundaries: &BTreeSet<(IpAddr, bool)>) -> Vec<Element> {
     let before = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => IpAddr::V4(u32::from(ip).wrapping_sub(1).into()),
         IpAddr::V6(ip) => IpAddr::V6(u128::from(ip).wrapping_sub(1).into()),
@@ -431,56 +312,19 @@ fn ranges(boundaries: &BTreeSet<(IpAddr, bool)>) -> BTreeSet<(IpAddr, IpAddr)> {
         IpAddr::V4(_) => IpAddr::V4(u32::MAX.into()),
         IpAddr::V6(_) => IpAddr::V6(u128::MAX.into()),
     };
-    let mut ranges = BTreeSet::new();
+    let element = |first: IpAddr, last: IpAddr| {
+        Element::new(Set::ServiceCidrs, Key::EMPTY.address(first).address(last))
+    };
+    let mut ranges = Vec::new();
     let mut begun: Option<IpAddr> = None;
     for (address, is_end) in boundaries {
         if let Some(first) = begun.take() {
-            ranges.insert((first, before(*address)));
+            ranges.push(element(first, before(*address)));
         }
         if !is_end {
             begun = Some(*address);
         }
     }
-    ranges.extend(begun.map(|first| (first, last(first))));
+    ranges.extend(begun.map(|first| element(first, last(first))));
     ranges
-}
-
-/// Of what an element does, as far as a user of the service would notice.
-fn fact(element: &Element, family: Family) -> Option<Fact> {
-    let frontend =
-        |bank| Frontend::from_key(element.key.as_bytes(), bank, family).map(|(frontend, _)| frontend);
-    match element.set {
-        Set::Frontends(bank) => frontend(bank).map(Fact::Frontend),
-        Set::Endpoints(bank) | Set::EndpointsInside(bank) => {
-            let (ip, port) = element.endpoint()?;
-            Some(Fact::Endpoint { at: Some(frontend(bank)?), ip, port })
-        }
-        Set::Sticky(bank) => {
-            let Data::Sticky(sticky) = element.data? else { return None };
-            Some(Fact::Affinity { at: Some(frontend(bank)?), to: None, seconds: sticky.seconds })
-        }
-        Set::NoEndpoints(bank) => frontend(bank).map(Fact::Refused),
-        Set::NoLocalEndpoints(bank) => frontend(bank).map(Fact::Dropped),
-        Set::AllowedSources => {
-            let range = show_range(element.admitted(family)?);
-            Some(Fact::Admitted { at: frontend(Bank::Addresses), range })
-        }
-        Set::Firewalled => frontend(Bank::Addresses).map(Fact::Restricted),
-        Set::ExternalLocal(bank) => frontend(bank).map(|at| Fact::KeepsClients(Some(at))),
-        Set::ClusterIps => address(element.key.as_bytes()).map(Fact::ClusterIp),
-        Set::ServiceCidrs | Set::NodePortIps | Set::StickyEndpoints | Set::Affinity | Set::Timeouts(_) => {
-            None
-        }
-        Set::Hairpin => {
-            let (ip, rest) = element.key.as_bytes().split_at_checked(Type::Address.length(family))?;
-            let (_, rest) = rest.split_at_checked(Type::Address.length(family))?;
-            let &[_, _, _, _, high, low, ..] = rest else { return None };
-            let port = Port::from_api(u16::from_be_bytes([high, low]).into())?;
-            Some(Fact::Hairpin { ip: address(ip)?, port })
-        }
-    }
-}
-
-fn difference_of(kind: Kind, class: Class, object: String) -> Difference {
-    Difference { kind, class, object, service: None, fact: None }
 }

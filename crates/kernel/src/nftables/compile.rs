@@ -1,4 +1,4 @@
-//! Words become the expressions that the kernel runs.
+//! Statements become the expressions that the kernel runs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -13,25 +13,25 @@ use netlink::nftables::{
 use plan::mark::Mark;
 use plan::nftables::program::{Chain, HookKind, HookPoint};
 use plan::nftables::sets::{Bank, List, Nature, Set, Type};
-use plan::nftables::words::{Affinity, Field, Interface, Rule, Word};
+use plan::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 use crate::wire_family;
 
 /// Tells a rule of ours from any other, and from what an older version of us would have written. The kernel keeps it.
 pub fn fingerprint(rule: &Rule, family: Family) -> u64 {
-    // Bump when the same words come to be compiled differently.
+    // Bump when the same statements come to be compiled differently.
     const COMPILER: u32 = 2;
     let mut hasher = DefaultHasher::new();
-    // Not all that a word does is shown.
-    (COMPILER, rule.show(family), format!("{:?}", rule.words)).hash(&mut hasher);
+    // Not all that a statement does is shown.
+    (COMPILER, rule.show(family), format!("{:?}", rule.statements)).hash(&mut hasher);
     hasher.finish()
 }
 
 /// Adds a rule to the end of its chain.
 pub fn add_rule(batch: &mut nft::Batch, chain: &str, rule: &Rule, family: Family) {
     let mut expressions = Vec::new();
-    for word in &rule.words {
-        compile(word, family, &mut expressions);
+    for statement in &rule.statements {
+        compile(statement, family, &mut expressions);
     }
     let fingerprint = Some(fingerprint(rule, family));
     batch.add_rule(&nft::Rule { chain, expressions: &expressions, comment: rule.comment, fingerprint });
@@ -91,22 +91,22 @@ fn field(kind: Type, family: Family) -> nft::Field {
     }
 }
 
-fn compile<'a>(word: &'a Word, family: Family, out: &mut Vec<Expression<'a>>) {
+fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expression<'a>>) {
     const FIRST: Register = Register::FIRST;
-    match word {
-        Word::StateNew => any_bit(ConntrackKey::State, ConntrackKey::STATE_NEW, out),
-        Word::StatusDnat => any_bit(ConntrackKey::Status, ConntrackKey::STATUS_DNAT, out),
-        Word::In(fields, set) => {
+    match statement {
+        Statement::StateNew => any_bit(ConntrackKey::State, ConntrackKey::STATE_NEW, out),
+        Statement::StatusDnat => any_bit(ConntrackKey::Status, ConntrackKey::STATUS_DNAT, out),
+        Statement::In(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
             out.push(Expression::Lookup { set: set.name().into(), key });
         }
-        Word::NotIn(fields, set) => {
+        Statement::NotIn(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
             out.push(Expression::LookupMissing { set: set.name().into(), key });
         }
-        Word::Within(field, net) => within(*field, *net, Comparison::Equal, family, out),
-        Word::NotWithin(field, net) => within(*field, *net, Comparison::NotEqual, family, out),
-        Word::IsLocal(field) => {
+        Statement::Within(field, net) => within(*field, *net, Comparison::Equal, family, out),
+        Statement::NotWithin(field, net) => within(*field, *net, Comparison::NotEqual, family, out),
+        Statement::IsLocal(field) => {
             let source = *field == Field::Source;
             out.push(Expression::Fib {
                 source,
@@ -116,9 +116,9 @@ fn compile<'a>(word: &'a Word, family: Family, out: &mut Vec<Expression<'a>>) {
             });
             out.push(equal(FibResult::LOCAL.to_ne_bytes().into()));
         }
-        Word::FromInterface(interface) => from_interface(interface, Comparison::Equal, out),
-        Word::NotFromInterface(interface) => from_interface(interface, Comparison::NotEqual, out),
-        Word::Marked(mark) => {
+        Statement::FromInterface(interface) => from_interface(interface, Comparison::Equal, out),
+        Statement::NotFromInterface(interface) => from_interface(interface, Comparison::NotEqual, out),
+        Statement::Marked(mark) => {
             out.push(Expression::Meta { key: MetaKey::Mark, to: FIRST });
             out.push(bits(mark.get(), 0));
             out.push(Expression::Compare {
@@ -127,20 +127,20 @@ fn compile<'a>(word: &'a Word, family: Family, out: &mut Vec<Expression<'a>>) {
                 value: [0; 4].into(),
             });
         }
-        Word::SetMark(mark) => rewrite_mark(!mark.get(), *mark, out),
-        Word::ClearMark(mark) => rewrite_mark(u32::MAX, *mark, out),
-        Word::Dnat(fields, set) => {
+        Statement::SetMark(mark) => rewrite_mark(!mark.get(), *mark, out),
+        Statement::ClearMark(mark) => rewrite_mark(u32::MAX, *mark, out),
+        Statement::Dnat(fields, set) => {
             let key = load(fields, family, &mut Registers::default(), out);
             out.push(Expression::LookupData { map: set.name().into(), key, to: FIRST });
             dnat_from_first(family, out);
         }
-        Word::Affinity(bank, what) => Stickiness::new(*bank, *what, family).compile(*what, out),
-        Word::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
-        Word::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
-        Word::Goto(chain) => out.push(Expression::Verdict(Verdict::Goto(chain))),
-        Word::Return => out.push(Expression::Verdict(Verdict::Return)),
-        Word::Reject => out.push(Expression::Reject(RejectWith::PortUnreachable(wire_family(family)))),
-        Word::Drop => out.push(Expression::Verdict(Verdict::Drop)),
+        Statement::Affinity(bank, what) => Stickiness::new(*bank, *what, family).compile(*what, out),
+        Statement::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
+        Statement::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
+        Statement::Goto(chain) => out.push(Expression::Verdict(Verdict::Goto(chain))),
+        Statement::Return => out.push(Expression::Verdict(Verdict::Return)),
+        Statement::Reject => out.push(Expression::Reject(RejectWith::PortUnreachable(wire_family(family)))),
+        Statement::Drop => out.push(Expression::Verdict(Verdict::Drop)),
     }
 }
 

@@ -1,14 +1,15 @@
 //! What our table holds for one packet. Reads, and writes nothing, whoever owns the table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use model::address::Family;
-use model::names::Port;
 use netlink::nftables::{Connection, Value};
-use plan::nftables::sets::{Key, Set, address};
-use plan::trace::live::Sets;
+use plan::nftables::elements::Frontend;
+use plan::nftables::run::{Sets, Slots};
+use plan::nftables::sets::{Element, Key, Set, Type, address};
+use plan::nftables::slots::{Draw, tables};
 
 use super::TABLE;
 use super::read::{element_of, odd};
@@ -20,6 +21,8 @@ pub struct Lookup {
     connection: Connection,
     family: Family,
     sets: BTreeSet<String>,
+    /// What has been asked for: every draw of the program asks for the same.
+    slots: BTreeMap<(Set, Key), Slots>,
 }
 
 impl Lookup {
@@ -32,10 +35,10 @@ impl Lookup {
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
         let sets = sets.into_iter().map(|set| set.name).collect();
-        Ok(Self { connection, family, sets })
+        Ok(Self { connection, family, sets, slots: BTreeMap::new() })
     }
 
-    fn at(&mut self, set: Set, keys: Vec<Key>) -> io::Result<Vec<plan::nftables::sets::Element>> {
+    fn at(&mut self, set: Set, keys: Vec<Key>) -> io::Result<Vec<Element>> {
         let (name, family) = (set.name(), self.family);
         if !self.sets.contains(name) {
             return Ok(Vec::new());
@@ -51,27 +54,64 @@ impl Lookup {
 impl Sets for Lookup {
     type Error = io::Error;
 
-    fn contains(&mut self, set: Set, key: Key) -> io::Result<bool> {
-        Ok(!self.at(set, vec![key])?.is_empty())
+    /// What the kernel remembers of clients is not found: where a client goes that comes back is no matter of what should be.
+    fn find(&mut self, set: Set, key: Key) -> io::Result<Option<Element>> {
+        let is_there = if set == Set::Affinity {
+            false
+        } else if set == Set::AllowedSources {
+            self.admits(key)?
+        } else if set == Set::ServiceCidrs {
+            self.has_service_cidr_of(key)?
+        } else {
+            return Ok(self.at(set, vec![key])?.pop());
+        };
+        Ok(is_there.then(|| Element::new(set, key)))
     }
 
-    fn endpoints(&mut self, map: Set, keys: Vec<Key>) -> io::Result<Vec<(IpAddr, Port)>> {
-        Ok(self.at(map, keys)?.into_iter().filter_map(|element| element.endpoint()).collect())
+    /// Slot ranges are filled from their first slot on, so that one element tells whether a wide one is in use.
+    fn slots(&mut self, map: Set, frontend: Key) -> io::Result<Slots> {
+        if let Some(slots) = self.slots.get(&(map, frontend)) {
+            return Ok(slots.clone());
+        }
+        let firsts = tables().map(|table| frontend.slot(table.first)).collect();
+        let used: BTreeSet<u32> =
+            self.at(map, firsts)?.iter().filter_map(slot).map(|(slot, _)| slot).collect();
+        let mut slots = Vec::new();
+        for Draw { first, count } in tables().filter(|table| used.contains(&table.first)) {
+            let all = (first..first.saturating_add(count)).map(|slot| frontend.slot(slot)).collect();
+            slots.extend(self.at(map, all)?.iter().filter_map(slot));
+        }
+        slots.sort_unstable();
+        let slots: Slots = slots.into();
+        self.slots.insert((map, frontend), slots.clone());
+        Ok(slots)
     }
+}
 
-    fn admits(&mut self, frontend: Key, source: IpAddr) -> io::Result<bool> {
+fn slot(element: &Element) -> Option<(u32, SocketAddr)> {
+    let (_, slot, endpoint) = Frontend::of_endpoint(element)?;
+    Some((slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
+}
+
+impl Lookup {
+    /// Whether source ranges let a client use a frontend: the key has both.
+    fn admits(&mut self, key: Key) -> io::Result<bool> {
         let (set, family) = (Set::AllowedSources, self.family);
-        let name = set.name();
-        let found = self.connection.elements(wire_family(family), TABLE, name, |element| {
+        let length = Type::Address.length(family);
+        let bytes = key.as_bytes();
+        let Some((frontend, source)) = bytes.split_at_checked(bytes.len().saturating_sub(length)) else {
+            return Ok(false);
+        };
+        let Some(source) = address(source) else { return Ok(false) };
+        let found = self.connection.elements(wire_family(family), TABLE, set.name(), |element| {
             let element = element_of(set, &element, family)?;
-            let range = element.key.as_bytes().strip_prefix(frontend.as_bytes())?;
-            let (first, last) = range.split_at_checked(range.len() / 2)?;
-            Some((address(first)?, address(last)?))
+            element.key.as_bytes().starts_with(frontend).then(|| element.range(family))?
         })?;
         Ok(found.into_iter().flatten().any(|(first, last)| first <= source && source <= last))
     }
 
-    fn has_service_cidr_of(&mut self, ip: IpAddr) -> io::Result<bool> {
+    fn has_service_cidr_of(&mut self, key: Key) -> io::Result<bool> {
+        let Some(ip) = address(key.as_bytes()) else { return Ok(false) };
         let name = Set::ServiceCidrs.name();
         let found = self.connection.elements(wire_family(self.family), TABLE, name, |element| {
             Some((address(element.key)?, !element.interval_end))
@@ -79,15 +119,5 @@ impl Sets for Lookup {
         // Every range begins at one element and ends before the next; where one ends, another may begin.
         let before = found.into_iter().flatten().filter(|(bound, _)| *bound <= ip);
         Ok(before.max().is_some_and(|(_, begins)| begins))
-    }
-
-    fn node_port_ips(&mut self) -> io::Result<Option<BTreeSet<IpAddr>>> {
-        let name = Set::NodePortIps.name();
-        if !self.sets.contains(name) {
-            return Ok(None);
-        }
-        let read = |element: netlink::nftables::FoundElement<'_>| address(element.key);
-        let found = self.connection.elements(wire_family(self.family), TABLE, name, read)?;
-        Ok(Some(found.into_iter().flatten().collect()))
     }
 }

@@ -339,7 +339,7 @@ fn a_stranger_is_heard_of_at_once() {
         // Threads start in the namespace of the one that starts them.
         std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| heard.send(drift).is_ok()));
         let patience = Duration::from_secs(10);
-        assert_eq!(told.recv_timeout(patience), Ok(Drift::Unheard), "once when it begins to listen");
+        assert_eq!(told.recv_timeout(patience), Ok(Drift::Unwatched), "once when it begins to listen");
         table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2])))])).unwrap();
         run("nft add table ip other");
         assert!(
@@ -347,7 +347,7 @@ fn a_stranger_is_heard_of_at_once() {
             "neither we nor other tables are strangers"
         );
         run("nft delete table ip kube-proxy");
-        let Ok(Drift::Heard(Some(stranger))) = told.recv_timeout(patience) else {
+        let Ok(Drift::Detected(Some(stranger))) = told.recv_timeout(patience) else {
             panic!("nobody was heard")
         };
         assert_eq!(stranger.process, "nft");

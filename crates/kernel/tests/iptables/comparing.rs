@@ -1,8 +1,9 @@
 //! What the tables hold otherwise than they should, by what both variants print.
 
-use kernel::difference::{Difference, Fact, Kind};
-use kernel::iptables::{Access, Inspection, Variant, Wanted};
+use kernel::iptables::{Access, Inspection, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
+use plan::difference::{Difference, Kind};
+use plan::served::KernelComparison;
 
 use crate::commands::{Commands, VARIANTS};
 use crate::given::{events, names, options};
@@ -14,19 +15,19 @@ fn texts(differences: &[Difference]) -> Vec<String> {
 }
 
 fn differences(machine: &Machine<'_>) -> Vec<String> {
-    texts(&Inspection::new(machine.rules.wanted()).differences().unwrap())
+    texts(&Inspection::new(machine.rules.desired()).compare_all().unwrap().differences)
 }
 
-/// What somebody finds who has the same objects, but never spoke to the one that wrote the rules.
-fn as_a_stranger(machine: &mut Machine<'_>) -> Vec<Difference> {
+/// What another process finds that has the same objects.
+fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
     machine.cluster.take_changes();
     let access = Access::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();
     let mut routings: Vec<_> = routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
-    let wanted = Wanted::new(access, machine.options.settings(), routings, endpoints, &interfaces());
-    Inspection::new(wanted).differences().unwrap()
+    let desired = RulesSnapshot::new(access, machine.options.settings(), routings, endpoints, &interfaces());
+    Inspection::new(desired).compare_all().unwrap()
 }
 
 #[test]
@@ -40,7 +41,7 @@ fn what_was_just_written_does_not_differ() {
                 events(&example).iter().for_each(|event| machine.apply(event));
                 machine.sync();
                 assert_eq!(differences(&machine), [""; 0], "{example} {variant:?}");
-                assert_eq!(texts(&as_a_stranger(&mut machine)), [""; 0], "{example} {variant:?}");
+                assert_eq!(texts(&elsewhere(&mut machine).differences), [""; 0], "{example} {variant:?}");
             });
         }
     }
@@ -64,8 +65,8 @@ fn damage_is_named() {
                 r#"missing: -t nat -A KUBE-SERVICES -d 10.96.1.1/32 -p tcp -m comment --comment "ns/a:p cluster IP" -m tcp --dport 80 -j KUBE-SVC-"#,
             ][..],
         ),
-        ("iptables -t nat -I KUBE-SERVICES -j RETURN", &["surplus: -t nat -A KUBE-SERVICES -j RETURN"]),
-        ("iptables -t nat -N KUBE-SVC-NOBODYWANTSTHIS0", &["surplus: -t nat :KUBE-SVC-NOBODYWANTSTHIS0"]),
+        ("iptables -t nat -I KUBE-SERVICES -j RETURN", &["unexpected: -t nat -A KUBE-SERVICES -j RETURN"]),
+        ("iptables -t nat -N KUBE-SVC-NOBODYWANTSTHIS0", &["unexpected: -t nat :KUBE-SVC-NOBODYWANTSTHIS0"]),
         (
             "iptables -t nat -F POSTROUTING",
             &[
@@ -99,14 +100,13 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
             let commands = Commands::of(variant);
             let mut machine = synced(&commands);
             machine.hear("slice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
-            let found = as_a_stranger(&mut machine);
-            assert!(found.iter().all(|it| it.service.as_ref().unwrap().to_string() == "ns/a:p"), "{found:?}");
-            let facts = |kind| {
-                let of_kind = found.iter().filter(move |it| it.kind == kind);
-                of_kind.filter_map(|it| it.fact.as_ref().map(Fact::to_string)).collect::<Vec<_>>()
-            };
-            assert_eq!(facts(Kind::Surplus), ["endpoint 10.244.2.1:8080"]);
-            assert_eq!(facts(Kind::Missing), ["endpoint 10.244.2.7:8080"]);
+            let found = elsewhere(&mut machine);
+            let changes = found.changes();
+            let [change] = changes.as_slice() else { panic!("{changes:?}") };
+            assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:p");
+            let facts = change.facts.iter().map(|fact| format!("{} {}", fact.kind, fact.text));
+            let facts: Vec<String> = facts.collect();
+            assert_eq!(facts, ["unexpected endpoint 10.244.2.1:8080", "missing endpoint 10.244.2.7:8080"]);
         });
     }
 }
@@ -117,12 +117,12 @@ fn a_cluster_that_became_large_may_still_have_comments() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = synced(&commands);
         machine.imagined = 1_000;
-        assert_eq!(texts(&as_a_stranger(&mut machine)), [""; 0]);
+        assert_eq!(texts(&elsewhere(&mut machine).differences), [""; 0]);
         machine.hear("slice ns/b of b p:53 10.244.1.3@node-1").sync();
         assert_eq!(differences(&machine), [""; 0], "a stale chain waits for its time");
-        let found = as_a_stranger(&mut machine);
+        let found = elsewhere(&mut machine).differences;
         assert!(
-            found.iter().all(|it| it.kind == Kind::Surplus && it.object.contains("KUBE-SEP-")),
+            found.iter().all(|it| it.kind == Kind::Unexpected && it.text().contains("KUBE-SEP-")),
             "{found:?}"
         );
     });

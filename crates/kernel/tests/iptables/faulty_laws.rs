@@ -8,12 +8,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernel::difference;
 use kernel::iptables::{Access, Change, Error, Exec, Inspection, Outcome, Rules, Variant};
 use model::address::Family;
 use model::cluster::Cluster;
 use netlink::faults::{Chance, Fault as NetlinkFault, Faults};
 use netlink::testing::in_fresh_netns;
+use plan::difference::Difference;
 use plan::iptables::chains::Table;
 use plan::iptables::program::{INVALID_DROPPED, LOCALHOST_NODE_PORTS};
 use proptest::collection::vec;
@@ -116,7 +116,7 @@ impl Follower {
                     outcome.full || !self.has_failed,
                     "after an error everything is written: {outcome:?}"
                 );
-                let differences = Inspection::new(self.rules.wanted()).differences().unwrap();
+                let differences = Inspection::new(self.rules.desired()).compare_all().unwrap().differences;
                 assert!(differences.is_empty(), "after {outcome:?} {}", shown(&differences));
             }
             Err(_) => tally.failed += 1,
@@ -164,7 +164,7 @@ fn is_not_half_written(before: &Kernel, state: &Kernel, after: &Kernel) {
     }
 }
 
-fn shown(differences: &[difference::Difference]) -> String {
+fn shown(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
@@ -215,7 +215,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
         *tally.faults.entry(fault).or_default() += count;
     }
     follower.sync().expect("the first sync without faults");
-    let differences = Inspection::new(follower.rules.wanted()).differences().unwrap();
+    let differences = Inspection::new(follower.rules.desired()).compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{}", shown(&differences));
     // What was written without counters, and comments that large clusters lack, come back when everything is written.
     follower.imagined = 0;

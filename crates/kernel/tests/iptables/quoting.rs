@@ -76,7 +76,7 @@ fn odd_names_are_found_again_as_they_were_written() {
                 apply(&mut machine, at, name);
             }
             machine.sync();
-            let differences = Inspection::new(machine.rules.wanted()).differences().unwrap();
+            let differences = Inspection::new(machine.rules.desired()).compare_all().unwrap().differences;
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             assert_eq!(differences, [""; 0], "{variant:?}");
         });

@@ -11,9 +11,11 @@ mod naive;
 mod store;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use model::address::Family;
 use model::api;
+use model::backlog::Backlog;
 use model::cluster::Changes;
 use model::event::{Event, Kind};
 use model::names::NamespacedName;
@@ -82,6 +84,45 @@ proptest! {
         store.apply_all(&events[middle..]);
         store.take();
         prop_assert_eq!(store.view(), View::of(family, &objects));
+    }
+
+    /// Applying the newest event of each object now and then gives the same state as applying every event at once. Lists may end
+    /// early, and events may be taken in the middle of one.
+    #[test]
+    fn a_backlog_drops_only_events_that_make_no_difference(
+        family in family(),
+        ops in history(),
+        broken_off in any::<u64>(),
+        taken_after in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let mut objects = Objects::default();
+        let mut events = Vec::new();
+        for (number, op) in ops.iter().enumerate() {
+            let mut its = objects.apply(op);
+            if matches!(op, Op::Relist(..)) && broken_off >> (number % 64) & 1 == 1 {
+                // The source lists again at once, as it does after an error.
+                let again = its.clone();
+                its.truncate(1 + its.len() / 2);
+                its.extend(again);
+            }
+            events.extend(its);
+        }
+        let taken_after: Vec<usize> = taken_after.iter().map(|at| at.index(events.len().max(1))).collect();
+        let (mut every, mut newest, mut backlog) = (Store::new(family), Store::new(family), Backlog::default());
+        for (number, event) in events.iter().enumerate() {
+            every.apply_all(std::slice::from_ref(event));
+            backlog.push(event.clone().into());
+            if taken_after.contains(&number) || number + 1 == events.len() {
+                let updates = backlog.take();
+                prop_assert!(backlog.is_empty());
+                updates.iter().for_each(|update| drop(newest.cluster.apply_update(update)));
+                let (changes, same) = (every.take(), newest.take());
+                prop_assert_eq!(changes.routings, same.routings);
+                prop_assert_eq!(changes.new_frontends.len(), same.new_frontends.len());
+                prop_assert_eq!(every.cluster.is_complete(), newest.cluster.is_complete());
+                prop_assert_eq!(every.view(), newest.view());
+            }
+        }
     }
 
     #[test]
@@ -174,16 +215,25 @@ fn every_service_event_and_every_slice_event_of_the_family_is_counted() {
     let mut slices = HashSet::new();
     let (mut service_changes, mut endpoint_changes) = (0, 0);
     for event in applied.iter().chain(&deleted) {
-        match event {
-            Event::ServiceApplied(_) | Event::ServiceDeleted(_) => service_changes += 1,
-            Event::SliceApplied(slice) if is_counted(slice) => {
-                let name = NamespacedName::new(&slice.metadata.namespace, &slice.metadata.name);
-                slices.insert(name);
-                endpoint_changes += 1;
-            }
-            Event::SliceDeleted(name) if slices.contains(name) => endpoint_changes += 1,
-            _ => {}
+        if let Event::ServiceApplied(_) | Event::ServiceDeleted(_) = event {
+            service_changes += 1;
         }
+        let is_counted = match event {
+            Event::SliceApplied(slice) if is_counted(slice) => {
+                slices.insert(NamespacedName::new(&slice.metadata.namespace, &slice.metadata.name))
+            }
+            Event::SliceDeleted(name) => slices.contains(name),
+            Event::SliceApplied(_)
+            | Event::Listing(_)
+            | Event::Listed(_)
+            | Event::ServiceApplied(_)
+            | Event::ServiceDeleted(_)
+            | Event::NodeApplied(_)
+            | Event::NodeDeleted
+            | Event::ServiceCidrApplied(_)
+            | Event::ServiceCidrDeleted(_) => false,
+        };
+        endpoint_changes += u64::from(is_counted);
     }
     assert!(service_changes > 0 && endpoint_changes > 0);
     let counts = store.cluster.counts();
@@ -193,4 +243,45 @@ fn every_service_event_and_every_slice_event_of_the_family_is_counted() {
 fn is_counted(slice: &api::EndpointSlice) -> bool {
     slice.address_type == "IPv4"
         && slice.metadata.labels.service_name.as_deref().is_some_and(|name| !name.is_empty())
+}
+
+fn slice(port: i64, triggered: &str) -> Arc<Event> {
+    let mut slice = api::EndpointSlice { address_type: "IPv4".into(), ..api::EndpointSlice::default() };
+    (slice.metadata.namespace, slice.metadata.name) = ("ns".into(), "web-1".into());
+    slice.metadata.labels.service_name = Some("web".into());
+    slice.metadata.annotations.last_change_trigger_time = Some(triggered.into());
+    slice.ports =
+        vec![api::EndpointPort { name: Some(String::new()), port: Some(port), ..Default::default() }];
+    Arc::new(Event::SliceApplied(slice.into()))
+}
+
+#[test]
+fn the_number_of_objects_bounds_a_backlog() {
+    let mut backlog = Backlog::default();
+    for port in 1..=1_000 {
+        if port % 100 == 0 {
+            backlog.push(Event::Listing(Kind::EndpointSlice).into());
+        }
+        backlog.push(slice(port, "2026-11-15T11:00:00Z"));
+        if port % 300 == 0 {
+            backlog.push(Event::Listed(Kind::EndpointSlice).into());
+        }
+        assert!(backlog.len() <= 2, "{port}: {}", backlog.len());
+    }
+}
+
+#[test]
+fn superseded_events_are_counted_and_their_latency_is_measured() {
+    let mut store = Store::new(Family::V4);
+    let mut backlog = Backlog::default();
+    for (port, triggered) in [(1, "11:00:01"), (2, "11:00:02"), (3, "11:00:03")] {
+        backlog.push(slice(port, &format!("2026-11-15T{triggered}Z")));
+    }
+    for update in backlog.take() {
+        store.cluster.apply_update(&update);
+    }
+    assert_eq!(store.cluster.counts().endpoint_changes, 3);
+    let times = store.cluster.take_changes().trigger_times;
+    let times: Vec<String> = times[0].1.iter().map(ToString::to_string).collect();
+    assert_eq!(times, ["2026-11-15T11:00:01Z", "2026-11-15T11:00:02Z", "2026-11-15T11:00:03Z"]);
 }

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   rechecks ─▶ scan at once ─▶ scan once more if packets may have been in flight ─▶ done
-//!                  └▶ rest: 19 times what a scan cost; what comes meanwhile shares the next one
+//!                  └▶ rest: 19 times what a scan cost; what is added meanwhile shares the next one
 //! ```
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::{Destination, Filter, Flow, Rechecks, Serving, Verdict, filters};
+use super::stale::filters;
+use super::{Destination, Filter, Flow, Rechecks, Serving, Verdict};
 
 /// No packet takes longer within a node. One that had met the rules from before a commit may make a stale entry until then.
 pub const IN_FLIGHT: Duration = Duration::from_secs(1);
@@ -20,6 +21,9 @@ const REST_FACTOR: u32 = 19;
 /// Doubled with each failure in a row.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// After this time of failures rechecks are dropped, so that they don't pile up.
+pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3_600);
 
 /// What waits to be scanned for.
 #[derive(Debug, Default)]
@@ -43,7 +47,7 @@ struct Batch {
 
 /// What to do now.
 #[derive(Debug)]
-pub enum Next {
+pub enum Action {
     Scan(Scan),
     /// Until then; without a time, until there is something to recheck.
     Wait(Option<Instant>),
@@ -57,7 +61,7 @@ pub struct Scan {
 }
 
 impl Schedule {
-    /// Takes in what to recheck by rules that were committed at that time.
+    /// Adds what to recheck, by rules that were committed at that time.
     pub fn add(&mut self, committed: Instant, rechecks: Rechecks) {
         if rechecks.is_empty() {
             return;
@@ -80,22 +84,24 @@ impl Schedule {
         self.fresh.as_ref().map(|batch| batch.since)
     }
 
-    pub fn next(&mut self, now: Instant) -> Next {
+    pub fn next(&mut self, now: Instant) -> Action {
         let again = self.again.iter().map(Batch::is_final_at).min();
         let Some(due) = self.fresh.as_ref().map(|batch| batch.since).into_iter().chain(again).min() else {
-            return Next::Wait(None);
+            return Action::Wait(None);
         };
         let due = self.rested.map_or(due, |rested| rested.max(due));
         if now < due {
-            return Next::Wait(Some(due));
+            return Action::Wait(Some(due));
         }
         let is_due = |batch: &mut Batch| batch.is_final_at() <= now;
         let batches = self.fresh.take().into_iter().chain(self.again.extract_if(.., is_due)).collect();
-        Next::Scan(Scan { begun: now, batches })
+        Action::Scan(Scan { begun: now, batches })
     }
 
-    /// A scan is done and took so much processor time. One that failed is tried again.
-    pub fn done(&mut self, scan: Scan, now: Instant, processor_time: Duration, is_ok: bool) {
+    /// A scan ended and cost that much processor time. One that failed is tried again, until its rechecks are [`GIVE_UP_AFTER`] old:
+    /// a kernel without ctnetlink never lists anything. Returns how many destinations are given up.
+    pub fn done(&mut self, scan: Scan, now: Instant, processor_time: Duration, is_ok: bool) -> usize {
+        let mut given_up = 0;
         let mut rest = processor_time * REST_FACTOR;
         if is_ok {
             self.failures = 0;
@@ -103,9 +109,16 @@ impl Schedule {
         } else {
             rest = rest.max(FIRST_RETRY.saturating_mul(1 << self.failures.min(6)).min(LONGEST_RETRY));
             self.failures += 1;
-            scan.batches.into_iter().for_each(|batch| join(&mut self.fresh, batch));
+            for batch in scan.batches {
+                if now < batch.since + GIVE_UP_AFTER {
+                    join(&mut self.fresh, batch);
+                } else {
+                    given_up += batch.rechecks.of.len();
+                }
+            }
         }
         self.rested = Some(now + rest);
+        given_up
     }
 }
 
@@ -130,12 +143,15 @@ fn join(to: &mut Option<Batch>, batch: Batch) {
 
 impl Scan {
     pub fn filters(&self) -> Vec<Filter> {
-        filters(self.batches.iter().flat_map(|batch| batch.rechecks.0.keys()))
+        filters(self.batches.iter().flat_map(|batch| batch.rechecks.of.keys()))
     }
 
+    /// `node_ips` are the addresses of this node at which node ports are served.
     pub fn judge(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Verdict {
-        let mut verdicts = self.batches.iter().map(|batch| batch.rechecks.judge(flow, node_ips));
-        verdicts.find(|verdict| *verdict != Verdict::Unconcerned).unwrap_or(Verdict::Unconcerned)
+        let rechecks = || self.batches.iter().map(|batch| &batch.rechecks);
+        let by_address = rechecks().find_map(|rechecks| rechecks.at_address(flow));
+        let found = by_address.or_else(|| rechecks().find_map(|all| all.at_node_port(flow, node_ips)));
+        found.map_or(Verdict::Unconcerned, |(destination, recheck)| recheck.judge(destination, flow))
     }
 
     /// A destination is, or is about to be, served by these: known before anything is deleted.

@@ -21,11 +21,11 @@ use model::names::ServicePortName;
 use model::routing::Routing;
 
 use crate::iptables::chains::{Purpose, ServiceChain, Shared, Table};
+use crate::iptables::desired::DesiredRules;
 use crate::iptables::edits::{PerChain, Splice};
 use crate::iptables::program::Settings;
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
 use crate::iptables::rules::{EndpointComments, Line, Unit};
-use crate::iptables::wanted::Wanted;
 
 /// With more endpoints than this, rules no longer name them and housekeeping becomes rarer.
 const LARGE_CLUSTER: usize = 1_000;
@@ -170,9 +170,9 @@ impl Plan {
     }
 
     /// What the tables should hold, for others to compare with what they do.
-    pub fn wanted(&self) -> Wanted {
+    pub fn desired(&self) -> DesiredRules {
         let services = self.units.iter();
-        Wanted {
+        DesiredRules {
             settings: self.settings.clone(),
             services: services
                 .map(|(name, entry)| (name.clone(), entry.routing.clone(), entry.comments))

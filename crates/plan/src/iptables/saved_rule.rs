@@ -39,6 +39,12 @@ impl<'a> SavedRule<'a> {
         option.map(|option| option.value)
     }
 
+    /// The options that decide whether a packet matches: those before the target.
+    pub fn matches(&self) -> &[SavedOption<'a>] {
+        let end = self.options.iter().position(|option| ["-j", "-g"].contains(&option.name));
+        self.options.get(..end.unwrap_or(self.options.len())).unwrap_or_default()
+    }
+
     /// Where packets go that match.
     pub fn target(&self) -> Option<&'a str> {
         self.value("-j").or_else(|| self.value("-g"))

@@ -9,7 +9,7 @@ use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
-use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, protocol};
+use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, Type, protocol};
 use crate::nftables::slots::{MOST, assign, table};
 use crate::nftables::timeouts::rounded;
 
@@ -253,6 +253,39 @@ impl Shared {
                 data: Some(Data::Learn(seconds)),
             },
         }
+    }
+}
+
+impl Element {
+    /// The frontend that it is about.
+    pub fn frontend(&self, family: Family) -> Option<Frontend> {
+        let bank = match self.set {
+            Set::Frontends(bank)
+            | Set::ExternalLocal(bank)
+            | Set::Endpoints(bank)
+            | Set::EndpointsInside(bank)
+            | Set::Sticky(bank)
+            | Set::NoEndpoints(bank)
+            | Set::NoLocalEndpoints(bank) => bank,
+            Set::Firewalled | Set::AllowedSources => Bank::Addresses,
+            Set::ServiceCidrs
+            | Set::NodePortIps
+            | Set::ClusterIps
+            | Set::Hairpin
+            | Set::StickyEndpoints
+            | Set::Affinity
+            | Set::Timeouts(_) => return None,
+        };
+        Frontend::from_key(self.key.as_bytes(), bank, family).map(|(frontend, _)| frontend)
+    }
+
+    /// The endpoint that an element of [`Set::Hairpin`] is about: its key is the endpoint's address, then a key like that
+    /// of a frontend.
+    pub fn hairpin(&self, family: Family) -> Option<(Protocol, (IpAddr, Port))> {
+        let (_, rest) = self.key.as_bytes().split_at_checked(Type::Address.length(family))?;
+        let (endpoint, _) =
+            Frontend::from_key(rest, Bank::Addresses, family).filter(|_| self.set == Set::Hairpin)?;
+        Some((endpoint.protocol, (endpoint.ip?, endpoint.port)))
     }
 }
 

@@ -1,16 +1,15 @@
 //! What all service ports together want in the sets, and the steps from one state of that to the next.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
-use crate::nftables::claims::{Contention, Rank, contentions};
+use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
-use crate::nftables::sets::{Bank, Data, Element, Set};
+use crate::nftables::sets::{Data, Element, Set};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
@@ -174,7 +173,7 @@ impl Plan {
             let Some(Data::Sticky(sticky)) = element.data else { continue };
             let id = sticky.service_port();
             highest = id.max(highest);
-            let owner = self.owner_of(element, family).cloned();
+            let owner = element.frontend(family).and_then(|frontend| self.owner(&frontend)).cloned();
             // A frontend may have gone from one service port to another meanwhile: no two get the same.
             if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
                 && taken.insert(id)
@@ -220,50 +219,43 @@ impl Plan {
         &self.left_out
     }
 
+    /// Whether any service port asks for what several may ask for.
+    pub fn shares(&self, shared: &Shared) -> bool {
+        self.shared.contains_key(shared)
+    }
+
+    /// What the service port that has the frontend puts in.
+    pub fn owner_unit(&self, frontend: &Frontend) -> Option<&Unit> {
+        self.units.get(self.owner(frontend)?)
+    }
+
+    /// The endpoints that clients may stick to, of the service port with this id.
+    pub fn sticky_endpoints_of(&self, id: u32, out: &mut Vec<Element>) {
+        for (name, unit) in self.units.iter().filter(|(_, unit)| unit.id() == Some(id)) {
+            self.sticky_endpoints(name, unit, out);
+        }
+    }
+
+    /// Adds a service port whose endpoints lie in these slots already.
+    pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: Seats<'_>) {
+        self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
+    }
+
     /// Who has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
     }
 
-    /// Whose frontend the element is about; nobody's if it is about none, or about one that nobody asks for.
-    pub fn owner_of(&self, element: &Element, family: Family) -> Option<&ServicePortName> {
-        let bank = match element.set {
-            Set::Frontends(bank)
-            | Set::ExternalLocal(bank)
-            | Set::Endpoints(bank)
-            | Set::EndpointsInside(bank)
-            | Set::Sticky(bank)
-            | Set::NoEndpoints(bank)
-            | Set::NoLocalEndpoints(bank) => bank,
-            Set::Firewalled | Set::AllowedSources => Bank::Addresses,
-            Set::ServiceCidrs
-            | Set::NodePortIps
-            | Set::ClusterIps
-            | Set::Hairpin
-            | Set::StickyEndpoints
-            | Set::Affinity
-            | Set::Timeouts(_) => return None,
-        };
-        self.owner(&Frontend::from_key(element.key.as_bytes(), bank, family)?.0)
+    /// The service ports that claim the frontend, in the order of precedence.
+    pub fn claims(&self, frontend: &Frontend) -> &[ServicePortName] {
+        self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// What several may ask for, each with the first that does.
-    pub fn shared_owners(&self) -> HashMap<Element, &ServicePortName, RandomState> {
-        let mut owners: HashMap<Element, &ServicePortName, RandomState> = HashMap::default();
-        for (name, unit) in self.units.iter() {
-            for shared in shared(&unit.routing) {
-                owners
-                    .entry(shared.element())
-                    .and_modify(|first| *first = (*first).min(name))
-                    .or_insert(name);
-            }
-        }
-        owners
-    }
-
-    /// Who has session affinity under which id.
-    pub fn id_owners(&self) -> HashMap<u32, &ServicePortName, RandomState> {
-        self.units.iter().filter_map(|(name, unit)| Some((unit.id()?, name))).collect()
+    /// Why the first of several claims counts.
+    pub fn precedence(&self, frontend: &Frontend) -> Option<Precedence> {
+        let rank = |name| Some(Rank::of(frontend.ip, name, &self.units.get(name)?.routing));
+        let [first, second, ..] = self.claims(frontend) else { return None };
+        Some(rank(first)?.precedence_over(&rank(second)?))
     }
 
     /// Timeouts of session affinity in use, in seconds.
@@ -311,8 +303,19 @@ impl Plan {
         routing: Option<Arc<Routing>>,
         contended: &mut Contended,
     ) {
+        self.accept_in(name, routing, None, contended);
+    }
+
+    /// The same where endpoints lie in these slots, rather than in those they had.
+    fn accept_in(
+        &mut self,
+        name: ServicePortName,
+        routing: Option<Arc<Routing>>,
+        slots: Option<Seats<'_>>,
+        contended: &mut Contended,
+    ) {
         let old = self.units.remove(&name);
-        let seats = old.as_ref().map(Unit::seats).unwrap_or_default();
+        let seats = slots.or(old.as_ref().map(Unit::seats)).unwrap_or_default();
         let id = old.as_ref().and_then(Unit::id);
         let unit = routing.map(|routing| {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));

@@ -23,7 +23,7 @@ use model::local::FromPod;
 use crate::mark::Mark;
 use crate::nftables::sets::{Bank, List, Set};
 use crate::nftables::slots::draws;
-use crate::nftables::words::{Affinity, Field, Interface, Rule, Word};
+use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,13 +99,14 @@ const NODE_PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
 /// From the address a client used to the endpoint it gets.
 fn choosing(settings: &Settings) -> Vec<Chain> {
     let mark = settings.mark;
-    let mut services =
-        vec![rule([Word::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)), Word::Goto("frontend")])];
-    services.push(rule(
-        at_node_port_address(settings, true)
-            .into_iter()
-            .chain([Word::In(NODE_PORT.into(), Set::Frontends(Bank::NodePorts)), Word::Goto("nodeport")]),
-    ));
+    let mut services = vec![rule([
+        Statement::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
+        Statement::Goto("frontend"),
+    ])];
+    services.push(rule(at_node_port_address(settings, true).into_iter().chain([
+        Statement::In(NODE_PORT.into(), Set::Frontends(Bank::NodePorts)),
+        Statement::Goto("nodeport"),
+    ])));
     vec![
         draw("draw", Bank::Addresses, Set::Endpoints),
         draw("draw-inside", Bank::Addresses, Set::EndpointsInside),
@@ -121,22 +122,26 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
         chain(
             "frontend",
             vec![
-                rule([Word::In(vec![Field::Destination], Set::ClusterIps), Word::Goto("cluster-ip")]),
                 rule([
-                    Word::In(FRONTEND.into(), Set::ExternalLocal(Bank::Addresses)),
-                    Word::Goto("external-local"),
+                    Statement::In(vec![Field::Destination], Set::ClusterIps),
+                    Statement::Goto("cluster-ip"),
                 ]),
-                rule([Word::SetMark(mark), Word::Goto("pick")]).because("masquerade external traffic"),
+                rule([
+                    Statement::In(FRONTEND.into(), Set::ExternalLocal(Bank::Addresses)),
+                    Statement::Goto("external-local"),
+                ]),
+                rule([Statement::SetMark(mark), Statement::Goto("pick")])
+                    .because("masquerade external traffic"),
             ],
         ),
         chain(
             "nodeport",
             vec![
                 rule([
-                    Word::In(NODE_PORT.into(), Set::ExternalLocal(Bank::NodePorts)),
-                    Word::Goto("nodeport-local"),
+                    Statement::In(NODE_PORT.into(), Set::ExternalLocal(Bank::NodePorts)),
+                    Statement::Goto("nodeport-local"),
                 ]),
-                rule([Word::SetMark(mark), Word::Goto("nodeport-pick")])
+                rule([Statement::SetMark(mark), Statement::Goto("nodeport-pick")])
                     .because("masquerade external traffic"),
             ],
         ),
@@ -145,7 +150,7 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
 }
 
 fn cluster_ip(settings: &Settings) -> Vec<Rule> {
-    let mark = Word::SetMark(settings.mark);
+    let mark = Statement::SetMark(settings.mark);
     let mut rules = Vec::new();
     if settings.masquerade_all {
         rules.push(rule([mark]).because("masquerade all cluster IP traffic"));
@@ -154,7 +159,7 @@ fn cluster_ip(settings: &Settings) -> Vec<Rule> {
             rule([not(from_pod), mark]).because("masquerade cluster IP traffic from outside the cluster"),
         );
     }
-    rules.push(rule([Word::Goto("pick")]));
+    rules.push(rule([Statement::Goto("pick")]));
     rules
 }
 
@@ -163,14 +168,14 @@ fn cluster_ip(settings: &Settings) -> Vec<Rule> {
 fn external_local(settings: &Settings, outside: &'static str, inside: &'static str) -> Vec<Rule> {
     let mut rules = Vec::new();
     if let Some(from_pod) = &settings.from_pod {
-        rules.push(rule([is(from_pod), Word::Goto(inside)]).because("short-circuit pod traffic"));
+        rules.push(rule([is(from_pod), Statement::Goto(inside)]).because("short-circuit pod traffic"));
     }
-    let from_here = Word::IsLocal(Field::Source);
+    let from_here = Statement::IsLocal(Field::Source);
     rules.push(
-        rule([from_here, Word::SetMark(settings.mark), Word::Goto(inside)])
+        rule([from_here, Statement::SetMark(settings.mark), Statement::Goto(inside)])
             .because("short-circuit node traffic"),
     );
-    rules.push(rule([Word::Goto(outside)]));
+    rules.push(rule([Statement::Goto(outside)]));
     rules
 }
 
@@ -179,15 +184,15 @@ fn external_local(settings: &Settings, outside: &'static str, inside: &'static s
 fn pick(name: &'static str, bank: Bank, list: Option<List>, draw: &'static str) -> Chain {
     let before = affinity(bank, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
-    let again = rule([Word::Jump(draw)]).because("should endpoints have moved meanwhile");
-    chain(name, vec![before, rule([Word::Jump(draw)]), again])
+    let again = rule([Statement::Jump(draw)]).because("should endpoints have moved meanwhile");
+    chain(name, vec![before, rule([Statement::Jump(draw)]), again])
 }
 
 /// An endpoint by chance: see [`draws`].
 fn draw(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
     let by_chance = draws()
         .into_iter()
-        .map(|draw| rule([Word::Dnat([key(bank), &[Field::Slot(draw)]].concat(), endpoints(bank))]));
+        .map(|draw| rule([Statement::Dnat([key(bank), &[Field::Slot(draw)]].concat(), endpoints(bank))]));
     chain(name, by_chance.collect())
 }
 
@@ -203,34 +208,39 @@ fn key(bank: Bank) -> &'static [Field] {
 fn checking(settings: &Settings) -> Vec<Chain> {
     let allowed = [&FRONTEND[..], &[Field::Source]].concat();
     let at_node = || at_node_port_address(settings, false);
-    let node_port = |set| Word::In(NODE_PORT.into(), set);
+    let node_port = |set| Statement::In(NODE_PORT.into(), set);
     vec![
         chain(
             "firewall-check",
             vec![rule([
-                Word::In(FRONTEND.into(), Set::Firewalled),
-                Word::NotIn(allowed, Set::AllowedSources),
-                Word::Drop,
+                Statement::In(FRONTEND.into(), Set::Firewalled),
+                Statement::NotIn(allowed, Set::AllowedSources),
+                Statement::Drop,
             ])],
         ),
         chain(
             "nodeport-endpoints-check",
             vec![
                 rule(
-                    at_node().into_iter().chain([node_port(Set::NoEndpoints(Bank::NodePorts)), Word::Reject]),
+                    at_node()
+                        .into_iter()
+                        .chain([node_port(Set::NoEndpoints(Bank::NodePorts)), Statement::Reject]),
                 ),
                 rule(
                     at_node()
                         .into_iter()
-                        .chain([node_port(Set::NoLocalEndpoints(Bank::NodePorts)), Word::Drop]),
+                        .chain([node_port(Set::NoLocalEndpoints(Bank::NodePorts)), Statement::Drop]),
                 ),
             ],
         ),
         chain(
             "service-endpoints-check",
             vec![
-                rule([Word::In(FRONTEND.into(), Set::NoEndpoints(Bank::Addresses)), Word::Reject]),
-                rule([Word::In(FRONTEND.into(), Set::NoLocalEndpoints(Bank::Addresses)), Word::Drop]),
+                rule([Statement::In(FRONTEND.into(), Set::NoEndpoints(Bank::Addresses)), Statement::Reject]),
+                rule([
+                    Statement::In(FRONTEND.into(), Set::NoLocalEndpoints(Bank::Addresses)),
+                    Statement::Drop,
+                ]),
             ],
         ),
         chain(
@@ -239,14 +249,14 @@ fn checking(settings: &Settings) -> Vec<Chain> {
                 // Its conntrack entry is older than the rules, and about to be deleted: the next packet is translated. An
                 // endpoint may well be at another Service's external address, but not at a cluster IP.
                 rule([
-                    Word::In(vec![Field::Destination], Set::ClusterIps),
-                    Word::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
-                    Word::Drop,
+                    Statement::In(vec![Field::Destination], Set::ClusterIps),
+                    Statement::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
+                    Statement::Drop,
                 ])
                 .because("Drop what was first sent before there were rules for it"),
-                rule([Word::In(vec![Field::Destination], Set::ClusterIps), Word::Reject])
+                rule([Statement::In(vec![Field::Destination], Set::ClusterIps), Statement::Reject])
                     .because("Reject traffic to invalid ports of ClusterIPs"),
-                rule([Word::In(vec![Field::Destination], Set::ServiceCidrs), Word::Drop])
+                rule([Statement::In(vec![Field::Destination], Set::ServiceCidrs), Statement::Drop])
                     .because("Drop traffic to unallocated ClusterIPs"),
             ],
         ),
@@ -255,7 +265,7 @@ fn checking(settings: &Settings) -> Vec<Chain> {
 
 /// After the choice and before masquerading, both the client and the endpoint are there to be seen.
 fn learning(settings: &Settings) -> Vec<Chain> {
-    let is_sticky = |bank| Word::Affinity(bank, Affinity::Has);
+    let is_sticky = |bank| Statement::Affinity(bank, Affinity::Has);
     let of_bank = |bank: Bank| {
         let [cluster, local, remember] = names(bank);
         [
@@ -264,8 +274,8 @@ fn learning(settings: &Settings) -> Vec<Chain> {
             chain(
                 remember,
                 vec![
-                    rule([Word::Jump(cluster)]),
-                    rule([Word::Jump(local)]),
+                    rule([Statement::Jump(cluster)]),
+                    rule([Statement::Jump(local)]),
                     affinity(bank, Affinity::Learner).because("by the seconds that @sticky has"),
                 ],
             ),
@@ -277,15 +287,16 @@ fn learning(settings: &Settings) -> Vec<Chain> {
     // serve node ports, an external one of this kind is taken for a node port, which does no harm: a client is remembered
     // only with an endpoint of the Service that has the node port.
     let at_node = if settings.node_ports_everywhere {
-        Word::NotIn(vec![Field::OriginalDestination], Set::ClusterIps)
+        Statement::NotIn(vec![Field::OriginalDestination], Set::ClusterIps)
     } else {
-        Word::In(vec![Field::OriginalDestination], Set::NodePortIps)
+        Statement::In(vec![Field::OriginalDestination], Set::NodePortIps)
     };
     let learn = chain(
         "learn",
         vec![
-            rule([is_sticky(Bank::Addresses), Word::Goto(by_address)]).because("if @sticky has the frontend"),
-            rule([at_node, is_sticky(Bank::NodePorts), Word::Goto(by_node_port)])
+            rule([is_sticky(Bank::Addresses), Statement::Goto(by_address)])
+                .because("if @sticky has the frontend"),
+            rule([at_node, is_sticky(Bank::NodePorts), Statement::Goto(by_node_port)])
                 .because("if @nodeport-sticky has the node port"),
         ],
     );
@@ -303,7 +314,7 @@ fn names(bank: Bank) -> [&'static str; 3] {
 /// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
 /// it went.
 fn forget(name: &'static str, bank: Bank, list: List) -> Chain {
-    let is_alive = rule([Word::Affinity(bank, Affinity::IsAlive(list)), Word::Return])
+    let is_alive = rule([Statement::Affinity(bank, Affinity::IsAlive(list)), Statement::Return])
         .because("if @sticky-endpoints has what @affinity has for the client");
     chain(name, vec![is_alive, affinity(bank, Affinity::Forget(list))])
 }
@@ -321,7 +332,7 @@ pub fn learners(seconds: u32) -> [Chain; 2] {
 }
 
 fn affinity(bank: Bank, what: Affinity) -> Rule {
-    rule([Word::Affinity(bank, what)])
+    rule([Statement::Affinity(bank, what)])
 }
 
 fn masquerading(mark: Mark) -> Chain {
@@ -329,8 +340,8 @@ fn masquerading(mark: Mark) -> Chain {
     chain(
         "masquerading",
         vec![
-            rule([Word::Marked(mark), Word::ClearMark(mark), Word::Masquerade]),
-            rule([Word::StatusDnat, Word::In(hairpin, Set::Hairpin), Word::Masquerade]),
+            rule([Statement::Marked(mark), Statement::ClearMark(mark), Statement::Masquerade]),
+            rule([Statement::StatusDnat, Statement::In(hairpin, Set::Hairpin), Statement::Masquerade]),
         ],
     )
 }
@@ -344,8 +355,8 @@ fn entries() -> Vec<Chain> {
         hook: Some(Hook { kind, point, priority }),
         rules,
     };
-    let new = |check| rule([Word::StateNew, Word::Jump(check)]);
-    let learn = || rule([Word::StateNew, Word::StatusDnat, Word::Jump("learn")]);
+    let new = |check| rule([Statement::StateNew, Statement::Jump(check)]);
+    let learn = || rule([Statement::StateNew, Statement::StatusDnat, Statement::Jump("learn")]);
     vec![
         entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
         entry("filter-output-pre-dnat", Filter, Output, -110, vec![new("firewall-check")]),
@@ -372,39 +383,43 @@ fn entries() -> Vec<Chain> {
             vec![new("service-endpoints-check"), new("cluster-ips-check")],
         ),
         entry("filter-postrouting", Filter, Postrouting, 0, vec![learn()]),
-        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Word::Jump("services")])]),
-        entry("nat-output", Nat, Output, -100, vec![rule([Word::Jump("services")])]),
-        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Word::Jump("masquerading")])]),
+        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Statement::Jump("services")])]),
+        entry("nat-output", Nat, Output, -100, vec![rule([Statement::Jump("services")])]),
+        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading")])]),
     ]
 }
 
 /// Loopback never serves node ports in this mode. Whether an address is the node's has to be asked only before the
 /// packet has been routed.
-fn at_node_port_address(settings: &Settings, before_routing: bool) -> Vec<Word> {
+fn at_node_port_address(settings: &Settings, before_routing: bool) -> Vec<Statement> {
     if !settings.node_ports_everywhere {
-        return vec![Word::In(vec![Field::Destination], Set::NodePortIps)];
+        return vec![Statement::In(vec![Field::Destination], Set::NodePortIps)];
     }
     let loopback = match settings.family {
         Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
         Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
     };
-    let not_loopback = Word::NotWithin(Field::Destination, loopback);
-    if before_routing { vec![Word::IsLocal(Field::Destination), not_loopback] } else { vec![not_loopback] }
-}
-
-fn is(from_pod: &FromPod) -> Word {
-    match from_pod {
-        FromPod::Source(net) => Word::Within(Field::Source, *net),
-        FromPod::Interface(name) => Word::FromInterface(Interface::Named(name.clone())),
-        FromPod::InterfacePrefix(prefix) => Word::FromInterface(Interface::Prefixed(prefix.clone())),
+    let not_loopback = Statement::NotWithin(Field::Destination, loopback);
+    if before_routing {
+        vec![Statement::IsLocal(Field::Destination), not_loopback]
+    } else {
+        vec![not_loopback]
     }
 }
 
-fn not(from_pod: &FromPod) -> Word {
+fn is(from_pod: &FromPod) -> Statement {
     match from_pod {
-        FromPod::Source(net) => Word::NotWithin(Field::Source, *net),
-        FromPod::Interface(name) => Word::NotFromInterface(Interface::Named(name.clone())),
-        FromPod::InterfacePrefix(prefix) => Word::NotFromInterface(Interface::Prefixed(prefix.clone())),
+        FromPod::Source(net) => Statement::Within(Field::Source, *net),
+        FromPod::Interface(name) => Statement::FromInterface(Interface::Named(name.clone())),
+        FromPod::InterfacePrefix(prefix) => Statement::FromInterface(Interface::Prefixed(prefix.clone())),
+    }
+}
+
+fn not(from_pod: &FromPod) -> Statement {
+    match from_pod {
+        FromPod::Source(net) => Statement::NotWithin(Field::Source, *net),
+        FromPod::Interface(name) => Statement::NotFromInterface(Interface::Named(name.clone())),
+        FromPod::InterfacePrefix(prefix) => Statement::NotFromInterface(Interface::Prefixed(prefix.clone())),
     }
 }
 
@@ -412,8 +427,8 @@ fn chain(name: &'static str, rules: Vec<Rule>) -> Chain {
     Chain { name: name.into(), hook: None, rules }
 }
 
-fn rule(words: impl IntoIterator<Item = Word>) -> Rule {
-    Rule { words: words.into_iter().collect(), comment: None }
+fn rule(statements: impl IntoIterator<Item = Statement>) -> Rule {
+    Rule { statements: statements.into_iter().collect(), comment: None }
 }
 
 impl Rule {

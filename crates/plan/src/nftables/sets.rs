@@ -344,11 +344,12 @@ impl Element {
     /// The element as `nft` prints it among those of its set.
     pub fn show(&self, family: Family) -> String {
         let key = self.key.show(&self.set.key(), family);
-        match (self.admitted(family), self.data) {
-            (Some(range), _) => {
+        match (self.range(family), self.data) {
+            (Some(range), _) if self.set == Set::AllowedSources => {
                 let frontend = self.key.show(Bank::Addresses.key(), family);
                 format!("{frontend} . {}", show_range(range))
             }
+            (Some(range), _) => show_range(range),
             (None, Some(Data::Endpoint(ip, port))) => format!("{key} : {ip} . {port}"),
             (None, Some(Data::Sticky(sticky))) => {
                 let Sticky { list, seconds } = sticky;
@@ -367,9 +368,9 @@ impl Element {
         }
     }
 
-    /// The first and the last address that an element of [`Set::AllowedSources`] admits.
-    pub fn admitted(&self, family: Family) -> Option<(IpAddr, IpAddr)> {
-        if self.set != Set::AllowedSources {
+    /// The first and the last address of an element of a set of ranges.
+    pub fn range(&self, family: Family) -> Option<(IpAddr, IpAddr)> {
+        if self.set.nature() != Nature::Ranges {
             return None;
         }
         let length = Type::Address.length(family);

@@ -8,7 +8,7 @@ use model::address::Family;
 
 use crate::nftables::program::{Chain, Hook, HookKind, HookPoint, Program};
 use crate::nftables::sets::{Element, Nature, Set, Type};
-use crate::nftables::words::protocol_name;
+use crate::nftables::statements::protocol_name;
 
 /// What the sets hold.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,8 @@
 //! Services could slow all others down. It is rounded up to one of a few hundred instead. What people ask for is among
 //! them: every second of a minute, every minute of an hour, every quarter of an hour of a day.
 
+use std::collections::BTreeSet;
+
 /// Up to so many seconds, a timeout is a multiple of so many.
 const STEPS: [(u32, u32); 4] = [(60, 1), (300, 5), (3_600, 60), (86_400, 900)];
 
@@ -14,10 +16,14 @@ pub fn rounded(seconds: u32) -> u32 {
     seconds.next_multiple_of(step)
 }
 
+/// Every timeout that a service port may get.
+pub fn all() -> BTreeSet<u32> {
+    let (steps, starts) = (STEPS.into_iter(), [0].into_iter().chain(STEPS.map(|(most, _)| most)));
+    starts.zip(steps).flat_map(|(after, (most, step))| (after + step..=most).step_by(step as usize)).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
@@ -30,8 +36,8 @@ mod tests {
 
     #[test]
     fn there_are_few_and_none_is_shorter_or_much_longer_than_was_asked_for() {
-        let all: BTreeSet<u32> = (1..=86_400).map(rounded).collect();
-        assert_eq!(all.len(), 255);
+        assert_eq!(all(), (1..=86_400).map(rounded).collect());
+        assert_eq!(all().len(), 255);
         for seconds in 1..=86_400 {
             let got = rounded(seconds);
             assert!(got >= seconds && got - seconds <= seconds / 4, "{seconds}: {got}");

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernel::conntrack::Contended;
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::iptables::{self, Failures, Outcome, Rules};
+use plan::flows::Contended;
 use plan::iptables::plan::RuleCounts;
 use settings::duration::Duration;
 
@@ -72,8 +72,8 @@ impl Backend for Iptables {
         Contended::All
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::Iptables(Box::new(self.rules.wanted()))
+    fn desired(&self) -> DesiredState {
+        DesiredState::Iptables(Box::new(self.rules.desired()))
     }
 
     fn mode(&self) -> &'static str {

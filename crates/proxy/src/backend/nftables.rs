@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernel::conntrack::{Contended, Destination};
-use kernel::difference::Wanted;
+use kernel::inspection::DesiredState;
 use kernel::nftables::{self, Outcome, Owners, Table};
 use model::address::Family;
 use model::names::ServicePortName;
+use plan::flows::{Contended, Destination};
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::Seats;
 use plan::nftables::slots::MOST;
@@ -118,8 +118,8 @@ impl Backend for Nftables {
         Contended::FirstOnly
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::Nftables(Box::new(self.table.wanted()))
+    fn desired(&self) -> DesiredState {
+        DesiredState::Nftables(Box::new(self.table.desired()))
     }
 
     fn mode(&self) -> &'static str {

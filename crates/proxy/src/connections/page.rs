@@ -1,4 +1,4 @@
-//! What the proxy of a node tells about new connections; `/debug/sluice/connections`.
+//! The new connections of a node; `/debug/sluice/connections`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 pub struct Page {
     pub node: String,
     pub mode: String,
-    /// Since the proxy began. Two looks at the same moment are the same look.
+    /// Since the proxy began. Two pages with the same time are of the same count.
     pub counted_at: Duration,
-    /// Until the proxy will count anew: to ask earlier tells nothing new.
+    /// Until the proxy counts anew: a request before that gets the same count.
     pub good_for: Duration,
     /// Those that have endpoints, in the order of their names.
     pub service_ports: Vec<ServicePort>,
@@ -40,7 +40,7 @@ pub struct ServicePort {
 pub struct Frontend {
     /// `10.96.0.10:80`; a node port has no address of its own: `*:30080`, and `[*]:30080` in IPv6.
     pub address: String,
-    /// Since the kernel was told of it.
+    /// Since its element was added to the kernel.
     pub connections: u64,
     pub endpoints: Vec<Endpoint>,
 }
@@ -50,14 +50,14 @@ pub struct Frontend {
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
     pub address: String,
-    /// Since the kernel was told of it, for this frontend. One that clients stick to gets more than are counted here.
+    /// Since its element was added to the kernel, for this frontend. With session affinity it gets more than are counted here.
     pub connections: u64,
 }
 
 type Frontends = BTreeMap<String, (u64, BTreeMap<String, u64>)>;
 
 impl Page {
-    /// `is_v6` tells node ports of the families apart.
+    /// `is_v6` distinguishes the node ports of the families.
     pub fn new(node: &str, mode: &str, counted: impl IntoIterator<Item = (Connections, bool)>) -> Self {
         let mut found: BTreeMap<ServicePortName, Frontends> = BTreeMap::new();
         for (Connections { service, endpoint, frontend, count }, is_v6) in counted {

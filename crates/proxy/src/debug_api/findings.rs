@@ -1,10 +1,13 @@
-//! What was found different, in the form in which it leaves the process.
+//! The differences of the kernel from what it should hold, in the form in which they leave the process.
 
 use std::collections::HashSet;
 
 use anyhow::Context as _;
-use kernel::difference::{Difference, Inspection, Wanted};
+use kernel::inspection::DesiredState;
 use model::address::Family;
+use model::names::ServicePortName;
+use plan::difference::Difference;
+use plan::served::{Fact, KernelComparison, ServedChange};
 use serde::{Deserialize, Serialize};
 
 /// Of one family.
@@ -14,6 +17,9 @@ pub struct Findings {
     /// How many objects there should be.
     pub objects: usize,
     pub differences: Vec<Finding>,
+    /// What users of services notice of them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub served: Vec<ServedFinding>,
     /// What of a folder was not understood; see `Desired::left_out`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub left_out: Vec<String>,
@@ -21,7 +27,7 @@ pub struct Findings {
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// `missing`, `surplus` or `changed`.
+    /// `missing`, `unexpected` or `changed`.
     pub kind: String,
     /// `table`, `chain`, `rule`, `set` or `element`.
     pub class: String,
@@ -30,49 +36,71 @@ pub struct Finding {
     pub service: Option<String>,
 }
 
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ServedFinding {
+    /// `missing` or `unexpected`.
+    pub kind: String,
+    /// A frontend, an endpoint, or what they do.
+    pub what: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub service: Option<String>,
+}
+
 impl Findings {
-    /// Compares the kernel with what is wanted, here and now.
-    pub fn of(family: Family, wanted: Wanted) -> anyhow::Result<Self> {
-        let (inspection, differences) = compare(family, wanted)?;
+    /// Compares the kernel with the desired state.
+    pub fn of(family: Family, desired: DesiredState) -> anyhow::Result<Self> {
+        let comparison = compare(family, desired)?;
         Ok(Self {
             family: name(family),
-            objects: inspection.objects(),
-            differences: differences.iter().map(Finding::from).collect(),
+            objects: comparison.objects,
+            differences: findings(&comparison),
+            served: served(&comparison),
             left_out: Vec::new(),
         })
     }
-}
 
-impl Findings {
-    /// Forgets what an earlier look did not find: a pass may have come between what was wanted and what was there.
+    /// Keeps only what an earlier comparison found, too. A sync between the reads of one comparison makes it find what is
+    /// no difference.
     pub fn keep_what_was_in(&mut self, before: &Self) {
+        let served: HashSet<&ServedFinding> = before.served.iter().collect();
         let before: HashSet<(&str, &str)> =
             before.differences.iter().map(|it| (it.kind.as_str(), it.object.as_str())).collect();
         self.differences.retain(|it| before.contains(&(it.kind.as_str(), it.object.as_str())));
+        self.served.retain(|it| served.contains(it));
     }
 }
 
-/// The comparison, and what it found.
-pub fn compare(family: Family, wanted: Wanted) -> anyhow::Result<(Inspection, Vec<Difference>)> {
+/// Each object that differs, with the service port it belongs to.
+pub fn findings(comparison: &KernelComparison) -> Vec<Finding> {
+    let finding = |(difference, service): (&Difference, Option<ServicePortName>)| Finding {
+        kind: difference.kind.to_string(),
+        class: difference.object.class().to_string(),
+        object: difference.text(),
+        service: service.map(|name| name.to_string()),
+    };
+    comparison.with_owners().map(finding).collect()
+}
+
+fn served(comparison: &KernelComparison) -> Vec<ServedFinding> {
+    let mut all = Vec::new();
+    for ServedChange { service, facts, .. } in comparison.changes() {
+        let service = service.map(|name| name.to_string());
+        all.extend(facts.into_iter().map(|Fact { kind, text }| ServedFinding {
+            kind: kind.to_string(),
+            what: text,
+            service: service.clone(),
+        }));
+    }
+    all
+}
+
+pub fn compare(family: Family, desired: DesiredState) -> anyhow::Result<KernelComparison> {
     let reading =
         || format!("reading the {} rules of the kernel (it takes root or CAP_NET_ADMIN)", name(family));
-    let mut inspection = wanted.open().with_context(reading)?;
-    let differences = inspection.differences().with_context(reading)?;
-    Ok((inspection, differences))
+    desired.open().and_then(|mut inspection| inspection.compare_all()).with_context(reading)
 }
 
 /// As users write it.
 pub fn name(family: Family) -> String {
     family.to_string().to_lowercase()
-}
-
-impl From<&Difference> for Finding {
-    fn from(difference: &Difference) -> Self {
-        Self {
-            kind: difference.kind.to_string(),
-            class: difference.class.to_string(),
-            object: difference.object.clone(),
-            service: difference.service.as_ref().map(ToString::to_string),
-        }
-    }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow, bail};
 use kernel::interfaces;
 use model::address::Family;
 use model::names::Protocol;
-use plan::trace::{Packet, Unanswerable};
+use plan::explain::{Packet, Unanswerable};
 use settings::go::os_error;
 
 /// Asks what becomes of a packet.

@@ -42,7 +42,7 @@ fn profiles_page() -> String {
     )
 }
 
-/// Byte for byte what the reference shows.
+/// Byte for byte what upstream shows.
 const FLAGS_PAGE: &str = "<html>
 <head>
 <title>/debug/flags/</title>

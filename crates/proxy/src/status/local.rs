@@ -2,12 +2,9 @@
 //! the cluster than metrics do, and takes the families' time.
 
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use http::StatusCode;
-use kernel::difference::Wanted;
 use model::address::Family;
 use serde::Serialize;
 
@@ -15,20 +12,16 @@ use crate::connections::{Census, Page};
 use crate::debug_api::findings::Findings;
 use crate::debug_api::question::Question;
 use crate::debug_api::{PREFIX, VERIFY};
-use crate::family::Message;
+use crate::family::{Families, FamilyHandle};
 use crate::http::answer::{JSON, answer, nosniff, plain};
 use crate::http::{Answer, Local, Reply, Request};
-use crate::source::Lines;
-
-/// For a family to come to its inbox, be it in the middle of a storm.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whom to ask, and about what.
 #[derive(Clone, Copy, Debug)]
 pub struct Here<'a> {
     pub node_name: &'a str,
     pub mode: &'static str,
-    pub lines: &'a Lines,
+    pub families: &'a Families,
     pub census: &'a Arc<Census>,
 }
 
@@ -43,8 +36,8 @@ pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
     }
     match question {
         "connections" => Some(connections(here)),
-        "explain" => Some(explain(request.uri().query().unwrap_or_default(), here.lines)),
-        VERIFY => Some(compare(here.lines)),
+        "explain" => Some(explain(request.uri().query().unwrap_or_default(), here.families)),
+        VERIFY => Some(compare(here.families)),
         _ => None,
     }
 }
@@ -69,32 +62,27 @@ fn connections(Here { node_name, mode, census, .. }: Here<'_>) -> Reply {
 }
 
 /// What would happen to a packet.
-fn explain(query: &str, lines: &Lines) -> Reply {
+fn explain(query: &str, families: &Families) -> Reply {
     let question = match Question::from_query(query) {
         Ok(question) => question,
         Err(error) => return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("{error:#}\n"))),
     };
     let family = Family::of(question.destination.ip());
-    let Some(line) = lines.get(&family).cloned() else {
+    let Some(worker) = families.get(&family).cloned() else {
         return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("this proxy does not serve {family}\n")));
     };
-    long(move || {
-        let asked = ask(family, &line, |reply| Message::Explain(Box::new(question), reply))?;
-        asked.map_err(anyhow::Error::msg)
-    })
+    long(move || worker.explain(question))
 }
 
-/// What the kernel holds otherwise than it should. The families only say what that is: to look is not their time.
-fn compare(lines: &Lines) -> Reply {
-    let lines = lines.clone();
-    long(move || {
-        lines.iter().map(|(family, line)| findings(*family, line)).collect::<anyhow::Result<Vec<_>>>()
-    })
+/// What the kernel holds otherwise than it should. The workers only say what it should hold: they have no time to compare.
+fn compare(families: &Families) -> Reply {
+    let families = families.clone();
+    long(move || families.values().map(findings).collect::<anyhow::Result<Vec<_>>>())
 }
 
-/// A pass may come between what is wanted and what is found: what is wrong stays so.
-fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findings> {
-    let look = || Findings::of(family, ask::<Wanted>(family, line, Message::Compare)?);
+/// A sync may come between what is desired and what is found: a difference that is real stays.
+fn findings(worker: &FamilyHandle) -> anyhow::Result<Findings> {
+    let look = || Findings::of(worker.family(), worker.desired()?);
     let mut found = look()?;
     for _ in 0..2 {
         if found.differences.is_empty() {
@@ -104,17 +92,6 @@ fn findings(family: Family, line: &SyncSender<Message>) -> anyhow::Result<Findin
         found.keep_what_was_in(&before);
     }
     Ok(found)
-}
-
-fn ask<T>(
-    family: Family,
-    line: &SyncSender<Message>,
-    question: impl FnOnce(SyncSender<T>) -> Message,
-) -> anyhow::Result<T> {
-    let (reply, answer) = sync_channel(1);
-    line.try_send(question(reply))
-        .map_err(|_| anyhow!("{family} is too busy to answer, ask again in a moment"))?;
-    answer.recv_timeout(PATIENCE).with_context(|| format!("{family} has not begun to write rules"))
 }
 
 fn long<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {

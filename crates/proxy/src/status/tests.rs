@@ -18,8 +18,8 @@ fn facts() -> Facts {
         profiling: true,
         logs: Logs::unused(),
         metrics,
-        lines: Lines::new(),
-        census: Arc::new(Census::new(Lines::new())),
+        families: Families::new(),
+        census: Arc::new(Census::new(Families::new())),
         node_name: "node-1".to_owned(),
     }
 }

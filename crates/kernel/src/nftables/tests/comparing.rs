@@ -1,7 +1,10 @@
 //! The table is compared by others than its owner, and while it has one.
 
 use super::*;
-use crate::difference::{Difference, Fact, Kind};
+use plan::difference::Kind;
+use plan::served::KernelComparison;
+
+use crate::inspection::DesiredState;
 
 fn all(family: Family) -> Change {
     let routings = vec![
@@ -12,15 +15,23 @@ fn all(family: Family) -> Change {
     Change { routings, ..node_data(family) }
 }
 
-/// What somebody finds who has the same objects, but never spoke to the one that wrote them.
-fn as_a_stranger(family: Family, change: Change) -> Vec<Difference> {
+/// What another process finds that has the same objects.
+fn elsewhere(family: Family, change: Change) -> KernelComparison {
     let Change { routings, service_cidrs, node_port_ips } = change;
-    let wanted = Wanted::new(settings(family), routings, service_cidrs.unwrap(), node_port_ips.unwrap());
-    Inspection::open(wanted).unwrap().differences().unwrap()
+    let (service_cidrs, node_port_ips) = (service_cidrs.unwrap(), node_port_ips.unwrap());
+    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips))
 }
 
-fn texts(differences: &[Difference]) -> Vec<String> {
-    differences.iter().map(ToString::to_string).collect()
+fn compare(desired: TableSnapshot) -> KernelComparison {
+    Inspection::open(desired).unwrap().compare_all().unwrap()
+}
+
+fn texts(comparison: &KernelComparison) -> Vec<String> {
+    let text = |(difference, service): (&_, Option<ServicePortName>)| match service {
+        Some(service) => format!("{difference} ({service})"),
+        None => format!("{difference}"),
+    };
+    comparison.with_owners().map(text).collect()
 }
 
 #[test]
@@ -33,15 +44,14 @@ fn what_was_just_written_does_not_differ() {
             table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
             table.sync(change(vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
             let before = generation();
-            let mut inspection = Inspection::open(table.wanted()).unwrap();
-            assert_eq!(texts(&inspection.differences().unwrap()), [""; 0]);
-            assert!(inspection.objects() > 100, "{}", inspection.objects());
-            let mut inspection =
-                crate::difference::Wanted::Nftables(Box::new(table.wanted())).open().unwrap();
+            let comparison = compare(table.desired());
+            assert_eq!(texts(&comparison), [""; 0]);
+            assert!(comparison.objects > 100, "{}", comparison.objects);
+            let mut inspection = DesiredState::Nftables(Box::new(table.desired())).open().unwrap();
             for part in inspection.parts() {
-                assert_eq!(texts(&inspection.compare(part).unwrap()), [""; 0], "{part}");
+                assert_eq!(inspection.compare(part).unwrap(), [], "{part}");
             }
-            assert_eq!(texts(&as_a_stranger(family, all(family))), [""; 0]);
+            assert_eq!(texts(&elsewhere(family, all(family))), [""; 0]);
             assert_eq!(generation(), before, "nothing was written");
         });
     }
@@ -55,18 +65,13 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
         table.sync(all(family)).unwrap();
         let mut edited = all(family);
         edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
-        let found = as_a_stranger(family, edited);
-        assert!(found.iter().all(|it| it.service == Some(name("a"))), "{:?}", texts(&found));
-        let endpoints = |kind| {
-            let of_kind = found.iter().filter(move |it| it.kind == kind);
-            let ips = of_kind.filter_map(|it| match it.fact {
-                Some(Fact::Endpoint { ip, .. }) => Some(ip),
-                _ => None,
-            });
-            ips.collect::<BTreeSet<_>>()
-        };
-        assert_eq!(endpoints(Kind::Surplus), [IpAddr::from([10, 244, 1, 3])].into());
-        assert_eq!(endpoints(Kind::Missing), [IpAddr::from([10, 244, 1, 4])].into());
+        let found = elsewhere(family, edited);
+        let changes = found.changes();
+        let [change] = changes.as_slice() else { panic!("{changes:?}") };
+        assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:http");
+        let facts = change.facts.iter().map(|fact| format!("{} {}", fact.kind, fact.text));
+        let facts: Vec<String> = facts.collect();
+        assert_eq!(facts, ["unexpected endpoint 10.244.1.3:8080", "missing endpoint 10.244.1.4:8080"]);
         let text = texts(&found).join("\n");
         assert!(
             text.contains(
@@ -86,7 +91,7 @@ fn damage_is_named() {
         ),
         (
             "add element ip kube-proxy cluster-ips { 10.96.9.9 }",
-            &["surplus: element cluster-ips { 10.96.9.9 }"],
+            &["unexpected: element cluster-ips { 10.96.9.9 }"],
         ),
         (
             "delete element ip kube-proxy allowed-sources { 10.51.1.1 . tcp . 80 . 192.0.2.0/24 }",
@@ -97,7 +102,7 @@ fn damage_is_named() {
             &["missing: element service-cidrs { 10.96.0.0-10.112.255.255 }"],
         ),
         ("flush set ip kube-proxy nodeport-ips", &["missing: element nodeport-ips { 192.0.2.1 }"]),
-        ("insert rule ip kube-proxy services drop", &["surplus: rule services handle "]),
+        ("insert rule ip kube-proxy services drop", &["unexpected: rule services handle "]),
         (
             "flush chain ip kube-proxy firewall-check",
             &[
@@ -115,10 +120,10 @@ fn damage_is_named() {
             table.abilities.own = false;
             table.sync(all(Family::V4)).unwrap();
             run(&format!("nft {damage}"));
-            let found = Inspection::open(table.wanted()).unwrap().differences().unwrap();
-            assert_eq!(found.len(), want.len(), "{damage}: {:?}", texts(&found));
+            let found = texts(&compare(table.desired()));
+            assert_eq!(found.len(), want.len(), "{damage}: {found:?}");
             for (found, want) in found.iter().zip(want) {
-                assert!(found.to_string().starts_with(want), "{damage}: {found}");
+                assert!(found.starts_with(want), "{damage}: {found}");
             }
         });
     }
@@ -127,30 +132,31 @@ fn damage_is_named() {
 #[test]
 fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
     in_fresh_netns(|| {
-        let found = as_a_stranger(Family::V4, all(Family::V4));
-        assert!(found[0].to_string().starts_with("missing: table ip kube-proxy ("), "{}", found[0]);
+        let found = elsewhere(Family::V4, all(Family::V4));
+        let first = &found.differences[0];
+        assert!(first.to_string().starts_with("missing: table ip kube-proxy ("), "{first}");
         let mut table = Table::open(settings(Family::V4)).unwrap();
         let outcome = table.sync(all(Family::V4)).unwrap();
-        let elements = found.iter().filter(|it| it.service.is_some()).count();
+        let elements = found.with_owners().filter(|(_, service)| service.is_some()).count();
         assert_eq!(elements, outcome.added, "each element has an owner here");
-        assert!(found.iter().all(|it| it.kind == Kind::Missing));
+        assert!(found.differences.iter().all(|it| it.kind == Kind::Missing));
     });
 }
 
 #[test]
-fn a_timeout_that_nobody_had_before_is_two_chains() {
+fn a_new_timeout_is_two_chains() {
     in_fresh_netns(|| {
         let mut table = Table::open(settings(Family::V4)).unwrap();
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
         let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
         edited.routings[2].1 = Some(other);
-        let text = texts(&as_a_stranger(Family::V4, edited)).join("\n");
+        let text = texts(&elsewhere(Family::V4, edited)).join("\n");
         for line in [
             "missing: chain learn-60 (ns/c:http)\n",
             "missing: chain nodeport-learn-60 (ns/c:http)\n",
             "missing: element affinity-timeouts { 0x0000003c : goto learn-60 } (ns/c:http)",
-            "surplus: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x00002a30 } (ns/c:http)",
+            "unexpected: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x00002a30 } (ns/c:http)",
             "missing: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x0000003c } (ns/c:http)",
         ] {
             assert!(text.contains(line), "{line} in {text}");
@@ -159,7 +165,7 @@ fn a_timeout_that_nobody_had_before_is_two_chains() {
 }
 
 #[test]
-fn what_nobody_sticks_to_any_more_is_surplus() {
+fn what_no_client_sticks_to_any_more_is_unexpected() {
     in_fresh_netns(|| {
         let mut table = Table::open(settings(Family::V4)).unwrap();
         table.sync(all(Family::V4)).unwrap();
@@ -167,7 +173,7 @@ fn what_nobody_sticks_to_any_more_is_surplus() {
         for (_, routing) in &mut edited.routings {
             *routing = routing.as_ref().map(|routing| Arc::new(Routing { affinity: None, ..clone(routing) }));
         }
-        let found = as_a_stranger(Family::V4, edited);
+        let found = elsewhere(Family::V4, edited).differences;
         assert!(!found.is_empty());
         for it in &found {
             let parts = [
@@ -177,7 +183,8 @@ fn what_nobody_sticks_to_any_more_is_surplus() {
                 "sticky-endpoints {",
                 "-timeouts {",
             ];
-            assert!(it.kind == Kind::Surplus && parts.iter().any(|part| it.object.contains(part)), "{it}");
+            let is_of_affinity = parts.iter().any(|part| it.text().contains(part));
+            assert!(it.kind == Kind::Unexpected && is_of_affinity, "{it}");
         }
     });
 }
@@ -212,8 +219,7 @@ fn affinity_without_endpoints_needs_no_set() {
             ..node_data(Family::V4)
         };
         table.sync(refused()).unwrap();
-        let differences = Inspection::open(table.wanted()).unwrap().differences().unwrap();
-        assert_eq!(texts(&differences), [""; 0]);
-        assert_eq!(texts(&as_a_stranger(Family::V4, refused())), [""; 0]);
+        assert_eq!(texts(&compare(table.desired())), [""; 0]);
+        assert_eq!(texts(&elsewhere(Family::V4, refused())), [""; 0]);
     });
 }

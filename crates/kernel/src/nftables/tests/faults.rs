@@ -222,7 +222,8 @@ impl Follower {
         let seen = self.observer.borrow().states.len() - known;
         assert!(seen <= 1, "the kernel went through {seen} states in one sync: {outcome:?}");
         if outcome.is_ok() || seen > 0 {
-            let differences = Inspection::open(self.table.wanted()).unwrap().differences().unwrap();
+            let differences =
+                Inspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
             assert!(differences.is_empty(), "after {outcome:?} {differences:#?}");
         }
         match &outcome {
@@ -352,13 +353,13 @@ fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
         fresh.apply(&event);
     }
     let changes = fresh.take_changes();
-    let wanted = Wanted::new(
+    let desired = TableSnapshot::new(
         settings(follower.family),
         changes.routings,
         changes.service_cidrs.unwrap_or_default(),
         follower.node_port_ips.clone(),
     );
-    let differences = Inspection::open(wanted).unwrap().differences().unwrap();
+    let differences = Inspection::open(desired).unwrap().compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{differences:#?}");
 }
 

@@ -1,11 +1,12 @@
 use model::names::Protocol;
 
 use super::*;
-use crate::flows::Recheck;
+use crate::flows::stale::Recheck;
 
 fn rechecks(destinations: &[&str]) -> Rechecks {
     let each = destinations.iter().map(|to| Destination::Address(to.parse().unwrap()));
-    Rechecks(each.map(|to| ((Protocol::Tcp, to), Recheck::Attempts)).collect())
+    let of = each.map(|to| ((Protocol::Tcp, to), Recheck::Attempts)).collect();
+    Rechecks { of, ..Rechecks::default() }
 }
 
 /// A clock, and what a schedule does by it.
@@ -36,8 +37,8 @@ impl Time {
     fn scan(&mut self) -> Option<(u128, Scan)> {
         loop {
             match self.schedule.next(self.now) {
-                Next::Scan(scan) => return Some(((self.now - self.start).as_millis(), scan)),
-                Next::Wait(until) => {
+                Action::Scan(scan) => return Some(((self.now - self.start).as_millis(), scan)),
+                Action::Wait(until) => {
                     assert!(until? > self.now, "to wait for the past is to spin");
                     self.now = until?;
                 }
@@ -52,7 +53,7 @@ impl Time {
 }
 
 fn size(scan: &Scan) -> usize {
-    let all: HashSet<_> = scan.batches.iter().flat_map(|batch| batch.rechecks.0.keys()).collect();
+    let all: HashSet<_> = scan.batches.iter().flat_map(|batch| batch.rechecks.of.keys()).collect();
     all.len()
 }
 
@@ -149,4 +150,21 @@ fn a_scan_that_failed_is_tried_again_and_ever_more_seldom() {
     assert_eq!(when, 243_000, "as if nothing had been");
     time.done(scan, Duration::ZERO, false);
     assert_eq!(time.scan().unwrap().0, 244_000);
+}
+
+#[test]
+fn a_kernel_that_never_lists_anything_does_not_let_rechecks_pile_up() {
+    let mut time = Time::new();
+    let (mut destinations, mut most) = (0_u32, 0);
+    while time.now - time.start < 24 * GIVE_UP_AFTER {
+        // Every service is another one.
+        destinations += 1;
+        let [_, b, c, d] = destinations.to_be_bytes();
+        time.commit(&[&format!("10.{b}.{c}.{d}:80")]);
+        let (_, scan) = time.scan().unwrap();
+        most = most.max(size(&scan));
+        time.done(scan, ms(1), false);
+    }
+    assert!(destinations > 20 * 60, "{destinations}");
+    assert!(most <= 61 + 6, "{most}: those of an hour, at one a minute and some more at first");
 }

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::nftables::claims::ContentionChange;
+use crate::nftables::sets::Bank;
 use crate::nftables::slots::MOST;
 
 /// A table made of a map. It refuses what the kernel refuses.

@@ -1,0 +1,34 @@
+//! Drift: the kernel may hold something else than the proxy wrote, because a foreign writer changed it.
+
+use std::fmt;
+
+use netlink::nftables::Generation;
+
+/// Why the kernel may hold something else than we wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drift {
+    /// The watch for foreign writers has just begun: earlier changes went unnoticed.
+    Unwatched,
+    /// A foreign writer made a change; named where the kernel names it.
+    Detected(Option<ForeignWriter>),
+}
+
+/// A process other than this proxy that changed the proxy's rules.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ForeignWriter {
+    pub process: String,
+    /// In the initial PID namespace, outside all containers.
+    pub pid: u32,
+}
+
+impl From<Generation> for ForeignWriter {
+    fn from(generation: Generation) -> Self {
+        Self { process: generation.process, pid: generation.pid }
+    }
+}
+
+impl fmt::Display for ForeignWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.process, self.pid)
+    }
+}

@@ -1,0 +1,143 @@
+//! The objects of the kernel that differ from the desired ones, exactly: elements, rules, chains. [`crate::served`] says
+//! what they mean.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use model::address::Family;
+
+use crate::iptables::chains::Table;
+use crate::nftables::sets::{Element, Set};
+
+/// One object that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Difference {
+    pub kind: Kind,
+    pub object: KernelObject,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Desired, but not in the kernel.
+    Missing,
+    /// In the kernel, but not desired.
+    Unexpected,
+    /// In the kernel, but different.
+    Changed,
+}
+
+/// An object of the kernel. Its text is what the tool of its mode prints.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KernelObject {
+    /// Of a set of the nftables table.
+    Element(Family, Element),
+    /// A chain of the nftables table, by its name.
+    Chain(String),
+    /// Anything else of the nftables table.
+    Other(Class, String),
+    /// A chain of iptables. If it changed, its rules are in another order.
+    SavedChain { table: Table, chain: String },
+    /// A rule of iptables, without `-A` and its chain.
+    SavedRule { table: Table, chain: String, rule: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    Table,
+    Chain,
+    Rule,
+    Set,
+    Element,
+}
+
+/// What both of two comparisons found. A sync may come between the reads of one comparison, so that it finds what is
+/// no difference; the next one does not find that again.
+pub fn persistent(first: &[Difference], second: Vec<Difference>) -> Vec<Difference> {
+    let first: HashSet<&Difference> = first.iter().collect();
+    second.into_iter().filter(|it| first.contains(it)).collect()
+}
+
+impl Difference {
+    pub fn new(kind: Kind, object: KernelObject) -> Self {
+        Self { kind, object }
+    }
+
+    /// The object, and what is different about it unless the kind says it.
+    pub fn text(&self) -> String {
+        match (self.kind, &self.object) {
+            (Kind::Changed, KernelObject::SavedChain { .. }) => {
+                format!("{}: its rules are in another order", self.object)
+            }
+            (_, object) => object.to_string(),
+        }
+    }
+}
+
+impl Kind {
+    /// What a sync does to such an object.
+    pub fn sign(self) -> char {
+        match self {
+            Self::Missing => '+',
+            Self::Unexpected => '-',
+            Self::Changed => '~',
+        }
+    }
+}
+
+impl KernelObject {
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Element(..) => Class::Element,
+            Self::Chain(_) | Self::SavedChain { .. } => Class::Chain,
+            Self::SavedRule { .. } => Class::Rule,
+            Self::Other(class, _) => *class,
+        }
+    }
+
+    /// Whether it is there for a service port, known or not.
+    pub fn serves(&self) -> bool {
+        matches!(self, Self::Element(_, element) if !matches!(element.set, Set::ServiceCidrs | Set::NodePortIps))
+    }
+}
+
+impl fmt::Display for KernelObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Element(family, element) => {
+                write!(f, "element {} {{ {} }}", element.set.name(), element.show(*family))
+            }
+            Self::Chain(name) => write!(f, "chain {name}"),
+            Self::Other(_, text) => f.write_str(text),
+            Self::SavedChain { table, chain } => write!(f, "-t {} :{chain}", table.name()),
+            Self::SavedRule { table, chain, rule } => write!(f, "-t {} -A {chain} {rule}", table.name()),
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.text())
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "missing",
+            Self::Unexpected => "unexpected",
+            Self::Changed => "changed",
+        })
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Table => "table",
+            Self::Chain => "chain",
+            Self::Rule => "rule",
+            Self::Set => "set",
+            Self::Element => "element",
+        })
+    }
+}

@@ -1,0 +1,716 @@
+//! What would happen to this packet, and by which rule: a walk through the rules of a mode, and the reasons for it.
+//!
+//! ```text
+//!   Packet ─▶ service ports that rules may name ─▶ their rules ─▶ run ─▶ Walk ─▶ reasons ─▶ Explanation
+//! ```
+//!
+//! Policy is not decided here: the model has decided it in each routing. Nor is the order of chains known here: the
+//! interpreters, `nftables::run` and `iptables::run`, follow the rules. What is here says why a rule is there.
+
+mod iptables;
+pub mod live;
+mod nftables;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use model::address::Family;
+use model::cluster::{Cluster, Considered};
+use model::local::{FromPod, NodePortAddresses};
+use model::names::{NamespacedName, Protocol, ServicePortName};
+use model::routing::{Routing, Traffic};
+use model::service::{Addresses, TrafficPolicy};
+use model::topology;
+use serde::{Deserialize, Serialize};
+
+use crate::iptables::chains::lower_case;
+use crate::mark::Mark;
+use crate::nftables::claims::{Precedence, Rank};
+use crate::nftables::elements::Seats;
+use crate::nftables::timeouts::rounded;
+pub use crate::walk::Packet;
+use crate::walk::{Context, Verdict};
+use live::Live;
+
+/// What the path of a packet depends on besides services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub mode: Mode,
+    pub mark: Mark,
+    pub masquerade_all: bool,
+    pub from_pod: Option<FromPod>,
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether node ports answer at 127.0.0.1, which no more than one mode in one family can.
+    pub serves_localhost: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Iptables,
+    Nftables,
+}
+
+/// Everything there is to say about a packet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    pub source: IpAddr,
+    /// In lower case.
+    pub protocol: String,
+    pub destination: SocketAddr,
+    pub mode: Mode,
+    pub origin: Origin,
+    /// What of a service it is sent to; `None` if no service has its destination.
+    pub frontend: Option<Frontend>,
+    pub policy: Option<Policy>,
+    pub fate: Fate,
+    /// Why, unless it is forwarded.
+    pub reason: Option<Reason>,
+    /// Whether the destination is an address of this node.
+    pub to_this_node: bool,
+    /// What the proxy itself says to it, if it is a health check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
+    /// Who answers if it is forwarded.
+    pub endpoints: Vec<Target>,
+    pub unused: Vec<Unused>,
+    /// Seconds for which a client goes to the endpoint it went to before.
+    pub affinity_seconds: Option<u32>,
+    /// The chains it goes through, up to the one that decides.
+    pub chains: Vec<String>,
+    /// Whether the cluster has changed since rules were last written.
+    pub pending: bool,
+    /// What becomes of it if it is not forwarded, where that is left to chance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub otherwise: Option<Fate>,
+    /// What the packet, and the rules it meets, depend on besides services.
+    pub context: PacketContext,
+    /// What the kernel as it is would do; only with `--live`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live: Option<Live>,
+}
+
+/// What rules ask about a packet, and what the rules themselves depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PacketContext {
+    /// The interface of the node that the packet comes in by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// How rules know traffic from pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_pod: Option<PodsBy>,
+    pub masquerade_all: bool,
+    pub mark: u32,
+    pub node_ports_everywhere: bool,
+}
+
+/// See [`FromPod`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PodsBy {
+    Cidr(String),
+    Interface(String),
+    InterfacePrefix(String),
+}
+
+/// Where a packet comes from, as far as rules care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Origin {
+    Node,
+    Pod,
+    Elsewhere,
+    /// Not this node; the proxy has no way to tell pods from others.
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Frontend {
+    pub kind: Kind,
+    pub namespace: String,
+    pub service: String,
+    /// Empty for the only port of a service that does not name it.
+    pub port: String,
+    /// Other service ports that claim the same address and port.
+    pub denied_to: Vec<String>,
+    /// Why this one has it, if others claim it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precedence: Option<Precedence>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    #[serde(rename = "clusterIP")]
+    ClusterIp,
+    #[serde(rename = "externalIP")]
+    ExternalIp,
+    #[serde(rename = "loadBalancerIP")]
+    LoadBalancerIp,
+    #[serde(rename = "nodePort")]
+    NodePort,
+}
+
+/// The traffic policy that binds the packet, or would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Policy {
+    pub field: PolicyField,
+    pub value: PolicyValue,
+    /// Local does not bind what pods and this node send to external addresses.
+    pub short_circuit: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PolicyField {
+    InternalTrafficPolicy,
+    ExternalTrafficPolicy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicyValue {
+    Cluster,
+    Local,
+}
+
+/// What the client finds out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Fate {
+    /// One of the endpoints answers.
+    Forwarded,
+    /// The client gets an error at once.
+    Refused,
+    /// The client times out.
+    Dropped,
+    /// Whatever would happen without a proxy.
+    Untouched,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reason {
+    /// No usable endpoint exists anywhere.
+    NoEndpoints,
+    /// There are endpoints, but none on this node, and policy wants one there.
+    NoLocalEndpoints,
+    NotInSourceRanges,
+    /// A service has this cluster IP, but no such port.
+    NoSuchPort,
+    /// An address of a service CIDR that no service has.
+    UnusedClusterIp,
+    /// A node port, but not at this address.
+    NodePortNotServedHere,
+    /// The iptables mode does not look at what this node sends to external addresses without endpoints.
+    UncheckedFromNode,
+    /// The proxy itself listens there, for the health checks of load balancers.
+    HealthCheck,
+    /// Node ports are served at 127.0.0.1, and so nothing but loopback addresses may send there.
+    LoopbackOnly,
+    NoService,
+}
+
+/// What load balancers are told about a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheck {
+    pub namespace: String,
+    pub service: String,
+    /// Ready ones on this node.
+    pub local_endpoints: usize,
+    pub proxy_is_healthy: bool,
+    /// Of HTTP.
+    pub status: u16,
+    /// Why the proxy can't listen there, if it can't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+impl HealthCheck {
+    pub fn new(service: &NamespacedName, local_endpoints: usize, proxy_is_healthy: bool) -> Self {
+        Self {
+            namespace: service.namespace.to_string(),
+            service: service.name.to_string(),
+            local_endpoints,
+            proxy_is_healthy,
+            status: if proxy_is_healthy && local_endpoints > 0 { 200 } else { 503 },
+            trouble: None,
+        }
+    }
+}
+
+/// An endpoint that may get the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Target {
+    pub address: SocketAddr,
+    pub probability: f64,
+    pub on_this_node: bool,
+    /// Why the endpoint sees an address of this node instead of the client's, if it does.
+    pub masquerade: Option<Masquerade>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Masquerade {
+    /// The configuration says: everything that goes to cluster IPs.
+    All,
+    /// To a cluster IP, and not from a pod.
+    NotFromPod,
+    /// To an external address with policy Cluster: the answer must come back through this node.
+    External,
+    /// From this node to an external address with policy Local.
+    FromNode,
+    /// Back to the pod that sent it.
+    Hairpin,
+}
+
+/// An endpoint that can't get the packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unused {
+    pub address: SocketAddr,
+    pub on_this_node: bool,
+    pub reason: UnusedReason,
+    /// Those that hints reserve it for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum UnusedReason {
+    NotReady,
+    Draining,
+    Gone,
+    OnAnotherNode,
+    ForOtherNodes,
+    ForOtherZones,
+}
+
+/// Why there is no telling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswerable {
+    Families,
+    /// Pods are told by the interface, which is not known.
+    Interface(FromPod),
+    /// Nobody but a node itself can send to its loopback addresses.
+    Loopback,
+}
+
+/// Explains what becomes of a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints
+/// lie in slots as in a kernel that held none before.
+pub fn explain(
+    packet: &Packet,
+    settings: &Settings,
+    addresses: &[IpAddr],
+    cluster: &Cluster,
+) -> Result<Explanation, Unanswerable> {
+    explain_in_slots(packet, settings, addresses, cluster, |_| Seats::default())
+}
+
+/// The same where endpoints have slots already, which only the nftables mode has.
+pub fn explain_in_slots<'a>(
+    packet: &Packet,
+    settings: &Settings,
+    addresses: &[IpAddr],
+    cluster: &Cluster,
+    slots: impl Fn(&ServicePortName) -> Seats<'a>,
+) -> Result<Explanation, Unanswerable> {
+    let question = Question::new(packet, settings, addresses, cluster)?;
+    let answer = match settings.mode {
+        Mode::Nftables => nftables::answer(&question, slots),
+        Mode::Iptables => iptables::answer(&question),
+    };
+    Ok(question.explain(answer, cluster.has_changes()))
+}
+
+/// A packet, and all that the reasons for its path depend on.
+struct Question<'a> {
+    context: Context<'a>,
+    settings: &'a Settings,
+    is_from_pod: bool,
+    to_this_node: bool,
+    /// The service ports that claim the destination, by address or by node port, in the order of their names.
+    claims: Vec<Considered<'a>>,
+    /// All that have rules about the destination or about where it may be translated to, in the order of their names.
+    concerned: Vec<Considered<'a>>,
+    service_cidrs: Vec<ipnet::IpNet>,
+    /// The destination is the cluster IP of some service, whatever its ports.
+    to_cluster_ip: bool,
+    /// The destination is where load balancers ask about a service.
+    health_check: Option<HealthCheck>,
+}
+
+/// What the rules of a mode do with the packet, and why.
+struct Answer<'a> {
+    /// The service port by whose rules, and which of its frontends.
+    matched: Option<(&'a Considered<'a>, Kind)>,
+    end: End,
+    chains: Vec<String>,
+    otherwise: Option<Fate>,
+}
+
+enum End {
+    /// To one of these endpoints.
+    Translated {
+        candidates: Vec<Candidate>,
+        traffic: Traffic,
+        short_circuit: bool,
+    },
+    Stopped(Fate, Reason),
+}
+
+/// An endpoint that a walk may lead to.
+struct Candidate {
+    address: SocketAddr,
+    probability: f64,
+    masquerade: Option<Masquerade>,
+}
+
+impl<'a> Question<'a> {
+    fn new(
+        packet: &'a Packet,
+        settings: &'a Settings,
+        addresses: &'a [IpAddr],
+        cluster: &'a Cluster,
+    ) -> Result<Self, Unanswerable> {
+        let (source, to) = (packet.source, packet.destination);
+        if Family::of(source) != Family::of(to.ip()) {
+            return Err(Unanswerable::Families);
+        }
+        let context = Context::new(packet, addresses);
+        if to.ip().is_loopback() && !context.is_from_node() {
+            return Err(Unanswerable::Loopback);
+        }
+        let claims = cluster.consider(|service, port| {
+            let by_address = port.port.get() == to.port() && is_at(&service.addresses, |ip| ip == to.ip());
+            let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
+            port.protocol == packet.protocol && (by_address || by_node_port)
+        });
+        let endpoints = || claims.iter().flat_map(|claim| claim.routing.reachable());
+        let ips: HashSet<IpAddr> = endpoints().map(|endpoint| endpoint.ip).chain([to.ip()]).collect();
+        let ports: HashSet<u16> =
+            endpoints().map(|endpoint| endpoint.port.get()).chain([to.port()]).collect();
+        let concerned = cluster.consider(|service, port| {
+            is_at(&service.addresses, |ip| ips.contains(&ip))
+                || port.node_port.is_some_and(|port| ports.contains(&port.get()))
+        });
+        let to_this_node = context.is_local(to.ip());
+        let is_at_health_check = packet.protocol == Protocol::Tcp && to_this_node && {
+            let served = &settings.node_port_addresses;
+            served.match_all() || served.among(addresses).contains(&to.ip())
+        };
+        let health_checks = is_at_health_check.then(|| cluster.health_checks_at(to.port()));
+        let health_check = health_checks.into_iter().flatten().next();
+        Ok(Self {
+            context,
+            settings,
+            is_from_pod: is_from_pod(&context, settings)?,
+            to_this_node,
+            claims,
+            concerned,
+            service_cidrs: cluster.service_cidrs(),
+            to_cluster_ip: cluster.has_cluster_ip(to.ip()),
+            health_check: health_check.map(|(name, it)| HealthCheck::new(&name, it.local_endpoints, true)),
+        })
+    }
+
+    fn destination(&self) -> SocketAddr {
+        self.context.packet.destination
+    }
+
+    /// The service ports that claim the address, each with what it is to them, in the order of upstream's rules.
+    fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, Kind)> {
+        let to = self.destination();
+        let at = move |considered: &Considered<'_>| {
+            let addresses = &considered.routing.addresses;
+            let is_its = considered.routing.port.get() == to.port();
+            let kinds = [
+                (Kind::ClusterIp, addresses.cluster_ip == to.ip()),
+                (Kind::ExternalIp, addresses.external_ips.contains(&to.ip())),
+                (Kind::LoadBalancerIp, addresses.load_balancer_ips.contains(&to.ip())),
+            ];
+            kinds.into_iter().filter(move |(_, is_at)| is_its && *is_at).map(|(kind, _)| kind)
+        };
+        self.claims.iter().flat_map(move |claim| at(claim).map(move |kind| (claim, kind)))
+    }
+
+    /// The service ports that claim the port as a node port.
+    fn by_node_port(&self) -> impl Iterator<Item = &Considered<'a>> {
+        let port = self.destination().port();
+        self.claims.iter().filter(move |claim| claim.routing.node_port.is_some_and(|its| its.get() == port))
+    }
+
+    /// The service port that has the address, and what it is to it.
+    fn owner_by_address(&self) -> Option<(&Considered<'a>, Kind)> {
+        self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
+    }
+
+    /// The service port that has the port as a node port.
+    fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
+        self.by_node_port().min_by_key(|&claim| self.rank(claim, Kind::NodePort))
+    }
+
+    /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
+    /// names.
+    fn rank<'c>(&self, claim: &'c Considered<'_>, kind: Kind) -> (Option<Rank<'c>>, &'c ServicePortName) {
+        let ip = (kind != Kind::NodePort).then_some(self.destination().ip());
+        let rank = match self.settings.mode {
+            Mode::Nftables => Some(Rank::of(ip, &claim.name, &claim.routing)),
+            Mode::Iptables => None,
+        };
+        (rank, &claim.name)
+    }
+
+    /// Whether load-balancer source ranges let it through.
+    fn is_admitted(&self, routing: &Routing) -> bool {
+        let Addresses { source_ranges, load_balancer_ips, .. } = &*routing.addresses;
+        let source = self.context.packet.source;
+        source_ranges.is_empty()
+            || source_ranges.iter().any(|range| range.contains(&source))
+            || (routing.ranges_admit_node && load_balancer_ips.contains(&source))
+    }
+
+    /// What no rule did anything to.
+    fn untouched(&self) -> Answer<'_> {
+        let by_address = self.owner_by_address();
+        let by_node_port = self.owner_by_node_port().filter(|_| self.to_this_node);
+        let (matched, reason) = match (by_address, by_node_port) {
+            (Some(matched), _) => (Some(matched), Reason::UncheckedFromNode),
+            (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
+            (None, None) if self.to_cluster_ip => (None, Reason::NoSuchPort),
+            (None, None) if self.health_check.is_some() => (None, Reason::HealthCheck),
+            (None, None) => (None, Reason::NoService),
+        };
+        let end = End::Stopped(Fate::Untouched, reason);
+        Answer { matched, end, chains: Vec::new(), otherwise: None }
+    }
+
+    fn origin(&self) -> Origin {
+        match &self.settings.from_pod {
+            _ if self.context.is_from_node() => Origin::Node,
+            _ if self.is_from_pod => Origin::Pod,
+            Some(_) => Origin::Elsewhere,
+            None => Origin::Unknown,
+        }
+    }
+
+    fn explain(&self, answer: Answer<'_>, pending: bool) -> Explanation {
+        let Packet { source, protocol, destination, .. } = *self.context.packet;
+        let mut explanation = Explanation {
+            source,
+            protocol: lower_case(protocol).into(),
+            destination,
+            mode: self.settings.mode,
+            origin: self.origin(),
+            frontend: None,
+            policy: None,
+            fate: Fate::Forwarded,
+            reason: None,
+            to_this_node: self.to_this_node,
+            health_check: None,
+            endpoints: Vec::new(),
+            unused: Vec::new(),
+            affinity_seconds: None,
+            chains: answer.chains,
+            pending,
+            otherwise: answer.otherwise,
+            context: PacketContext::of(self.context.packet, self.settings),
+            live: None,
+        };
+        let short_circuit = matches!(answer.end, End::Translated { short_circuit: true, .. });
+        if let Some((claim, kind)) = answer.matched {
+            explanation.frontend = Some(self.frontend(claim, kind));
+            explanation.policy = Some(Policy::of(claim, kind, short_circuit));
+        }
+        match (answer.end, answer.matched) {
+            (End::Translated { candidates, traffic, .. }, Some((claim, _))) => {
+                explanation.endpoints = targets(&claim.routing, traffic, candidates);
+                explanation.affinity_seconds = match self.settings.mode {
+                    Mode::Nftables => claim.routing.affinity.map(rounded),
+                    Mode::Iptables => claim.routing.affinity,
+                };
+                let policy = match traffic {
+                    Traffic::ToLocal => TrafficPolicy::Local,
+                    Traffic::ToCluster | Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => {
+                        TrafficPolicy::Cluster
+                    }
+                };
+                explanation.unused = unused(claim, policy);
+            }
+            (End::Stopped(fate, reason), matched) => {
+                (explanation.fate, explanation.reason) = (fate, Some(reason));
+                if reason == Reason::HealthCheck {
+                    explanation.health_check.clone_from(&self.health_check);
+                }
+                explanation.unused = match (reason, matched) {
+                    (Reason::NoLocalEndpoints, Some((claim, _))) => unused(claim, TrafficPolicy::Local),
+                    (Reason::NoEndpoints | Reason::UncheckedFromNode, Some((claim, _))) => {
+                        unused(claim, TrafficPolicy::Cluster)
+                    }
+                    _ => Vec::new(),
+                };
+            }
+            (End::Translated { .. }, None) => {}
+        }
+        explanation
+    }
+
+    fn frontend(&self, claim: &Considered<'_>, kind: Kind) -> Frontend {
+        let mut claimants: Vec<&Considered<'_>> = match kind {
+            Kind::NodePort => self.by_node_port().collect(),
+            Kind::ClusterIp | Kind::ExternalIp | Kind::LoadBalancerIp => {
+                self.by_address().map(|(claim, _)| claim).collect()
+            }
+        };
+        claimants.dedup_by_key(|claim| &claim.name);
+        claimants.retain(|other| other.name != claim.name);
+        let ranks = claimants.iter().map(|other| self.rank(other, kind));
+        let precedence = ranks.min().map(|(runner_up, _)| match (self.rank(claim, kind).0, runner_up) {
+            (Some(rank), Some(runner_up)) => rank.precedence_over(&runner_up),
+            (None, _) | (_, None) => Precedence::FirstRule,
+        });
+        Frontend {
+            kind,
+            namespace: claim.name.service.namespace.to_string(),
+            service: claim.name.service.name.to_string(),
+            port: claim.name.port.to_string(),
+            denied_to: claimants.iter().map(|other| other.name.to_string()).collect(),
+            precedence,
+        }
+    }
+}
+
+/// The endpoints in the order of the routing, whatever order rules have them in.
+fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) -> Vec<Target> {
+    let known: HashMap<SocketAddr, (usize, bool)> = routing
+        .endpoints(traffic)
+        .iter()
+        .enumerate()
+        .map(|(at, endpoint)| (SocketAddr::new(endpoint.ip, endpoint.port.get()), (at, endpoint.local)))
+        .collect();
+    candidates.sort_by_key(|candidate| known.get(&candidate.address).map(|(at, _)| *at));
+    let target = |Candidate { address, probability, masquerade }| {
+        let on_this_node = known.get(&address).is_some_and(|(_, local)| *local);
+        Target { address, probability, on_this_node, masquerade }
+    };
+    candidates.into_iter().map(target).collect()
+}
+
+/// What traffic through a frontend of this kind gets, from outside.
+fn traffic(routing: &Routing, kind: Kind) -> Traffic {
+    match kind {
+        Kind::ClusterIp => routing.internal,
+        Kind::ExternalIp | Kind::LoadBalancerIp | Kind::NodePort => routing.external,
+    }
+}
+
+impl From<Verdict> for Fate {
+    /// Of a packet that is not translated.
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Accept => Self::Untouched,
+            Verdict::Reject => Self::Refused,
+            Verdict::Drop => Self::Dropped,
+        }
+    }
+}
+
+impl PacketContext {
+    fn of(packet: &Packet, settings: &Settings) -> Self {
+        Self {
+            interface: packet.interface.clone(),
+            from_pod: settings.from_pod.as_ref().map(|from_pod| match from_pod {
+                FromPod::Source(cidr) => PodsBy::Cidr(cidr.to_string()),
+                FromPod::Interface(name) => PodsBy::Interface(name.clone()),
+                FromPod::InterfacePrefix(prefix) => PodsBy::InterfacePrefix(prefix.clone()),
+            }),
+            masquerade_all: settings.masquerade_all,
+            mark: settings.mark.get(),
+            node_ports_everywhere: settings.node_port_addresses.match_all(),
+        }
+    }
+}
+
+impl Policy {
+    fn of(claim: &Considered<'_>, kind: Kind, short_circuit: bool) -> Self {
+        let (field, value) = match kind {
+            Kind::ClusterIp => (PolicyField::InternalTrafficPolicy, claim.internal_policy),
+            Kind::ExternalIp | Kind::LoadBalancerIp | Kind::NodePort => {
+                (PolicyField::ExternalTrafficPolicy, claim.external_policy)
+            }
+        };
+        let value = match value {
+            TrafficPolicy::Cluster => PolicyValue::Cluster,
+            TrafficPolicy::Local => PolicyValue::Local,
+        };
+        Self { field, value, short_circuit }
+    }
+}
+
+fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<Unused> {
+    let found = claim.unused(policy).into_iter();
+    found
+        .map(|(candidate, why)| {
+            let (reason, zones) = match why {
+                topology::Unused::NotReady => (UnusedReason::NotReady, Vec::new()),
+                topology::Unused::Draining => (UnusedReason::Draining, Vec::new()),
+                topology::Unused::Gone => (UnusedReason::Gone, Vec::new()),
+                topology::Unused::OnAnotherNode => (UnusedReason::OnAnotherNode, Vec::new()),
+                topology::Unused::ForOtherNodes => (UnusedReason::ForOtherNodes, Vec::new()),
+                topology::Unused::ForOtherZones(zones) => {
+                    (UnusedReason::ForOtherZones, zones.names().map(str::to_owned).collect())
+                }
+            };
+            let address = SocketAddr::new(candidate.ip, candidate.port.get());
+            Unused { address, on_this_node: candidate.conditions.local, reason, zones }
+        })
+        .collect()
+}
+
+fn is_at(addresses: &Addresses, is_asked: impl Fn(IpAddr) -> bool) -> bool {
+    let external = addresses.external_ips.iter().chain(&addresses.load_balancer_ips);
+    is_asked(addresses.cluster_ip) || external.copied().any(is_asked)
+}
+
+fn is_from_pod(context: &Context<'_>, settings: &Settings) -> Result<bool, Unanswerable> {
+    let Some(from_pod) = &settings.from_pod else { return Ok(false) };
+    let is_known = context.packet.interface.is_some() || context.is_from_node();
+    let by_interface = |is_theirs: bool| {
+        if is_known { Ok(is_theirs) } else { Err(Unanswerable::Interface(from_pod.clone())) }
+    };
+    let interface = context.input_interface();
+    match from_pod {
+        FromPod::Source(cidr) => Ok(cidr.contains(&context.packet.source)),
+        FromPod::Interface(theirs) => by_interface(interface == theirs),
+        FromPod::InterfacePrefix(prefix) => by_interface(interface.starts_with(prefix.as_str())),
+    }
+}
+
+impl std::fmt::Display for Unanswerable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Families => f.write_str("source and destination are not of the same IP family"),
+            Self::Interface(from_pod) => {
+                let (FromPod::Interface(name) | FromPod::InterfacePrefix(name)) = from_pod else {
+                    return Ok(());
+                };
+                write!(
+                    f,
+                    "the proxy tells pods by the interface their packets come in by ({name:?}): \
+                     say with --interface which one this packet comes in by"
+                )
+            }
+            Self::Loopback => f.write_str("only the node itself can send to its loopback addresses"),
+        }
+    }
+}
+
+impl std::error::Error for Unanswerable {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! The reasons for a walk through upstream's chains: each rule belongs to a service port, and its chain says what it is for.
+
+use std::collections::BTreeSet;
+
+use model::address::Family;
+use model::cluster::Considered;
+use model::routing::Traffic;
+
+use super::{Answer, Candidate, End, Kind, Masquerade, Question, Reason, Settings};
+use crate::iptables::chains::{
+    EXTERNAL_SERVICES, FIREWALL, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, lower_case,
+};
+use crate::iptables::desired::DesiredRules;
+use crate::iptables::program::{self, Abilities};
+use crate::iptables::rules::EndpointComments;
+use crate::iptables::run::{ListedRule, NOBODY, Path, Tables, run};
+use crate::iptables::saved_rule::SavedRule;
+use crate::walk::{Matched, Verdict};
+
+pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
+    let settings = question.settings.iptables(Family::of(question.destination().ip()));
+    let (node_port_ips, _) = settings.node_port_ips(question.context.addresses);
+    let services = question.concerned.iter();
+    let desired = DesiredRules {
+        tail: settings.tail(&node_port_ips),
+        services: services
+            .map(|it| (it.name.clone(), it.routing.clone(), EndpointComments::Written))
+            .collect(),
+        stale: BTreeSet::new(),
+        settings,
+    };
+    let listings = desired.tables();
+    let tables = Tables::desired(&listings);
+    let walk = run(&tables, &question.context, NOBODY);
+    let stopped = walk.paths.iter().find(|path| path.verdict != Verdict::Accept);
+    let forwarded: Vec<_> = walk.paths.iter().filter(|path| path.is_forwarded()).collect();
+    let Some(path) = forwarded.first().copied().or(stopped) else { return question.untouched() };
+    let chains = shown(path);
+    if forwarded.is_empty() {
+        let (reason, matched) = stop(question, path);
+        return Answer { matched, end: End::Stopped(path.verdict.into(), reason), chains, otherwise: None };
+    }
+    let candidates = forwarded.iter().filter_map(|path| {
+        let masquerade = path.is_masqueraded.then(|| masquerade(question, path)).flatten();
+        Some(Candidate { address: path.endpoint?, probability: path.probability, masquerade })
+    });
+    let candidates = candidates.collect();
+    let matched = translation(question, path);
+    let is_local = path.chains.iter().any(|chain| Purpose::of(chain) == Some(Purpose::Local));
+    let traffic = if is_local { Traffic::ToLocal } else { Traffic::ToCluster };
+    let short_circuit = !is_local
+        && matched.is_some_and(|(claim, kind)| kind != Kind::ClusterIp && claim.routing.preserves_client);
+    let end = End::Translated { candidates, traffic, short_circuit };
+    let rest = walk.paths.iter().find(|path| !path.is_forwarded());
+    Answer { matched, end, chains, otherwise: rest.map(|path| path.verdict.into()) }
+}
+
+impl Settings {
+    fn iptables(&self, family: Family) -> program::Settings {
+        program::Settings {
+            family,
+            mark: self.mark,
+            masquerade_all: self.masquerade_all,
+            from_pod: self.from_pod.clone(),
+            localhost_node_ports: self.serves_localhost,
+            node_port_addresses: self.node_port_addresses.clone(),
+            abilities: Abilities::default(),
+        }
+    }
+}
+
+/// Without the kernel's own chains, and without those of endpoints, of which there is one for each.
+fn shown(path: &Path<'_>) -> Vec<String> {
+    let is_shown = |name: &&&str| name.starts_with("KUBE-") && Purpose::of(name) != Some(Purpose::Endpoint);
+    path.chains.iter().filter(is_shown).map(|name| (*name).to_owned()).collect()
+}
+
+/// The rule that led to the translation from a chain that all service ports share.
+fn translation<'q>(question: &'q Question<'q>, path: &Path<'_>) -> Option<(&'q Considered<'q>, Kind)> {
+    let target =
+        |matched: &Matched<'_, ListedRule<'_>>| SavedRule::parse(&matched.rule.text).target() == Some("DNAT");
+    let end = path.rules.iter().position(target)?;
+    let before = path.rules.iter().take(end).rev();
+    let (entry, owner) = before
+        .filter(|matched| [SERVICES, NODE_PORTS].contains(&matched.chain))
+        .find_map(|matched| Some((matched, owner(question, matched)?)))?;
+    let rule = SavedRule::parse(&entry.rule.text);
+    let says = |what: &str| rule.comment().is_some_and(|comment| comment.ends_with(what));
+    let kind = match entry.chain {
+        NODE_PORTS => Kind::NodePort,
+        _ if says(" loadbalancer IP") => Kind::LoadBalancerIp,
+        _ if says(" external IP") => Kind::ExternalIp,
+        _ => Kind::ClusterIp,
+    };
+    Some((owner, kind))
+}
+
+/// The service port that a rule belongs to: its comment begins with the name.
+fn owner<'q>(
+    question: &'q Question<'q>,
+    matched: &Matched<'_, ListedRule<'_>>,
+) -> Option<&'q Considered<'q>> {
+    let rule = SavedRule::parse(&matched.rule.text);
+    let (comment, protocol) = (rule.comment()?, rule.value("-p")?);
+    let name = comment.split(' ').next()?;
+    let mut claims = question.concerned.iter();
+    claims.find(|claim| lower_case(claim.name.protocol) == protocol && claim.name.to_string() == name)
+}
+
+/// Why a path is masqueraded: by the first rule that marks it.
+fn masquerade(question: &Question<'_>, path: &Path<'_>) -> Option<Masquerade> {
+    let is_mark = |matched: &&Matched<'_, ListedRule<'_>>| {
+        SavedRule::parse(&matched.rule.text).target() == Some(MARK_MASQ)
+    };
+    let matched = path.rules.iter().find(is_mark)?;
+    let rule = SavedRule::parse(&matched.rule.text);
+    Some(match Purpose::of(matched.chain)? {
+        Purpose::Endpoint => Masquerade::Hairpin,
+        Purpose::External if rule.value("--src-type").is_some() => Masquerade::FromNode,
+        Purpose::External | Purpose::Firewall => Masquerade::External,
+        Purpose::Cluster | Purpose::Local if question.settings.masquerade_all => Masquerade::All,
+        Purpose::Cluster | Purpose::Local => Masquerade::NotFromPod,
+    })
+}
+
+/// Why a path is stopped, and whose frontend it is sent to.
+fn stop<'q>(question: &'q Question<'q>, path: &Path<'_>) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
+    let Some(matched) = path.rules.last() else { return (Reason::NoService, None) };
+    let owner = owner(question, matched);
+    let refusal =
+        if path.verdict == Verdict::Reject { Reason::NoEndpoints } else { Reason::NoLocalEndpoints };
+    let (reason, kind) = match matched.chain {
+        FIREWALL => return (Reason::LoopbackOnly, None),
+        PROXY_FIREWALL => {
+            let is_admitted = owner.is_some_and(|claim| question.is_admitted(&claim.routing));
+            let reason = if is_admitted { Reason::NoLocalEndpoints } else { Reason::NotInSourceRanges };
+            (reason, Kind::LoadBalancerIp)
+        }
+        EXTERNAL_SERVICES if SavedRule::parse(&matched.rule.text).value("--dst-type").is_some() => {
+            (refusal, Kind::NodePort)
+        }
+        EXTERNAL_SERVICES => {
+            let ip = path.destination(question.context.packet).ip();
+            let is_external = owner.is_some_and(|it| it.routing.addresses.external_ips.contains(&ip));
+            (refusal, if is_external { Kind::ExternalIp } else { Kind::LoadBalancerIp })
+        }
+        _ => (refusal, Kind::ClusterIp),
+    };
+    (reason, owner.map(|owner| (owner, kind)))
+}

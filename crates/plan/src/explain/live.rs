@@ -1,0 +1,133 @@
+//! What the kernel as it is would do with a packet, compared with what it should do: the same interpreters, run over what the
+//! kernel holds.
+//!
+//! In nftables mode the sets are read; that the rules are the program's is what `verify` finds out. In iptables mode the
+//! rules themselves are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use model::address::Family;
+use model::local::FromPod;
+use model::names::Protocol;
+use serde::{Deserialize, Serialize};
+
+use super::{Explanation, Fate, PacketContext, PodsBy};
+use crate::iptables::run::{self as iptables, NOBODY, Tables};
+use crate::mark::Mark;
+use crate::nftables::program::{Program, Settings};
+use crate::nftables::run::{self as nftables, Sets};
+use crate::nftables::timeouts;
+use crate::walk::{Context, Packet, Walk};
+
+/// What the kernel would do, and whether that is what it should.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Live {
+    pub agrees: bool,
+    pub fate: Fate,
+    pub endpoints: BTreeSet<SocketAddr>,
+    /// Those of them that see an address of this node instead of the client's.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub masqueraded: BTreeSet<SocketAddr>,
+    /// By chance it is forwarded or not: something is missing.
+    pub may_miss: bool,
+    /// Rules of ours that were met and are not understood: someone else has written them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_understood: Vec<String>,
+    /// Rules of another mode that were not followed, if it does not agree: they may be those that serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_followed: Option<String>,
+}
+
+impl Live {
+    fn new<Rule, Change>(explanation: &Explanation, walk: Walk<'_, Rule, Change>) -> Self {
+        let forwarded = walk.paths.iter().filter(|path| path.is_forwarded());
+        let found: BTreeMap<SocketAddr, bool> =
+            forwarded.filter_map(|path| Some((path.endpoint?, path.is_masqueraded))).collect();
+        let targets = explanation.endpoints.iter();
+        let expected: BTreeMap<SocketAddr, bool> =
+            targets.map(|target| (target.address, target.masquerade.is_some())).collect();
+        let rest = walk.paths.iter().find(|path| !path.is_forwarded()).map(|path| Fate::from(path.verdict));
+        let fate = if found.is_empty() { rest.unwrap_or(Fate::Untouched) } else { Fate::Forwarded };
+        let otherwise = rest.filter(|_| fate == Fate::Forwarded);
+        let masqueraded = found.iter().filter(|(_, is_masqueraded)| **is_masqueraded);
+        Self {
+            agrees: fate == explanation.fate
+                && found == expected
+                && otherwise == explanation.otherwise
+                && walk.not_understood.is_empty(),
+            fate,
+            masqueraded: masqueraded.map(|(address, _)| *address).collect(),
+            endpoints: found.into_keys().collect(),
+            may_miss: otherwise.is_some(),
+            not_understood: walk.not_understood,
+            not_followed: None,
+        }
+    }
+
+    /// Where there are no rules, nothing happens to a packet.
+    pub fn without_rules(explanation: &Explanation) -> Self {
+        Self {
+            agrees: explanation.fate == Fate::Untouched,
+            fate: Fate::Untouched,
+            endpoints: BTreeSet::new(),
+            masqueraded: BTreeSet::new(),
+            may_miss: false,
+            not_understood: Vec::new(),
+            not_followed: None,
+        }
+    }
+}
+
+/// What the kernel's sets lead the packet to. `addresses` are all that the node has.
+pub fn through_sets<S: Sets>(
+    explanation: &Explanation,
+    addresses: &[IpAddr],
+    sets: &mut S,
+) -> Result<Live, S::Error> {
+    // Which timeouts are in use is known by the sets; a chain that no packet comes to costs little.
+    let program = Program::new(&explanation.settings(), &timeouts::all());
+    let packet = explanation.packet();
+    let walk = nftables::run(&program, &Context::new(&packet, addresses), sets)?;
+    Ok(Live::new(explanation, walk))
+}
+
+/// What the kernel's rules lead the packet to: `nat` and `filter` are what `iptables-save` prints of the two tables.
+pub fn through_rules(explanation: &Explanation, nat: &str, filter: &str, addresses: &[IpAddr]) -> Live {
+    let tables = Tables::saved(nat, filter);
+    let packet = explanation.packet();
+    let walk = iptables::run(&tables, &Context::new(&packet, addresses), NOBODY);
+    Live::new(explanation, walk)
+}
+
+impl Explanation {
+    fn packet(&self) -> Packet {
+        let protocol = match &*self.protocol {
+            "udp" => Protocol::Udp,
+            "sctp" => Protocol::Sctp,
+            _ => Protocol::Tcp,
+        };
+        Packet {
+            source: self.source,
+            protocol,
+            destination: self.destination,
+            interface: self.context.interface.clone(),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let PacketContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
+        Settings {
+            family: Family::of(self.destination.ip()),
+            mark: Mark::from_bits(*mark),
+            masquerade_all: *masquerade_all,
+            from_pod: from_pod.as_ref().and_then(|by| match by {
+                PodsBy::Cidr(cidr) => cidr.parse().ok().map(FromPod::Source),
+                PodsBy::Interface(name) => Some(FromPod::Interface(name.clone())),
+                PodsBy::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+            }),
+            node_ports_everywhere: *node_ports_everywhere,
+        }
+    }
+}

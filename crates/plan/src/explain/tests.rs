@@ -1,0 +1,598 @@
+use std::collections::BTreeSet;
+
+use model::api;
+use model::cluster::Here;
+use model::event::{Event, Kind as Objects};
+
+use super::live::{Live, through_rules, through_sets};
+use super::*;
+use crate::iptables::chains::Jump;
+use crate::iptables::desired::DesiredRules;
+use crate::iptables::listing::Listing;
+use crate::iptables::rules::EndpointComments;
+use crate::nftables::desired_sets::DesiredSets;
+use crate::nftables::plan::Plan;
+use crate::nftables::run::{Sets, Slots};
+use crate::nftables::sets::{Bank, Element, Key, Set};
+use crate::nftables::slots::shares;
+
+const NODE: &str = "192.0.2.11";
+const POD: &str = "10.244.0.9";
+const CLIENT: &str = "203.0.113.9";
+
+/// A node with one service, `shop/web`, with every kind of frontend.
+struct World {
+    settings: Settings,
+    service: api::Service,
+    endpoints: Vec<api::Endpoint>,
+    service_cidr: bool,
+}
+
+fn world(mode: Mode, endpoints: &[&str]) -> World {
+    let service = "
+        metadata: {namespace: shop, name: web}
+        spec:
+          type: LoadBalancer
+          clusterIP: 10.96.0.10
+          externalIPs: [198.51.100.1]
+          ports: [{name: http, port: 80, nodePort: 30080}]
+          healthCheckNodePort: 30999
+        status: {loadBalancer: {ingress: [{ip: 198.51.100.2}]}}";
+    World {
+        settings: Settings {
+            mode,
+            mark: Mark::from_bit(14).unwrap(),
+            masquerade_all: false,
+            from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
+            node_port_addresses: NodePortAddresses::new(Family::V4, &[]),
+            serves_localhost: mode == Mode::Iptables,
+        },
+        service: serde_saphyr::from_str(service).unwrap(),
+        endpoints: endpoints.iter().map(|text| endpoint(text)).collect(),
+        service_cidr: false,
+    }
+}
+
+/// `10.244.0.5` is here, `10.244.1.5` elsewhere; `not-ready`, `draining`, `zone-a` and the like may follow.
+fn endpoint(text: &str) -> api::Endpoint {
+    let mut words = text.split(' ');
+    let ip = words.next().unwrap();
+    let node = if ip.starts_with("10.244.0.") || ip == NODE { "here" } else { "elsewhere" };
+    let mut endpoint = api::Endpoint {
+        addresses: vec![ip.into()],
+        node_name: Some(node.into()),
+        ..api::Endpoint::default()
+    };
+    for word in words {
+        let conditions = &mut endpoint.conditions;
+        match word {
+            "not-ready" => (conditions.ready, conditions.serving) = (Some(false), Some(false)),
+            "draining" => (conditions.ready, conditions.terminating) = (Some(false), Some(true)),
+            zone => endpoint.hints.for_zones.push(api::Hint { name: zone.into() }),
+        }
+    }
+    endpoint
+}
+
+impl World {
+    fn external_local(mut self) -> Self {
+        self.service.spec.external_traffic_policy = Some("Local".into());
+        self
+    }
+
+    fn internal_local(mut self) -> Self {
+        self.service.spec.internal_traffic_policy = Some("Local".into());
+        self
+    }
+
+    fn ranges(mut self, range: &str) -> Self {
+        self.service.spec.load_balancer_source_ranges = vec![range.into()];
+        self
+    }
+
+    fn cluster(&self) -> Cluster {
+        let mut cluster = Cluster::new(Here {
+            family: Family::V4,
+            node_name: "here".into(),
+            node_ip: NODE.parse().unwrap(),
+            serve_external_ips: true,
+            started: Default::default(),
+        });
+        let mut slice: api::EndpointSlice = serde_saphyr::from_str(
+            "metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+             \naddressType: IPv4\nports: [{name: http, port: 8080}]",
+        )
+        .unwrap();
+        slice.endpoints = self.endpoints.clone();
+        let mut node: api::Node = api::Node::default();
+        node.metadata.labels.zone = Some("a".into());
+        let mut events = vec![
+            Event::ServiceApplied(self.service.clone().into()),
+            Event::SliceApplied(slice.into()),
+            Event::NodeApplied(node.into()),
+            Event::Listed(Objects::Service),
+            Event::Listed(Objects::EndpointSlice),
+        ];
+        if self.service_cidr {
+            let cidr = "metadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}";
+            events.push(Event::ServiceCidrApplied(serde_saphyr::from_str(cidr).unwrap()));
+        }
+        for event in &events {
+            assert_eq!(cluster.apply(event), []);
+        }
+        cluster
+    }
+
+    fn explain(&self, from: &str, to: &str) -> Explanation {
+        self.try_explain(from, to, None).unwrap()
+    }
+
+    fn try_explain(
+        &self,
+        from: &str,
+        to: &str,
+        interface: Option<&str>,
+    ) -> Result<Explanation, Unanswerable> {
+        let packet = Packet {
+            source: from.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            destination: to.parse().unwrap(),
+            interface: interface.map(Into::into),
+        };
+        explain(&packet, &self.settings, &addresses(), &self.cluster())
+    }
+
+    fn brief(&self, from: &str, to: &str) -> String {
+        brief(&self.explain(from, to))
+    }
+}
+
+fn addresses() -> [IpAddr; 3] {
+    [NODE, "192.0.2.12", "127.0.0.1"].map(|ip| ip.parse().unwrap())
+}
+
+/// `10.244.0.5 External`, `Refused NoEndpoints`.
+fn brief(explanation: &Explanation) -> String {
+    if explanation.fate != Fate::Forwarded {
+        return format!("{:?} {:?}", explanation.fate, explanation.reason.unwrap());
+    }
+    let targets = explanation.endpoints.iter().map(|target| match target.masquerade {
+        Some(why) => format!("{} {why:?}", target.address.ip()),
+        None => target.address.ip().to_string(),
+    });
+    targets.collect::<Vec<_>>().join(", ")
+}
+
+const MODES: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
+const CLUSTER_IP: &str = "10.96.0.10:80";
+const EXTERNAL_IP: &str = "198.51.100.1:80";
+const BALANCER: &str = "198.51.100.2:80";
+const NODE_PORT: &str = "192.0.2.11:30080";
+const EXTERNAL: [&str; 3] = [EXTERNAL_IP, BALANCER, NODE_PORT];
+const BOTH: [&str; 2] = ["10.244.0.5", "10.244.1.5"];
+
+#[test]
+fn policy_and_origin_decide_who_answers_and_whom_they_see() {
+    for mode in MODES {
+        let plain = world(mode, &BOTH);
+        let local = world(mode, &BOTH).external_local();
+        let inside = world(mode, &BOTH).internal_local();
+        for (world, from, to, want) in [
+            (&plain, POD, CLUSTER_IP, "10.244.0.5, 10.244.1.5"),
+            (&plain, CLIENT, CLUSTER_IP, "10.244.0.5 NotFromPod, 10.244.1.5 NotFromPod"),
+            (&plain, NODE, CLUSTER_IP, "10.244.0.5 NotFromPod, 10.244.1.5 NotFromPod"),
+            (&plain, "10.244.0.5", CLUSTER_IP, "10.244.0.5 Hairpin, 10.244.1.5"),
+            (&inside, POD, CLUSTER_IP, "10.244.0.5"),
+            (&inside, CLIENT, EXTERNAL_IP, "10.244.0.5 External, 10.244.1.5 External"),
+        ] {
+            assert_eq!(world.brief(from, to), want, "{mode:?} {from} {to}");
+        }
+        for to in EXTERNAL {
+            let masqueraded = "10.244.0.5 External, 10.244.1.5 External";
+            for from in [POD, CLIENT, NODE] {
+                assert_eq!(plain.brief(from, to), masqueraded, "{mode:?} {from} {to}");
+            }
+            assert_eq!(local.brief(CLIENT, to), "10.244.0.5", "{mode:?} {to}");
+            assert_eq!(local.brief(POD, to), "10.244.0.5, 10.244.1.5", "{mode:?} {to}");
+            assert_eq!(local.brief(NODE, to), "10.244.0.5 FromNode, 10.244.1.5 FromNode", "{mode:?} {to}");
+        }
+    }
+}
+
+#[test]
+fn what_nobody_answers_is_refused_or_dropped_as_the_modes_do() {
+    use Mode::{Iptables, Nftables};
+    for mode in MODES {
+        let none = world(mode, &["10.244.0.5 not-ready"]);
+        let elsewhere = world(mode, &["10.244.1.5"]).internal_local().external_local();
+        for from in [POD, CLIENT, NODE] {
+            assert_eq!(none.brief(from, CLUSTER_IP), "Refused NoEndpoints", "{mode:?} {from}");
+            assert_eq!(none.brief(from, NODE_PORT), "Refused NoEndpoints", "{mode:?} {from}");
+            assert_eq!(elsewhere.brief(from, CLUSTER_IP), "Dropped NoLocalEndpoints", "{mode:?} {from}");
+        }
+        for to in EXTERNAL {
+            assert_eq!(none.brief(CLIENT, to), "Refused NoEndpoints", "{mode:?} {to}");
+            assert_eq!(elsewhere.brief(CLIENT, to), "Dropped NoLocalEndpoints", "{mode:?} {to}");
+            assert_eq!(elsewhere.brief(POD, to), "10.244.1.5", "{mode:?} {to}");
+        }
+    }
+    let none = |mode| world(mode, &[]);
+    assert_eq!(none(Nftables).brief(NODE, EXTERNAL_IP), "Refused NoEndpoints");
+    assert_eq!(none(Iptables).brief(NODE, EXTERNAL_IP), "Untouched UncheckedFromNode");
+}
+
+#[test]
+fn source_ranges_close_the_load_balancers_ip_and_nothing_else() {
+    for mode in MODES {
+        let closed = world(mode, &BOTH).ranges("203.0.113.0/24");
+        let forwarded = "10.244.0.5 External, 10.244.1.5 External";
+        assert_eq!(closed.brief(CLIENT, BALANCER), forwarded);
+        assert_eq!(closed.brief(POD, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(NODE, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(POD, EXTERNAL_IP), forwarded);
+    }
+    // In iptables mode a service without endpoints has no such chain.
+    let empty = |mode| world(mode, &[]).ranges("203.0.113.0/24");
+    assert_eq!(empty(Mode::Nftables).brief(POD, BALANCER), "Dropped NotInSourceRanges");
+    assert_eq!(empty(Mode::Iptables).brief(POD, BALANCER), "Refused NoEndpoints");
+}
+
+#[test]
+fn what_no_service_asks_for_is_left_alone_unless_it_must_be_a_mistake() {
+    for (to, nftables, iptables) in [
+        ("10.96.0.10:81", "Refused NoSuchPort", "Untouched NoSuchPort"),
+        ("10.96.0.99:80", "Dropped UnusedClusterIp", "Untouched NoService"),
+        ("198.51.100.1:81", "Untouched NoService", "Untouched NoService"),
+        ("192.0.2.11:80", "Untouched NoService", "Untouched NoService"),
+    ] {
+        for (mode, want) in [(Mode::Nftables, nftables), (Mode::Iptables, iptables)] {
+            let world = World { service_cidr: true, ..world(mode, &BOTH) };
+            assert_eq!(world.brief(POD, to), want, "{mode:?} {to}");
+        }
+    }
+}
+
+#[test]
+fn node_ports_answer_where_they_are_served() {
+    for mode in MODES {
+        let mut some = world(mode, &BOTH);
+        some.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.11/32".parse().unwrap()]);
+        some.settings.serves_localhost = false;
+        assert!(some.brief(CLIENT, NODE_PORT).contains("External"));
+        assert_eq!(some.brief(CLIENT, "192.0.2.12:30080"), "Untouched NodePortNotServedHere");
+        assert_eq!(some.brief("127.0.0.1", "127.0.0.1:30080"), "Untouched NodePortNotServedHere");
+    }
+    let everywhere = |mode| world(mode, &BOTH).brief("127.0.0.1", "127.0.0.1:30080");
+    assert_eq!(everywhere(Mode::Nftables), "Untouched NodePortNotServedHere");
+    assert_eq!(everywhere(Mode::Iptables), "10.244.0.5 External, 10.244.1.5 External");
+}
+
+#[test]
+fn what_is_delivered_to_the_node_itself_keeps_its_source() {
+    for mode in MODES {
+        let world = world(mode, &[NODE]);
+        assert_eq!(world.brief(CLIENT, NODE_PORT), NODE);
+        assert_eq!(world.brief(NODE, NODE_PORT), "192.0.2.11 External");
+    }
+    // What the node sends to itself meets more rules after the one that masquerades.
+    for mode in MODES {
+        let mut world = world(mode, &[NODE]);
+        world.settings.from_pod = None;
+        assert_eq!(world.brief(NODE, CLUSTER_IP), "192.0.2.11 Hairpin", "{mode:?}");
+    }
+}
+
+#[test]
+fn endpoints_that_are_left_out_are_told_with_the_reason() {
+    let all = ["10.244.0.5 a", "10.244.0.6 not-ready", "10.244.1.7 draining", "10.244.1.8 b c"];
+    let explanation = world(Mode::Nftables, &all).explain(POD, CLUSTER_IP);
+    assert_eq!(brief(&explanation), "10.244.0.5");
+    let unused: Vec<_> = (explanation.unused.iter())
+        .map(|one| (one.address.to_string(), one.reason, one.zones.join(" ")))
+        .collect();
+    assert_eq!(
+        unused,
+        [
+            ("10.244.0.6:8080".into(), UnusedReason::NotReady, String::new()),
+            ("10.244.1.7:8080".into(), UnusedReason::Draining, String::new()),
+            ("10.244.1.8:8080".into(), UnusedReason::ForOtherZones, "b c".into()),
+        ]
+    );
+    let local = world(Mode::Nftables, &["10.244.0.5", "10.244.1.5"]).external_local();
+    let explanation = local.explain(CLIENT, NODE_PORT);
+    assert_eq!(explanation.unused.len(), 1);
+    assert_eq!(explanation.unused[0].reason, UnusedReason::OnAnotherNode);
+}
+
+#[test]
+fn chances_add_up() {
+    let explanation =
+        world(Mode::Nftables, &["10.244.0.5", "10.244.0.6", "10.244.1.7"]).explain(POD, CLUSTER_IP);
+    let sum: f64 = explanation.endpoints.iter().map(|target| target.probability).sum();
+    assert!((sum - 1.0).abs() < 1e-9, "{sum}");
+}
+
+#[test]
+fn pods_told_by_their_interface_are_told_if_it_is_known() {
+    for mode in MODES {
+        let mut world = world(mode, &BOTH);
+        world.settings.from_pod = Some(FromPod::InterfacePrefix("veth".into()));
+        let origin = |from, interface| {
+            world.try_explain(from, CLUSTER_IP, interface).map(|explanation| explanation.origin)
+        };
+        assert_eq!(origin(CLIENT, Some("veth3")), Ok(Origin::Pod));
+        assert_eq!(origin(POD, Some("eth0")), Ok(Origin::Elsewhere));
+        assert_eq!(origin(NODE, None), Ok(Origin::Node));
+        assert!(matches!(origin(POD, None), Err(Unanswerable::Interface(_))));
+        world.settings.from_pod = None;
+        let explanation = world.explain(POD, CLUSTER_IP);
+        assert_eq!((explanation.origin, &*brief(&explanation)), (Origin::Unknown, "10.244.0.5, 10.244.1.5"));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_no_packet() {
+    let world = world(Mode::Nftables, &BOTH);
+    assert_eq!(world.try_explain("fd00::1", CLUSTER_IP, None), Err(Unanswerable::Families));
+    assert_eq!(world.try_explain(POD, "127.0.0.1:30080", None), Err(Unanswerable::Loopback));
+}
+
+/// A kernel's sets, as the plan for a world wants them, without some elements.
+struct Table<'a> {
+    desired: DesiredSets<'a>,
+    is_missing: &'a dyn Fn(&Element) -> bool,
+}
+
+impl Sets for Table<'_> {
+    type Error = std::convert::Infallible;
+
+    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error> {
+        Ok(self.desired.find(set, key)?.filter(|element| !(self.is_missing)(element)))
+    }
+
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error> {
+        let slots = self.desired.slots(map, frontend)?;
+        let element = |(slot, to): &(u32, SocketAddr)| {
+            let port = model::names::Port::from_api(to.port().into()).unwrap();
+            let endpoint = model::routing::Endpoint { ip: to.ip(), local: false, port };
+            Element::pair(map, frontend.slot(*slot), &endpoint)
+        };
+        Ok(slots.iter().filter(|slot| !(self.is_missing)(&element(slot))).copied().collect())
+    }
+}
+
+/// What a kernel does that holds what the plan for this world wants, but for what is missing.
+fn live(world: &World, explanation: &Explanation, is_missing: &dyn Fn(&Element) -> bool) -> Live {
+    let mut cluster = world.cluster();
+    let mut plan = Plan::default();
+    plan.replace(cluster.take_changes().routings);
+    let cidrs = cluster.service_cidrs();
+    let desired = DesiredSets::new(&plan, Family::V4, &cidrs, &[]);
+    through_sets(explanation, &addresses(), &mut Table { desired, is_missing }).unwrap()
+}
+
+/// Everyone to everything.
+fn packets() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let to =
+        [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80", "198.51.100.1:81"];
+    [POD, "10.244.0.5", CLIENT, NODE].into_iter().flat_map(move |from| to.map(|to| (from, to)))
+}
+
+fn worlds(mode: Mode) -> Vec<World> {
+    let endpoints: [&[&str]; 4] =
+        [&BOTH, &["10.244.1.5"], &[], &["10.244.0.5 b", "10.244.1.5 a", "10.244.1.6 a"]];
+    let of = |endpoints: &[&str]| {
+        let plain = || world(mode, endpoints);
+        [
+            plain(),
+            plain().internal_local(),
+            plain().external_local(),
+            plain().external_local().ranges("203.0.113.0/24"),
+            World { service_cidr: true, ..plain().ranges("10.244.0.0/16") },
+        ]
+    };
+    endpoints.into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn what_the_plan_puts_into_sets_leads_where_the_explanation_says() {
+    for world in worlds(Mode::Nftables) {
+        for (from, to) in packets() {
+            let explanation = world.explain(from, to);
+            let live = live(&world, &explanation, &|_| false);
+            assert!(live.agrees, "{live:?}\n{explanation:#?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_from_sets_shows() {
+    let world = world(Mode::Nftables, &BOTH);
+    let explanation = world.explain(POD, CLUSTER_IP);
+    for (set, fate) in
+        [(Set::Endpoints(Bank::Addresses), Fate::Dropped), (Set::Frontends(Bank::Addresses), Fate::Refused)]
+    {
+        let live = live(&world, &explanation, &|element| element.set == set);
+        assert_eq!((live.agrees, live.fate), (false, fate), "{set:?}");
+    }
+    let gone = |element: &Element| element.endpoint().is_some_and(|(ip, _)| ip.to_string() == "10.244.1.5");
+    let half = live(&world, &explanation, &gone);
+    assert!(!half.agrees && half.may_miss);
+    assert_eq!(half.endpoints, ["10.244.0.5:8080".parse().unwrap()].into());
+    let explanation = world.explain("10.244.0.5", CLUSTER_IP);
+    let seen = live(&world, &explanation, &|element| element.set == Set::Hairpin);
+    assert!(!seen.agrees && seen.masqueraded.is_empty());
+}
+
+/// The tables of a world, as `iptables-save` prints them.
+fn rules(world: &World) -> [String; 2] {
+    let settings = crate::iptables::program::Settings {
+        family: Family::V4,
+        mark: world.settings.mark,
+        masquerade_all: false,
+        from_pod: world.settings.from_pod.clone(),
+        localhost_node_ports: true,
+        node_port_addresses: world.settings.node_port_addresses.clone(),
+        abilities: Default::default(),
+    };
+    let routings = world.cluster().take_changes().routings.into_iter();
+    let desired = DesiredRules {
+        tail: settings.tail(&[]),
+        services: routings.map(|(name, it)| (name, it.unwrap(), EndpointComments::Written)).collect(),
+        stale: BTreeSet::new(),
+        settings,
+    };
+    let [filter, nat] = desired.tables();
+    [("nat", nat), ("filter", filter)].map(|(table, Listing(chains))| {
+        let jumps = Jump::ALL.into_iter().rev().filter(|jump| jump.table.name() == table);
+        let mut text: String = jumps.map(|jump| jump.saved() + "\n").collect();
+        for (name, rules) in chains {
+            text += &format!(":{name} - [0:0]\n");
+            text.extend(rules.iter().map(|rule| format!("-A {name} {rule}\n")));
+        }
+        text
+    })
+}
+
+#[test]
+fn rules_lead_where_the_explanation_says() {
+    for world in worlds(Mode::Iptables) {
+        let [nat, filter] = rules(&world);
+        for (from, to) in packets() {
+            let explanation = world.explain(from, to);
+            let live = through_rules(&explanation, &nat, &filter, &addresses());
+            assert!(live.agrees, "{live:?}\n{explanation:#?}\n{nat}{filter}");
+        }
+    }
+}
+
+#[test]
+fn a_rule_that_is_missing_shows() {
+    let world = world(Mode::Iptables, &BOTH);
+    let [nat, filter] = rules(&world);
+    let explanation = world.explain(POD, CLUSTER_IP);
+    let live = |nat: &str| through_rules(&explanation, nat, &filter, &addresses());
+    assert!(live(&nat).agrees);
+    // The last endpoint takes what chance has left; without it, that goes nowhere.
+    let without: Vec<&str> = nat.lines().filter(|line| !line.contains("-> 10.244.1.5:8080")).collect();
+    assert!(without.len() < nat.lines().count());
+    let found = live(&without.join("\n"));
+    assert!(!found.agrees && found.may_miss, "{found:?}");
+    assert_eq!(live("").fate, Fate::Untouched);
+    let unmarked = nat.replace("-j MARK --set-xmark 0x4000/0x4000", "-j CONNMARK --save-mark");
+    let found = live(&unmarked);
+    assert!(found.agrees, "a pod's packet is not marked: {found:?}");
+    let explanation = world.explain(CLIENT, CLUSTER_IP);
+    let found = through_rules(&explanation, &unmarked, &filter, &addresses());
+    assert_eq!((found.agrees, &*found.not_understood), (false, &["-j CONNMARK --save-mark".to_owned()][..]));
+}
+
+#[test]
+fn a_health_check_is_answered_by_the_proxy_itself() {
+    let status = |explanation: &Explanation| explanation.health_check.as_ref().map(|check| check.status);
+    for mode in [Mode::Nftables, Mode::Iptables] {
+        for (endpoints, want) in [(&["10.244.0.5"][..], 200), (&["10.244.0.5 not-ready", "10.244.1.5"], 503)]
+        {
+            let world = world(mode, endpoints).external_local();
+            let explanation = world.explain(CLIENT, "192.0.2.11:30999");
+            assert_eq!(brief(&explanation), "Untouched HealthCheck", "{mode:?}");
+            assert_eq!(status(&explanation), Some(want), "{mode:?} {endpoints:?}");
+        }
+        let mut elsewhere = world(mode, &["10.244.0.5"]).external_local();
+        elsewhere.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.12/32".parse().unwrap()]);
+        for (world, to) in [
+            (&world(mode, &["10.244.0.5"]), "192.0.2.11:30999"),
+            (&world(mode, &["10.244.0.5"]).external_local(), "198.51.100.2:30999"),
+            (&elsewhere, "192.0.2.11:30999"),
+        ] {
+            let explanation = world.explain(CLIENT, to);
+            assert_eq!(
+                (brief(&explanation).as_str(), status(&explanation)),
+                ("Untouched NoService", None),
+                "{to}"
+            );
+        }
+    }
+}
+
+#[test]
+fn chances_are_those_of_the_mode() {
+    let pods: Vec<String> = (1..=17).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for (mode, want) in [(Mode::Iptables, vec![1.0 / 17.0; 17]), (Mode::Nftables, shares(17))] {
+        let explanation = world(mode, &pods).explain(CLIENT, "10.96.0.10:80");
+        let found: Vec<f64> = explanation.endpoints.iter().map(|target| target.probability).collect();
+        // iptables prints ten decimals of each probability, and the kernel keeps multiples of 2^-31.
+        let is_same = found.iter().zip(&want).all(|(found, want)| (found - want).abs() < 1e-7);
+        assert!(found.len() == want.len() && is_same, "{mode:?} {found:?} {want:?}");
+    }
+}
+
+#[test]
+fn who_sits_in_a_likelier_slot_is_likelier() {
+    let pods: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let world = world(Mode::Nftables, &pods);
+    let mut cluster = world.cluster();
+    cluster.take_changes();
+    let (_, routing) = cluster.routings().into_iter().next().unwrap();
+    let mut seats: Vec<_> = routing.cluster.to_vec();
+    seats.rotate_left(2);
+    let packet = Packet {
+        source: CLIENT.parse().unwrap(),
+        protocol: Protocol::Tcp,
+        destination: "10.96.0.10:80".parse().unwrap(),
+        interface: None,
+    };
+    let seated = |_: &ServicePortName| Seats { cluster: &seats, local: &[] };
+    let explanation = explain_in_slots(&packet, &world.settings, &[], &cluster, seated).unwrap();
+    let least = explanation.endpoints.iter().min_by(|a, b| a.probability.total_cmp(&b.probability)).unwrap();
+    assert_eq!(least.address, "10.244.0.2:8080".parse().unwrap());
+}
+
+#[test]
+fn of_several_that_claim_an_address_the_one_that_has_it_is_told_and_why() {
+    use crate::nftables::claims::Precedence;
+    let old = Some("2026-11-16T10:00:00Z");
+    let new = Some("2026-11-16T10:00:01Z");
+    // The other one comes first by name. Both have endpoints.
+    for (mode, created, address, has_it, why) in [
+        (Mode::Nftables, [old, new], "198.51.100.1", "web", Precedence::CreatedFirst),
+        (Mode::Nftables, [new, old], "198.51.100.1", "other", Precedence::CreatedFirst),
+        (Mode::Nftables, [None, None], "198.51.100.1", "other", Precedence::FirstByName),
+        (Mode::Nftables, [new, old], "10.96.0.10", "web", Precedence::ClusterIp),
+        (Mode::Iptables, [old, new], "198.51.100.1", "other", Precedence::FirstRule),
+        (Mode::Iptables, [old, new], "10.96.0.10", "other", Precedence::FirstRule),
+    ] {
+        let mut world = world(mode, &["10.244.0.5"]);
+        world.service.metadata.creation_timestamp = created[0].map(Into::into);
+        let mut cluster = world.cluster();
+        let mut other = world.service.clone();
+        other.metadata.name = "other".into();
+        other.metadata.creation_timestamp = created[1].map(Into::into);
+        other.spec.cluster_ip = "10.96.0.77".into();
+        other.spec.external_ips = vec![address.into()];
+        other.status = api::ServiceStatus::default();
+        let slice: api::EndpointSlice = serde_saphyr::from_str(
+            "metadata: {namespace: shop, name: other-1, labels: {kubernetes.io/service-name: other}}
+             \naddressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.244.0.6]}]",
+        )
+        .unwrap();
+        for event in [Event::ServiceApplied(other.into()), Event::SliceApplied(slice.into())] {
+            cluster.apply(&event);
+        }
+        let packet = Packet {
+            source: CLIENT.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            destination: format!("{address}:80").parse().unwrap(),
+            interface: None,
+        };
+        let addresses = [NODE.parse().unwrap()];
+        let frontend = explain(&packet, &world.settings, &addresses, &cluster).unwrap().frontend.unwrap();
+        assert_eq!((&*frontend.service, frontend.precedence), (has_it, Some(why)), "{mode:?} {created:?}");
+        let denied = if has_it == "web" { "shop/other:http" } else { "shop/web:http" };
+        assert_eq!(frontend.denied_to, [denied]);
+    }
+}

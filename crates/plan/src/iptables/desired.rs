@@ -1,0 +1,85 @@
+//! Everything the tables should hold, by chain and as `iptables-save` prints it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use model::names::ServicePortName;
+use model::routing::Routing;
+
+use crate::iptables::chains::{SERVICES, Table};
+use crate::iptables::listing::{Listing, as_saved};
+use crate::iptables::program::{Fixed, NAT_CHAINS, Settings};
+use crate::iptables::rules::{EndpointComments, Unit};
+
+/// What the desired rules follow from. A snapshot: routings are shared.
+#[derive(Clone, Debug)]
+pub struct DesiredRules {
+    pub settings: Settings,
+    /// In the order of their names.
+    pub services: Vec<(ServicePortName, Arc<Routing>, EndpointComments)>,
+    /// The last rules of nat KUBE-SERVICES.
+    pub tail: Vec<String>,
+    /// Chains that no service port has any more, and that are to be removed later.
+    pub stale: BTreeSet<String>,
+}
+
+impl DesiredRules {
+    /// What the filter and the nat table should hold.
+    pub fn tables(&self) -> [Listing; 2] {
+        let settings = &self.settings;
+        let mut tables = Tables { settings, filter: Listing::default(), nat: Listing::default() };
+        settings.filter_chains().for_each(|chain| _ = tables.chain(Table::Filter, chain));
+        NAT_CHAINS.into_iter().for_each(|chain| _ = tables.chain(Table::Nat, chain));
+        tables.add_fixed(Table::Filter, settings.martians());
+        tables.add_fixed(Table::Nat, settings.masquerading());
+        for (name, routing, comments) in &self.services {
+            tables.add_unit(Unit::render(name, routing, settings, *comments));
+        }
+        for rule in &self.tail {
+            tables.add(Table::Nat, SERVICES, rule);
+        }
+        tables.add_fixed(Table::Filter, settings.forwarding());
+        [tables.filter, tables.nat]
+    }
+}
+
+struct Tables<'a> {
+    settings: &'a Settings,
+    filter: Listing,
+    nat: Listing,
+}
+
+impl Tables<'_> {
+    fn chain(&mut self, table: Table, chain: &str) -> &mut Vec<String> {
+        let Listing(chains) = match table {
+            Table::Filter => &mut self.filter,
+            Table::Nat => &mut self.nat,
+        };
+        chains.entry(chain.to_owned()).or_default()
+    }
+
+    fn add(&mut self, table: Table, chain: &str, rule: &str) {
+        let rule = as_saved(rule, self.settings.family);
+        self.chain(table, chain).push(rule);
+    }
+
+    fn add_fixed(&mut self, table: Table, rules: Vec<Fixed>) {
+        for (chain, rule) in rules {
+            self.add(table, chain, &rule);
+        }
+    }
+
+    fn add_unit(&mut self, unit: Unit) {
+        for line in unit.lines {
+            self.add(line.chain.table(), line.chain.name(), &line.rule);
+        }
+        for chain in unit.chains {
+            let name = chain.name.to_string();
+            self.chain(Table::Nat, &name);
+            let lines = chain.masquerade.as_deref().unwrap_or_default().lines().chain(chain.rules.lines());
+            for (_, rule) in lines.filter_map(|line| line.strip_prefix("-A ")?.split_once(' ')) {
+                self.add(Table::Nat, &name, rule);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the sets should hold, asked for element by element.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use ipnet::IpNet;
+use model::address::Family;
+
+use crate::nftables::elements::{Frontend, Shared, Unit};
+use crate::nftables::plan::Plan;
+use crate::nftables::run::{Sets, Slots};
+use crate::nftables::sets::{Bank, Element, Key, List, Set, Type, address};
+
+/// The sets as a plan wants them. Nothing is remembered of clients.
+#[derive(Debug)]
+pub struct DesiredSets<'a> {
+    plan: &'a Plan,
+    family: Family,
+    service_cidrs: &'a [IpNet],
+    node_port_ips: &'a [IpAddr],
+    /// What has been asked about, sorted.
+    frontends: HashMap<Frontend, Arc<[Element]>, RandomState>,
+    slots: HashMap<(Set, Key), Slots, RandomState>,
+}
+
+impl<'a> DesiredSets<'a> {
+    pub fn new(
+        plan: &'a Plan,
+        family: Family,
+        service_cidrs: &'a [IpNet],
+        node_port_ips: &'a [IpAddr],
+    ) -> Self {
+        let (frontends, slots) = Default::default();
+        Self { plan, family, service_cidrs, node_port_ips, frontends, slots }
+    }
+
+    fn lookup(&mut self, set: Set, key: Key) -> Option<Element> {
+        let bytes = key.as_bytes();
+        let is_there = match set {
+            Set::ClusterIps => self.plan.shares(&Shared::ClusterIp(address(bytes)?)),
+            Set::ServiceCidrs => {
+                let ip = address(bytes)?;
+                self.service_cidrs.iter().any(|cidr| cidr.contains(&ip))
+            }
+            Set::NodePortIps => self.node_port_ips.contains(&address(bytes)?),
+            Set::Hairpin => self.plan.shares(&self.hairpin(key)?),
+            Set::Affinity => false,
+            Set::Timeouts(bank) => {
+                let seconds = Shared::Timeout(bank, u32::from_ne_bytes(bytes.try_into().ok()?));
+                return self.plan.shares(&seconds).then(|| seconds.element());
+            }
+            Set::StickyEndpoints => {
+                let (_, list) = bytes.split_last_chunk::<4>()?;
+                let mut elements = Vec::new();
+                self.plan.sticky_endpoints_of(List::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
+                return elements.into_iter().find(|element| element.key == key);
+            }
+            Set::AllowedSources => {
+                let (frontend, source) = Frontend::from_key(bytes, Bank::Addresses, self.family)?;
+                let (elements, source) = (self.elements(frontend), address(source)?);
+                let admits = |element: &&Element| {
+                    element.range(self.family).is_some_and(|(first, last)| first <= source && source <= last)
+                };
+                return elements.iter().find(admits).copied();
+            }
+            Set::Frontends(bank)
+            | Set::ExternalLocal(bank)
+            | Set::Endpoints(bank)
+            | Set::EndpointsInside(bank)
+            | Set::Sticky(bank)
+            | Set::NoEndpoints(bank)
+            | Set::NoLocalEndpoints(bank) => return self.of_frontend(set, bank, key),
+            Set::Firewalled => return self.of_frontend(set, Bank::Addresses, key),
+        };
+        is_there.then(|| Element::new(set, key))
+    }
+
+    fn hairpin(&self, key: Key) -> Option<Shared> {
+        let length = Type::Address.length(self.family);
+        let (source, rest) = key.as_bytes().split_at_checked(length)?;
+        let (destination, _) = Frontend::from_key(rest, Bank::Addresses, self.family)?;
+        let ip = destination.ip.filter(|ip| address(source) == Some(*ip))?;
+        Some(Shared::Hairpin(ip, destination.protocol, destination.port))
+    }
+
+    fn of_frontend(&mut self, set: Set, bank: Bank, key: Key) -> Option<Element> {
+        let (frontend, _) = Frontend::from_key(key.as_bytes(), bank, self.family)?;
+        let elements = self.elements(frontend);
+        let at = elements.binary_search_by_key(&(set, key), |element| (element.set, element.key)).ok()?;
+        elements.get(at).copied()
+    }
+
+    fn elements(&mut self, frontend: Frontend) -> Arc<[Element]> {
+        let unit = || self.plan.owner_unit(&frontend);
+        let render = |unit: &Unit| {
+            let mut elements = Vec::new();
+            unit.elements_of(&frontend, &mut elements);
+            elements.sort_unstable();
+            elements.into()
+        };
+        self.frontends.entry(frontend).or_insert_with(|| unit().map(render).unwrap_or_default()).clone()
+    }
+}
+
+impl Sets for DesiredSets<'_> {
+    type Error = Infallible;
+
+    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Infallible> {
+        Ok(self.lookup(set, key))
+    }
+
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Infallible> {
+        if let Some(slots) = self.slots.get(&(map, frontend)) {
+            return Ok(slots.clone());
+        }
+        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = map else { return Ok(Slots::default()) };
+        let Some((asked, _)) = Frontend::from_key(frontend.as_bytes(), bank, self.family) else {
+            return Ok(Slots::default());
+        };
+        let elements = self.elements(asked);
+        let of_map = elements.iter().filter(|element| element.set == map);
+        let mut slots: Vec<(u32, SocketAddr)> = of_map
+            .filter_map(Frontend::of_endpoint)
+            .map(|(_, slot, endpoint)| (slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
+            .collect();
+        slots.sort_unstable();
+        let slots: Slots = slots.into();
+        self.slots.insert((map, frontend), slots.clone());
+        Ok(slots)
+    }
+}

@@ -1,0 +1,436 @@
+//! Runs the program over a packet, as the kernel does.
+//!
+//! ```text
+//!   Program ─┐
+//!   Context ─┼─▶ run ─▶ Walk
+//!   Sets ────┘
+//! ```
+//!
+//! Base chains are entered in the order of hooks and priorities. The sets are what should be ([`super::desired`]) or what the
+//! kernel holds; the rules are the same statements that are sent to the kernel.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use model::names::Port;
+
+use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
+use crate::nftables::sets::{Bank, Data, Element, Key, Set};
+use crate::nftables::slots::Draw;
+use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
+use crate::walk::{self, Context, Matched, Verdict};
+
+pub type Walk<'a> = walk::Walk<'a, Rule, AffinityChange>;
+pub type Path<'a> = walk::Path<'a, Rule, AffinityChange>;
+
+/// What the sets of the table hold.
+pub trait Sets {
+    type Error;
+
+    /// The element that has this key or, in a set of ranges, whose range contains it.
+    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error>;
+
+    /// The endpoints that a map has for a frontend.
+    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error>;
+}
+
+/// Endpoints, each with its slot, ordered by slot.
+pub type Slots = Arc<[(u32, SocketAddr)]>;
+
+/// What a packet does to [`Set::Affinity`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AffinityChange {
+    /// An element that is there keeps its endpoint, and only lasts longer: so the kernel does it.
+    Update {
+        key: Key,
+        endpoint: (IpAddr, Port),
+        seconds: u32,
+    },
+    Delete {
+        key: Key,
+    },
+}
+
+/// Deeper than the kernel lets chains jump.
+const MOST_JUMPS: usize = 16;
+
+/// What becomes of the packet.
+pub fn run<'p, S: Sets>(
+    program: &'p Program,
+    context: &Context<'_>,
+    sets: &mut S,
+) -> Result<Walk<'p>, S::Error> {
+    let mut run = Run {
+        chains: program.chains.iter().map(|chain| (&*chain.name, chain)).collect(),
+        program,
+        context,
+        sets,
+        not_understood: Vec::new(),
+    };
+    let mut paths = Vec::new();
+    for path in run.hook(context.first_hook(), !context.has_entry, vec![Path::start(context)])? {
+        let mut on_the_way = vec![path];
+        let destination = on_the_way.first().map(|path| path.destination(context.packet).ip());
+        for point in destination.into_iter().flat_map(|to| context.next_hooks(to)) {
+            // What comes in again has been through nat already.
+            let asks_nat = !context.has_entry && *point != HookPoint::Prerouting;
+            on_the_way = run.hook(*point, asks_nat, on_the_way)?;
+        }
+        paths.extend(on_the_way);
+    }
+    Ok(Walk { paths, not_understood: run.not_understood })
+}
+
+struct Run<'p, 'c, S> {
+    chains: HashMap<&'p str, &'p Chain, RandomState>,
+    program: &'p Program,
+    context: &'c Context<'c>,
+    sets: &'c mut S,
+    not_understood: Vec<String>,
+}
+
+/// What a rule does with a packet.
+enum Effect<'p> {
+    /// A statement did not match, or there was nothing more to do: the next rule.
+    Next,
+    Jump(&'p str),
+    Goto(&'p str),
+    Return,
+    /// The packet is through with the base chain: it has a verdict or a translation, or is past the end.
+    End,
+}
+
+/// Paths that are through with a base chain. Those to the same endpoint with the same mark are one, which has matched the
+/// rules that led there of both.
+#[derive(Default)]
+struct Ended<'p> {
+    paths: Vec<Path<'p>>,
+    translated: HashMap<(SocketAddr, u32), usize, RandomState>,
+}
+
+impl<'p> Ended<'p> {
+    fn push(&mut self, path: Path<'p>) {
+        self.paths.push(path);
+    }
+
+    /// Adds what goes to an endpoint; most of the path is needed only if nothing went there before.
+    fn translate(&mut self, path: &Path<'p>, endpoint: SocketAddr, probability: f64) {
+        let at = self.translated.entry((endpoint, path.mark)).or_insert(self.paths.len());
+        match self.paths.get_mut(*at) {
+            Some(known) => {
+                known.probability += probability;
+                known.rules.extend(path.rules.last());
+            }
+            None => self.paths.push(Path { endpoint: Some(endpoint), probability, ..path.clone() }),
+        }
+    }
+}
+
+impl<'p, S: Sets> Run<'p, '_, S> {
+    /// Sends packets through every base chain of a hook, as far as they get.
+    fn hook(
+        &mut self,
+        point: HookPoint,
+        asks_nat: bool,
+        mut paths: Vec<Path<'p>>,
+    ) -> Result<Vec<Path<'p>>, S::Error> {
+        let hooked = |chain: &&'p Chain| {
+            chain.hook.is_some_and(|hook| {
+                hook.point == point
+                    && match hook.kind {
+                        HookKind::Filter => true,
+                        HookKind::Nat => asks_nat,
+                    }
+            })
+        };
+        let mut base: Vec<&'p Chain> = self.program.chains.iter().filter(hooked).collect();
+        base.sort_by_key(|chain| chain.hook.map(|hook| hook.priority));
+        for chain in base {
+            let mut ended = Ended::default();
+            for path in paths {
+                if path.verdict != Verdict::Accept {
+                    ended.push(path);
+                } else if let Some(path) = self.chain(chain, &mut vec![&chain.name], path, &mut ended)? {
+                    ended.push(path);
+                }
+            }
+            paths = ended.paths;
+        }
+        Ok(paths)
+    }
+
+    /// Runs a chain. Returns the path of what comes to its end, or returns from it.
+    fn chain(
+        &mut self,
+        chain: &'p Chain,
+        stack: &mut Vec<&'p str>,
+        mut path: Path<'p>,
+        ended: &mut Ended<'p>,
+    ) -> Result<Option<Path<'p>>, S::Error> {
+        for (number, rule) in chain.rules.iter().enumerate() {
+            let matched = Matched { chain: &chain.name, number, rule };
+            let depth = stack.len();
+            match self.rule(matched, stack, &mut path, ended)? {
+                Effect::Next => {}
+                Effect::Return => return Ok(Some(path)),
+                Effect::End => return Ok(None),
+                Effect::Jump(to) => {
+                    let Some(to) = self.target(to, stack) else { continue };
+                    let Some(back) = self.chain(to, stack, path, ended)? else { return Ok(None) };
+                    stack.truncate(depth);
+                    path = back;
+                }
+                Effect::Goto(to) => {
+                    let Some(to) = self.target(to, stack) else { continue };
+                    return self.chain(to, stack, path, ended);
+                }
+            }
+        }
+        Ok(Some(path))
+    }
+
+    fn target(&mut self, name: &'p str, stack: &mut Vec<&'p str>) -> Option<&'p Chain> {
+        let chain = self.chains.get(name).copied().filter(|_| stack.len() <= MOST_JUMPS);
+        match chain {
+            Some(chain) => stack.push(&chain.name),
+            None => self.not_understood.push(format!("a jump to {name}")),
+        }
+        chain
+    }
+
+    fn rule(
+        &mut self,
+        matched: Matched<'p, Rule>,
+        stack: &[&'p str],
+        path: &mut Path<'p>,
+        ended: &mut Ended<'p>,
+    ) -> Result<Effect<'p>, S::Error> {
+        // What a rule changes before a statement of it does not match stays changed, as in the kernel.
+        let before = path.rules.len();
+        path.rules.push(matched);
+        for statement in &matched.rule.statements {
+            let does_match = match statement {
+                Statement::StateNew => true,
+                Statement::StatusDnat => path.endpoint.is_some(),
+                Statement::In(fields, set) => self.find(*set, fields, path)?.is_some(),
+                Statement::NotIn(fields, set) => self.find(*set, fields, path)?.is_none(),
+                Statement::Within(field, net) => {
+                    self.address(*field, path).is_some_and(|ip| net.contains(&ip))
+                }
+                Statement::NotWithin(field, net) => {
+                    self.address(*field, path).is_some_and(|ip| !net.contains(&ip))
+                }
+                Statement::IsLocal(field) => {
+                    self.address(*field, path).is_some_and(|ip| self.context.is_local(ip))
+                }
+                Statement::FromInterface(interface) => interface.has(self.context.input_interface()),
+                Statement::NotFromInterface(interface) => !interface.has(self.context.input_interface()),
+                Statement::Marked(mark) => path.mark & mark.get() != 0,
+                Statement::SetMark(mark) => {
+                    path.mark |= mark.get();
+                    true
+                }
+                Statement::ClearMark(mark) => {
+                    path.mark ^= mark.get();
+                    true
+                }
+                Statement::Dnat(fields, map) => {
+                    if self.dnat(fields, *map, stack, path, ended)? {
+                        return Ok(Effect::End);
+                    }
+                    false
+                }
+                Statement::Affinity(bank, what) => match self.affinity(*bank, *what, path)? {
+                    Outcome::Matches(matches) => matches,
+                    Outcome::Goto(chain) => return Ok(Effect::Goto(chain)),
+                    Outcome::Translate(endpoint) => {
+                        let path = Path { chains: stack.to_vec(), ..path.clone() };
+                        ended.translate(&path, endpoint, path.probability);
+                        return Ok(Effect::End);
+                    }
+                },
+                Statement::Masquerade => {
+                    ended.push(Path { is_masqueraded: true, ..path.clone() });
+                    return Ok(Effect::End);
+                }
+                Statement::Jump(chain) => return Ok(Effect::Jump(chain)),
+                Statement::Goto(chain) => return Ok(Effect::Goto(chain)),
+                Statement::Return => return Ok(Effect::Return),
+                Statement::Reject | Statement::Drop => {
+                    let is_reject = *statement == Statement::Reject;
+                    let verdict = if is_reject { Verdict::Reject } else { Verdict::Drop };
+                    ended.push(Path { verdict, chains: stack.to_vec(), ..path.clone() });
+                    return Ok(Effect::End);
+                }
+            };
+            if !does_match {
+                path.rules.truncate(before);
+                return Ok(Effect::Next);
+            }
+        }
+        Ok(Effect::Next)
+    }
+
+    /// Sends what the map has something for to its endpoint, and leaves the rest of the path. Returns whether nothing is left.
+    fn dnat(
+        &mut self,
+        fields: &[Field],
+        map: Set,
+        stack: &[&'p str],
+        path: &mut Path<'p>,
+        ended: &mut Ended<'p>,
+    ) -> Result<bool, S::Error> {
+        let Some((Field::Slot(draw), frontend)) = fields.split_last() else {
+            let Some((ip, port)) = self.find(map, fields, path)?.and_then(|found| found.endpoint()) else {
+                return Ok(false);
+            };
+            let path = Path { chains: stack.to_vec(), ..path.clone() };
+            ended.translate(&path, SocketAddr::new(ip, port.get()), path.probability);
+            return Ok(true);
+        };
+        let Some(key) = self.key(frontend, path) else { return Ok(false) };
+        let slots = self.sets.slots(map, key)?;
+        let Draw { first, count } = *draw;
+        let start = slots.partition_point(|(slot, _)| *slot < first);
+        let end = slots.partition_point(|(slot, _)| *slot < first.saturating_add(count));
+        let hit = slots.get(start..end).unwrap_or_default();
+        if hit.is_empty() {
+            return Ok(false);
+        }
+        let each = path.probability / f64::from(count);
+        let translated = Path { chains: stack.to_vec(), ..path.clone() };
+        for (_, endpoint) in hit {
+            ended.translate(&translated, *endpoint, each);
+        }
+        let left = count - u32::try_from(hit.len()).unwrap_or(count).min(count);
+        path.probability = each * f64::from(left);
+        Ok(left == 0)
+    }
+
+    fn affinity(&mut self, bank: Bank, what: Affinity, path: &mut Path<'p>) -> Result<Outcome<'p>, S::Error> {
+        const NO: Outcome<'_> = Outcome::Matches(false);
+        let frontend: &[Field] = match (bank, what) {
+            (Bank::Addresses, Affinity::Dnat(_)) => {
+                &[Field::Destination, Field::Protocol, Field::DestinationPort]
+            }
+            (Bank::Addresses, _) => {
+                &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
+            }
+            (Bank::NodePorts, Affinity::Dnat(_)) => &[Field::Protocol, Field::DestinationPort],
+            (Bank::NodePorts, _) => &[Field::Protocol, Field::OriginalDestinationPort],
+        };
+        let found = self.find(Set::Sticky(bank), frontend, path)?;
+        let Some(Data::Sticky(sticky)) = found.and_then(|element| element.data) else { return Ok(NO) };
+        let list = what.list().map_or(sticky.list, |list| list.of(sticky.list));
+        let client = Key::EMPTY.number(list).address(self.context.packet.source);
+        match what {
+            Affinity::Has => Ok(Outcome::Matches(true)),
+            Affinity::Learner => {
+                let seconds = Key::EMPTY.number(sticky.seconds);
+                let found = self.sets.find(Set::Timeouts(bank), seconds)?.and_then(|element| element.data);
+                let Some(Data::Learn(seconds)) = found else { return Ok(NO) };
+                let name = bank.learner(seconds);
+                match self.chains.get(name.as_str()) {
+                    Some(chain) => Ok(Outcome::Goto(&chain.name)),
+                    None => {
+                        self.not_understood.push(format!("a jump to {name}"));
+                        Ok(NO)
+                    }
+                }
+            }
+            Affinity::Dnat(_) | Affinity::IsAlive(_) => {
+                let Some((ip, port)) = self.remembered(client, path)? else { return Ok(NO) };
+                let alive = Key::EMPTY.address(ip).port(port).number(list);
+                let found = self.sets.find(Set::StickyEndpoints, alive)?;
+                let Some((ip, port)) = found.and_then(|element| element.endpoint()) else { return Ok(NO) };
+                Ok(if matches!(what, Affinity::Dnat(_)) {
+                    Outcome::Translate(SocketAddr::new(ip, port.get()))
+                } else {
+                    Outcome::Matches(true)
+                })
+            }
+            Affinity::Forget(_) => {
+                path.changes.push(AffinityChange::Delete { key: client });
+                Ok(Outcome::Matches(true))
+            }
+            Affinity::Learn(_, seconds) => {
+                let to = path.destination(self.context.packet);
+                let Some(port) = Port::from_api(to.port().into()) else { return Ok(NO) };
+                let alive = Key::EMPTY.address(to.ip()).port(port).number(list);
+                if self.sets.find(Set::StickyEndpoints, alive)?.is_none() {
+                    return Ok(NO);
+                }
+                let endpoint = self.remembered(client, path)?.unwrap_or((to.ip(), port));
+                path.changes.push(AffinityChange::Update { key: client, endpoint, seconds });
+                Ok(Outcome::Matches(true))
+            }
+        }
+    }
+
+    /// Where a client went before, after what this packet has changed of that.
+    fn remembered(&mut self, client: Key, path: &Path<'_>) -> Result<Option<(IpAddr, Port)>, S::Error> {
+        let changed = path.changes.iter().rev().find_map(|change| match *change {
+            AffinityChange::Update { key, endpoint, .. } => (key == client).then_some(Some(endpoint)),
+            AffinityChange::Delete { key } => (key == client).then_some(None),
+        });
+        match changed {
+            Some(changed) => Ok(changed),
+            None => Ok(self.sets.find(Set::Affinity, client)?.and_then(|element| element.endpoint())),
+        }
+    }
+
+    fn find(&mut self, set: Set, fields: &[Field], path: &Path<'_>) -> Result<Option<Element>, S::Error> {
+        match self.key(fields, path) {
+            Some(key) => self.sets.find(set, key),
+            None => Ok(None),
+        }
+    }
+
+    /// What is looked up for these fields of a packet; nothing has port zero.
+    fn key(&self, fields: &[Field], path: &Path<'_>) -> Option<Key> {
+        let packet = self.context.packet;
+        let port = |port: u16| Port::from_api(port.into());
+        fields.iter().try_fold(Key::EMPTY, |key, field| {
+            Some(match field {
+                Field::Source | Field::Destination | Field::OriginalDestination => {
+                    key.address(self.address(*field, path)?)
+                }
+                Field::Protocol => key.protocol(packet.protocol),
+                Field::DestinationPort => key.port(port(path.destination(packet).port())?),
+                Field::OriginalDestinationPort => key.port(port(packet.destination.port())?),
+                Field::Slot(_) => return None,
+            })
+        })
+    }
+
+    fn address(&self, field: Field, path: &Path<'_>) -> Option<IpAddr> {
+        let packet = self.context.packet;
+        match field {
+            // After masquerading it is another address of the node, which only what the node sends to itself meets rules with.
+            Field::Source => Some(packet.source),
+            Field::Destination => Some(path.destination(packet).ip()),
+            Field::OriginalDestination => Some(packet.destination.ip()),
+            Field::Protocol | Field::DestinationPort | Field::OriginalDestinationPort | Field::Slot(_) => {
+                None
+            }
+        }
+    }
+}
+
+/// What a statement about session affinity comes to.
+enum Outcome<'p> {
+    Matches(bool),
+    Goto(&'p str),
+    Translate(SocketAddr),
+}
+
+impl Interface {
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Named(whole) => name == whole,
+            Self::Prefixed(prefix) => name.starts_with(prefix.as_str()),
+        }
+    }
+}

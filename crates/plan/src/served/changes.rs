@@ -1,0 +1,184 @@
+//! The difference of two [`Served`] as operators speak of it: by service port, its frontends and its endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use model::address::host_port;
+use model::names::{Protocol, ServicePortName};
+
+use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
+use crate::difference::{Difference, Kind};
+use crate::nftables::elements::Frontend;
+
+/// What differs of one service port, or of what belongs to no service port that is known.
+#[derive(Debug)]
+pub struct ServedChange<'a> {
+    pub service: Option<ServicePortName>,
+    /// Whether the service port is desired, but not in the kernel, or the other way round.
+    pub kind: Kind,
+    /// What users notice. Empty if they notice nothing.
+    pub facts: Vec<Fact>,
+    /// Never empty.
+    pub differences: Vec<&'a Difference>,
+}
+
+/// Something that a service port should do and does not, or does and should not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    pub kind: Kind,
+    pub text: String,
+}
+
+impl KernelComparison {
+    /// What the differences mean, in the order of names; what belongs to no service port comes first.
+    pub fn changes<'a>(&'a self) -> Vec<ServedChange<'a>> {
+        let mut groups: BTreeMap<Option<ServicePortName>, Vec<&Difference>> = BTreeMap::new();
+        for (difference, owner) in self.with_owners() {
+            groups.entry(owner).or_default().push(difference);
+        }
+        let (desired, actual) = (&self.desired, &self.actual);
+        let names = desired.names();
+        let (before, after) = (actual.by_owner(), desired.by_owner());
+        let change = |(service, differences): (Option<ServicePortName>, Vec<&'a Difference>)| {
+            let [before, after] =
+                [&before, &after].map(|owners| owners.get(&service.as_ref()).cloned().unwrap_or_default());
+            let all = |kind| differences.iter().all(|difference| difference.kind == kind);
+            let kind = match &service {
+                Some(name) if !names.contains(name) => Kind::Unexpected,
+                Some(_) if before.is_empty() && !after.is_empty() => Kind::Missing,
+                Some(_) => Kind::Changed,
+                None if all(Kind::Unexpected) => Kind::Unexpected,
+                None if all(Kind::Missing) => Kind::Missing,
+                None => Kind::Changed,
+            };
+            let facts = Sides { before, after, hairpins: [&actual.hairpins, &desired.hairpins] }.facts();
+            ServedChange { service, kind, facts, differences }
+        };
+        groups.into_iter().map(change).collect()
+    }
+}
+
+/// What a service port has and what it should have.
+struct Sides<'a> {
+    before: Frontends<'a>,
+    after: Frontends<'a>,
+    /// Before and after, of all service ports.
+    hairpins: [&'a BTreeSet<(Protocol, ServedEndpoint)>; 2],
+}
+
+impl Sides<'_> {
+    fn facts(&self) -> Vec<Fact> {
+        let [actual, desired] = self.hairpins;
+        let mut all = Vec::new();
+        for (kind, side, other, hairpins, other_hairpins) in [
+            (Kind::Unexpected, &self.before, &self.after, actual, desired),
+            (Kind::Missing, &self.after, &self.before, desired, actual),
+        ] {
+            let mut say = |text: String| all.push(Fact { kind, text });
+            for (frontend, service) in side {
+                let also = other.get(frontend).map(|it| lines(frontend, it)).unwrap_or_default();
+                let has_details = kind == Kind::Missing || other.get(frontend).is_some_and(|it| it.forwards);
+                let is_told = |line: &(Scope, String)| {
+                    !also.contains(line) && (line.0 == Scope::Frontend || has_details)
+                };
+                let told = lines(frontend, service).into_iter().filter(is_told);
+                told.for_each(|(_, line)| say(line));
+            }
+            affinity(kind, side, other).into_iter().for_each(&mut say);
+            endpoints(side, other).into_iter().for_each(&mut say);
+            // An endpoint that comes or goes brings or takes this.
+            let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
+            for (target, at) in lasting {
+                let is_hairpin = |hairpins: &BTreeSet<(Protocol, ServedEndpoint)>| {
+                    at.iter().any(|frontend| hairpins.contains(&(frontend.protocol, target)))
+                };
+                if is_hairpin(hairpins) && !is_hairpin(other_hairpins) {
+                    say(format!("endpoint {} is on this node, and can connect to itself", show(&target)));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What a line about a frontend is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// The frontend as a whole.
+    Frontend,
+    /// What need not be said of a frontend that no longer forwards connections.
+    Detail,
+}
+
+fn lines(frontend: &Frontend, service: &ServedFrontend) -> Vec<(Scope, String)> {
+    let mut lines = Vec::new();
+    if service.forwards {
+        lines.push((Scope::Frontend, frontend.to_string()));
+    }
+    match service.refusal {
+        Some(RefusalReason::NoEndpoints) => {
+            lines.push((Scope::Frontend, format!("{frontend} refused: no endpoints")));
+        }
+        Some(RefusalReason::NoLocalEndpoints) => {
+            lines.push((Scope::Frontend, format!("{frontend} dropped: no endpoints on this node")));
+        }
+        None => {}
+    }
+    if service.inside.is_some() {
+        lines.push((Scope::Detail, format!("{frontend} keeps client addresses")));
+    }
+    if let Some(sources) = &service.sources {
+        let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
+        lines.push((Scope::Detail, format!("{frontend} only from {}", sources.join(", "))));
+    }
+    lines
+}
+
+/// Session affinity that is only on this side, unless it comes or goes with all frontends that have it.
+fn affinity(kind: Kind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
+    let is_new = kind == Kind::Missing && other.is_empty();
+    let lasts = |frontend: &Frontend| other.get(frontend).is_some_and(|it| it.forwards);
+    let told = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
+    let also: BTreeSet<u32> = other.values().filter_map(|it| it.affinity).collect();
+    let seconds: BTreeSet<u32> = told.filter_map(|(_, it)| it.affinity).collect();
+    seconds.difference(&also).map(|seconds| format!("session affinity {seconds}s")).collect()
+}
+
+/// Endpoints that are only on this side, and frontends of both sides that lead to them only on this one.
+fn endpoints(side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
+    let there = targets(other);
+    let mut lines = Vec::new();
+    for (target, at) in targets(side) {
+        let mut line = format!("endpoint {}", show(&target));
+        let only_here: Vec<String> = match there.get(&target) {
+            None if at.len() == side.len() => {
+                lines.push(line);
+                continue;
+            }
+            None => at.iter().map(ToString::to_string).collect(),
+            Some(there) => {
+                let lasting = at.difference(there).filter(|frontend| other.contains_key(frontend));
+                lasting.map(ToString::to_string).collect()
+            }
+        };
+        if !only_here.is_empty() {
+            // Writing to a string cannot fail.
+            let _ = write!(line, " at {}", only_here.join(", "));
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+/// Endpoints, and the frontends that lead there.
+fn targets(side: &Frontends<'_>) -> BTreeMap<ServedEndpoint, BTreeSet<Frontend>> {
+    let mut targets: BTreeMap<ServedEndpoint, BTreeSet<Frontend>> = BTreeMap::new();
+    for (frontend, service) in side {
+        service.all_endpoints().for_each(|it| _ = targets.entry(it).or_default().insert(*frontend));
+    }
+    targets
+}
+
+fn show((ip, port): &ServedEndpoint) -> String {
+    host_port(*ip, port.get())
+}

@@ -1,0 +1,124 @@
+//! What the elements of the nftables sets serve. They do not hold the names of service ports.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use model::address::Family;
+use model::names::ServicePortName;
+
+use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
+use crate::difference::{Difference, KernelObject, Kind};
+use crate::nftables::elements::Frontend;
+use crate::nftables::plan::Plan;
+use crate::nftables::sets::{Data, Element, Set, show_range};
+
+impl KernelComparison {
+    /// Of the elements that a plan desires, given how those in the kernel differ.
+    pub fn of_elements(
+        plan: &Plan,
+        elements: &[Element],
+        differences: Vec<Difference>,
+        objects: usize,
+        family: Family,
+    ) -> Self {
+        let of_kind = |kind| {
+            let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
+            of_kind.filter_map(|difference| match &difference.object {
+                KernelObject::Element(_, element) => Some(element),
+                KernelObject::Chain(_)
+                | KernelObject::Other(..)
+                | KernelObject::SavedChain { .. }
+                | KernelObject::SavedRule { .. } => None,
+            })
+        };
+        let missing: HashSet<&Element> = of_kind(Kind::Missing).collect();
+        let held = elements.iter().filter(|element| !missing.contains(element));
+        let mut actual = Served::from_elements(held.chain(of_kind(Kind::Unexpected)), family);
+        let mut desired = Served::from_elements(elements, family);
+        desired.claim(plan);
+        actual.name_after(&desired);
+        Self { objects, differences, desired, actual }
+    }
+}
+
+impl Served {
+    pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
+        let mut served = Self::default();
+        elements.into_iter().for_each(|element| _ = served.add_element(element, family));
+        served
+    }
+
+    /// Names the service ports that claim the frontends.
+    fn claim(&mut self, plan: &Plan) {
+        for (frontend, service) in &mut self.frontends {
+            service.claims = plan.claims(frontend).to_vec();
+            service.precedence = plan.precedence(frontend);
+        }
+    }
+
+    fn add_element(&mut self, element: &Element, family: Family) -> Option<()> {
+        if element.set == Set::Hairpin {
+            self.hairpins.insert(element.hairpin(family)?);
+            return None;
+        }
+        let frontend = element.frontend(family)?;
+        let service = self.frontends.entry(frontend).or_default();
+        match element.set {
+            Set::Endpoints(_) => _ = service.endpoints.insert(element.endpoint()?),
+            Set::EndpointsInside(_) => {
+                _ = service.inside.get_or_insert_default().insert(element.endpoint()?);
+            }
+            Set::ExternalLocal(_) => _ = service.inside.get_or_insert_default(),
+            Set::Sticky(_) => {
+                let Data::Sticky(sticky) = element.data? else { return None };
+                service.affinity = Some(sticky.seconds);
+                self.affinity_ids.entry(sticky.service_port()).or_insert(frontend);
+            }
+            Set::NoEndpoints(_) => service.refusal = Some(RefusalReason::NoEndpoints),
+            Set::NoLocalEndpoints(_) => service.refusal = Some(RefusalReason::NoLocalEndpoints),
+            Set::Firewalled => _ = service.sources.get_or_insert_default(),
+            Set::AllowedSources => {
+                let range = show_range(element.range(family)?);
+                service.sources.get_or_insert_default().insert(range);
+            }
+            Set::Frontends(_) => service.forwards = true,
+            Set::ClusterIps
+            | Set::ServiceCidrs
+            | Set::NodePortIps
+            | Set::StickyEndpoints
+            | Set::Affinity
+            | Set::Timeouts(_)
+            | Set::Hairpin => {}
+        }
+        None
+    }
+
+    /// Gives frontends that have no name that of the service port in `desired` which has them. One that is not desired
+    /// belonged to a service port that gets another frontend instead: the only one with the same endpoints, or else the
+    /// only one at the same address.
+    fn name_after(&mut self, desired: &Self) {
+        let is_new = |frontend: &&Frontend| !self.frontends.contains_key(frontend);
+        let gained: BTreeSet<&ServicePortName> =
+            desired.frontends.keys().filter(is_new).filter_map(|frontend| desired.owner(frontend)).collect();
+        let candidates: Vec<(&Frontend, &ServedFrontend, &ServicePortName)> = desired
+            .frontends
+            .iter()
+            .filter_map(|(frontend, service)| Some((frontend, service, service.claims.first()?)))
+            .filter(|(_, _, owner)| gained.contains(owner))
+            .collect();
+        for (frontend, service) in self.frontends.iter_mut().filter(|(_, it)| it.claims.is_empty()) {
+            let only = |matches: &dyn Fn(&Frontend, &ServedFrontend) -> bool| -> Option<&ServicePortName> {
+                let of_protocol = candidates.iter().filter(|(it, ..)| it.protocol == frontend.protocol);
+                let owners = of_protocol.filter(|(at, it, _)| matches(at, it)).map(|(_, _, owner)| *owner);
+                let owners: BTreeSet<&ServicePortName> = owners.collect();
+                owners.first().filter(|_| owners.len() == 1).copied()
+            };
+            let is_at = |ip: IpAddr| move |at: &Frontend, _: &ServedFrontend| at.ip == Some(ip);
+            let owner = desired
+                .owner(frontend)
+                .or_else(|| only(&|_, it| it.endpoints == service.endpoints))
+                .or_else(|| only(&is_at(frontend.ip?)));
+            service.claims.extend(owner.cloned());
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! In both modes, from the same lines of objects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use model::address::Family;
+use model::local::{FromPod, NodePortAddresses};
+use model::names::ServicePortName;
+use model::routing::{Endpoint, Routing, Traffic};
+use testkit::routings;
+
+use super::*;
+use crate::difference::{KernelObject, Kind};
+use crate::iptables::compare::{Tolerance, compare};
+use crate::iptables::desired::DesiredRules;
+use crate::iptables::listing::Listing;
+use crate::iptables::program::{Abilities, Settings};
+use crate::iptables::rules::EndpointComments;
+use crate::mark::Mark;
+use crate::nftables::elements::frontends;
+use crate::nftables::plan::{Held, Plan, difference};
+use crate::nftables::sets::{Element, Set};
+
+const FAMILY: Family = Family::V4;
+
+/// Every kind of frontend, endpoints here and elsewhere, and services that are refused or dropped.
+const CLUSTER: &str = "
+    service ns/web 10.96.0.10 LoadBalancer http:80@30080 external-ips=198.51.100.1 lb-ips=198.51.100.2 ranges=203.0.113.0/24,192.0.2.7/32
+    slice   ns/web-1 of web http:8080 | 10.244.0.5 local | 10.244.1.6 node=n2
+    service ns/near 10.96.0.11 NodePort http:80@30081 external-policy=Local affinity=10800
+    slice   ns/near-1 of near http:8080 | 10.244.0.7 local | 10.244.1.8 node=n2
+    service ns/far 10.96.0.12 NodePort http:80@30082 external-policy=Local internal-policy=Local
+    slice   ns/far-1 of far http:8080 | 10.244.1.9 node=n2
+    service ns/none 10.96.0.13 NodePort http:80@30083
+    service ns/dns 10.96.0.53 dns:53/UDP metrics:9153
+    slice   ns/dns-1 of dns dns:53/UDP metrics:9153 | 10.244.0.9 local
+";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Nftables,
+    Iptables,
+}
+
+const MODES: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
+
+type Routings = Vec<(ServicePortName, Arc<Routing>)>;
+
+fn sorted(lines: &str) -> Routings {
+    let mut all = routings(FAMILY, lines);
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+fn plan(lines: &str) -> Plan {
+    let mut plan = Plan::default();
+    plan.accept(sorted(lines).into_iter().map(|(name, routing)| (name, Some(routing))).collect());
+    plan
+}
+
+fn tables(lines: &str) -> [Listing; 2] {
+    let settings = Settings {
+        family: FAMILY,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
+        localhost_node_ports: true,
+        node_port_addresses: NodePortAddresses::new(FAMILY, &[]),
+        abilities: Abilities::default(),
+    };
+    let services = sorted(lines).into_iter();
+    DesiredRules {
+        tail: settings.tail(&[]),
+        settings,
+        services: services.map(|(name, routing)| (name, routing, EndpointComments::Written)).collect(),
+        stale: BTreeSet::new(),
+    }
+    .tables()
+}
+
+/// What a proxy with the objects `after` finds where one with the objects `before` has synced.
+fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
+    match mode {
+        Mode::Nftables => elements_compared(plan(before).elements(), after),
+        Mode::Iptables => rules_compared(&tables(before), after),
+    }
+}
+
+fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
+    let mut plan = plan(after);
+    let of_affinity = held.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied();
+    plan.adopt_ids(&of_affinity.collect::<Vec<_>>(), FAMILY);
+    plan.steps_from(Held { elements: held.clone(), ..Held::default() }, plan.elements());
+    let desired = plan.elements();
+    let (unexpected, missing) = difference(&held, &desired);
+    let of_kind = |kind, elements: Vec<Element>| {
+        elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
+    };
+    let all = of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
+    KernelComparison::of_elements(&plan, &desired, all, 0, FAMILY)
+}
+
+fn rules_compared(held: &[Listing; 2], after: &str) -> KernelComparison {
+    use crate::iptables::chains::Table::{Filter, Nat};
+    let desired = tables(after);
+    let tolerance = Tolerance { stale: &BTreeSet::new(), comments: false };
+    let mut all = compare(Filter, &desired[0], &held[0], tolerance);
+    all.extend(compare(Nat, &desired[1], &held[1], tolerance));
+    KernelComparison::of_rules(&desired, held, all)
+}
+
+/// Each change, and its facts.
+fn told(comparison: &KernelComparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    for change in comparison.changes() {
+        let service = change.service.map_or("of no service".into(), |name| name.to_string());
+        lines.push(format!("{} {service}", change.kind.sign()));
+        lines.extend(change.facts.iter().map(|fact| format!("{} {}", fact.kind.sign(), fact.text)));
+    }
+    lines
+}
+
+/// What the model decided, in the terms of this module.
+fn expected(routings: &Routings) -> BTreeMap<Frontend, ServedFrontend> {
+    let mut all = BTreeMap::new();
+    for (name, routing) in routings {
+        for frontend in frontends(routing) {
+            all.insert(frontend, decided(name, routing, &frontend));
+        }
+    }
+    all
+}
+
+fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> ServedFrontend {
+    let is_external = frontend.ip != Some(routing.addresses.cluster_ip);
+    let traffic = if is_external { routing.external } else { routing.internal };
+    let targets = |traffic| -> BTreeSet<ServedEndpoint> {
+        routing.endpoints(traffic).iter().map(|Endpoint { ip, port, .. }| (*ip, *port)).collect()
+    };
+    let inside = (is_external && routing.preserves_client && routing.has_endpoints())
+        .then(|| targets(routing.external_from_inside()));
+    let forwards = !targets(traffic).is_empty() || inside.as_ref().is_some_and(|inside| !inside.is_empty());
+    let ranges = &routing.addresses.source_ranges;
+    let is_balancer = frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip));
+    let show = |range: &ipnet::IpNet| match range.prefix_len() {
+        32 => range.addr().to_string(),
+        _ => range.to_string(),
+    };
+    ServedFrontend {
+        claims: vec![name.clone()],
+        precedence: None,
+        forwards,
+        endpoints: targets(traffic),
+        inside,
+        refusal: match traffic {
+            Traffic::ToCluster | Traffic::ToLocal => None,
+            Traffic::RejectNoEndpoints => Some(RefusalReason::NoEndpoints),
+            Traffic::DropNoLocalEndpoints => Some(RefusalReason::NoLocalEndpoints),
+        },
+        affinity: routing.affinity.filter(|_| forwards),
+        sources: (is_balancer && !ranges.is_empty()).then(|| ranges.iter().map(show).collect()),
+    }
+}
+
+#[test]
+fn elements_and_rules_are_read_as_what_the_model_decided() {
+    for mode in MODES {
+        let mut served = comparison(mode, CLUSTER, CLUSTER).actual.frontends;
+        let want = expected(&sorted(CLUSTER));
+        assert_eq!(served.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{mode:?}");
+        for (frontend, want) in want {
+            assert_eq!(served.remove(&frontend), Some(want), "{mode:?} {frontend}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_differ_is_not_told() {
+    for mode in MODES {
+        assert_eq!(told(&comparison(mode, CLUSTER, CLUSTER)), [""; 0], "{mode:?}");
+    }
+}
+
+#[test]
+fn an_edit_is_told_and_nothing_else() {
+    let edit = |from: &str, to: &str| {
+        let edited = CLUSTER.replace(from, to);
+        assert_ne!(edited, CLUSTER, "{from}");
+        edited
+    };
+    let edits: [(&str, String, &[&str]); 11] = [
+        (
+            "another cluster IP",
+            edit("10.96.0.10", "10.96.0.99"),
+            &["~ ns/web:http", "- 10.96.0.10:80/TCP", "+ 10.96.0.99:80/TCP"],
+        ),
+        (
+            "another cluster IP and port of all that it has",
+            edit("10.96.0.53 dns:53/UDP", "10.96.0.54 dns:54/UDP"),
+            &[
+                "~ ns/dns:dns",
+                "- 10.96.0.53:53/UDP",
+                "+ 10.96.0.54:54/UDP",
+                "~ ns/dns:metrics",
+                "- 10.96.0.53:9153/TCP",
+                "+ 10.96.0.54:9153/TCP",
+            ],
+        ),
+        (
+            "another endpoint",
+            edit("10.244.1.8", "10.244.1.18"),
+            &["~ ns/near:http", "- endpoint 10.244.1.8:8080", "+ endpoint 10.244.1.18:8080"],
+        ),
+        (
+            "an endpoint here in place of one elsewhere",
+            edit("10.244.1.9 node=n2", "10.244.0.19 local"),
+            &[
+                "~ ns/far:http",
+                "- node port 30082/TCP dropped: no endpoints on this node",
+                "- 10.96.0.12:80/TCP dropped: no endpoints on this node",
+                "- endpoint 10.244.1.9:8080 at node port 30082/TCP",
+                "+ 10.96.0.12:80/TCP",
+                "+ endpoint 10.244.0.19:8080",
+            ],
+        ),
+        (
+            "no endpoints any more",
+            edit("| 10.244.0.7 local | 10.244.1.8 node=n2", ""),
+            &[
+                "~ ns/near:http",
+                "- node port 30081/TCP",
+                "- 10.96.0.11:80/TCP",
+                "- endpoint 10.244.0.7:8080",
+                "- endpoint 10.244.1.8:8080",
+                "+ node port 30081/TCP refused: no endpoints",
+                "+ 10.96.0.11:80/TCP refused: no endpoints",
+            ],
+        ),
+        (
+            "no affinity any more",
+            edit(" affinity=10800", ""),
+            &["~ ns/near:http", "- session affinity 10800s"],
+        ),
+        (
+            "another timeout",
+            edit(" affinity=10800", " affinity=60"),
+            &["~ ns/near:http", "- session affinity 10800s", "+ session affinity 60s"],
+        ),
+        (
+            "another policy",
+            edit("30081 external-policy=Local", "30081 external-policy=Cluster"),
+            &["~ ns/near:http", "- node port 30081/TCP keeps client addresses"],
+        ),
+        (
+            "another source range",
+            edit("203.0.113.0/24,", ""),
+            &[
+                "~ ns/web:http",
+                "- 198.51.100.2:80/TCP only from 192.0.2.7, 203.0.113.0/24",
+                "+ 198.51.100.2:80/TCP only from 192.0.2.7",
+            ],
+        ),
+        (
+            "a new load-balancer IP",
+            edit("lb-ips=198.51.100.2", "lb-ips=198.51.100.2,198.51.100.3"),
+            &[
+                "~ ns/web:http",
+                "+ 198.51.100.3:80/TCP",
+                "+ 198.51.100.3:80/TCP only from 192.0.2.7, 203.0.113.0/24",
+            ],
+        ),
+        (
+            "a new service",
+            format!(
+                "{CLUSTER}
+                 service ns/new 10.96.0.20 NodePort http:80@30090 external-policy=Local affinity=60
+                 slice ns/new-1 of new http:8080 | 10.244.0.5 local"
+            ),
+            &[
+                "+ ns/new:http",
+                "+ node port 30090/TCP",
+                "+ node port 30090/TCP keeps client addresses",
+                "+ 10.96.0.20:80/TCP",
+                "+ session affinity 60s",
+                "+ endpoint 10.244.0.5:8080",
+            ],
+        ),
+    ];
+    for mode in MODES {
+        for (what, edited, want) in &edits {
+            assert_eq!(told(&comparison(mode, CLUSTER, edited)), *want, "{mode:?}: {what}");
+        }
+    }
+}
+
+/// Only rules of iptables name the services they are for.
+#[test]
+fn a_service_that_goes_is_told_by_its_frontends() {
+    for (mode, service) in [(Mode::Nftables, "of no service"), (Mode::Iptables, "ns/none:http")] {
+        let gone = CLUSTER.replace("    service ns/none 10.96.0.13 NodePort http:80@30083\n", "");
+        let want = [
+            &format!("- {service}"),
+            "- node port 30083/TCP refused: no endpoints",
+            "- 10.96.0.13:80/TCP refused: no endpoints",
+        ];
+        assert_eq!(told(&comparison(mode, CLUSTER, &gone)), want, "{mode:?}");
+    }
+}
+
+/// The nouns may not see it, but it is found, and belongs to the right service.
+#[test]
+fn any_element_that_is_missing_is_found_with_its_service() {
+    let all = plan(CLUSTER).elements();
+    for (at, element) in all.iter().enumerate() {
+        let mut held = all.clone();
+        held.remove(at);
+        let found = elements_compared(held, CLUSTER);
+        // A slot that is empty in the kernel may be filled otherwise than before; nothing else is.
+        let others =
+            found.differences.iter().filter(|it| it.object != KernelObject::Element(FAMILY, *element));
+        assert!(
+            others
+                .clone()
+                .all(|it| matches!(&it.object, KernelObject::Element(_, it) if it.set == element.set)),
+            "{element:?}: {:?}",
+            others.collect::<Vec<_>>()
+        );
+        let owners: BTreeSet<_> = found.with_owners().map(|(_, service)| service).collect();
+        assert!(owners.len() == 1 && !owners.contains(&None), "{element:?}: {owners:?}");
+    }
+}
+
+#[test]
+fn any_element_that_is_unexpected_is_found() {
+    let all = plan(CLUSTER).elements();
+    let more = format!(
+        "{CLUSTER}
+         service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local health=30999
+         slice ns/new-1 of new http:8080 | 10.244.0.20 local"
+    );
+    let (_, unexpected) = difference(&all, &plan(&more).elements());
+    assert!(unexpected.len() > 10, "{unexpected:?}");
+    for element in unexpected {
+        let mut held = all.clone();
+        held.push(element);
+        held.sort_unstable();
+        let found = elements_compared(held, CLUSTER).differences;
+        assert_eq!(found, [Difference::new(Kind::Unexpected, KernelObject::Element(FAMILY, element))]);
+    }
+}
+
+#[test]
+fn any_rule_that_is_missing_repeated_or_out_of_order_is_found() {
+    let all = tables(CLUSTER);
+    for (table, listing) in all.iter().enumerate() {
+        let chains = listing.0.iter().filter(|(_, rules)| !rules.is_empty());
+        for (chain, rules) in chains {
+            let with = |rules: Vec<String>| {
+                let mut held = all.clone();
+                held[table].0.insert(chain.clone(), rules);
+                rules_compared(&held, CLUSTER).differences
+            };
+            // KUBE-FIREWALL is kubelet's, too.
+            let is_ours = usize::from(chain != crate::iptables::chains::FIREWALL);
+            for at in 0..rules.len() {
+                let mut changed = rules.clone();
+                changed.remove(at);
+                let found = with(changed);
+                assert!(found.len() == 1 && found[0].kind == Kind::Missing, "{chain} {at}: {found:?}");
+                let mut changed = rules.clone();
+                changed.insert(at, rules[at].clone());
+                let found = with(changed);
+                assert_eq!(found.len(), is_ours, "{chain} {at}: {found:?}");
+                if at > 0 && rules[at] != rules[at - 1] {
+                    let mut changed = rules.clone();
+                    changed.swap(at - 1, at);
+                    assert_eq!(with(changed).len(), is_ours, "{chain} {at}");
+                }
+            }
+        }
+    }
+}
+
+/// A rule of the nat table that is lost is told with its service, by whatever it did.
+#[test]
+fn a_lost_rule_belongs_to_its_service() {
+    let all = tables(CLUSTER);
+    for (chain, rules) in &all[1].0 {
+        for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.contains("ns/dns:dns")) {
+            let mut held = all.clone();
+            held[1].0.get_mut(chain).unwrap().remove(at);
+            let found = rules_compared(&held, CLUSTER);
+            let owners: Vec<_> =
+                found.with_owners().map(|(_, service)| service.unwrap().to_string()).collect();
+            assert_eq!(owners, ["ns/dns:dns"], "{chain} {rule}");
+        }
+    }
+}
+
+#[test]
+fn a_contest_is_reported_when_it_begins_or_ends() {
+    // `mid=9` has another endpoint than `mid`; `other` claims another address.
+    let service = |word: &str| {
+        let (name, endpoint) = word.split_once('=').unwrap_or((word, ""));
+        let (number, at) = match name {
+            "mid" => (1, "198.51.100.1"),
+            "zed" => (2, "198.51.100.1"),
+            "abc" => (3, "198.51.100.1"),
+            _ => (4, "198.51.100.9"),
+        };
+        format!(
+            "service ns/{name} 10.96.1.{number} http:80 external-ips={at}
+             slice ns/{name}-1 of {name} http:8080 | 10.244.1.{endpoint}{number}\n"
+        )
+    };
+    let objects = |names: &str| names.split_whitespace().map(service).collect::<String>();
+    let line = |text: &str| match text {
+        "" => String::new(),
+        text => format!("198.51.100.1:80/TCP goes to {text}"),
+    };
+    for (what, before, after, want) in [
+        ("a later one comes", "mid", "mid zed", ["mid, also claimed by zed"; 2]),
+        ("both come", "", "mid zed", ["mid, also claimed by zed"; 2]),
+        ("another endpoint", "mid zed", "mid=9 zed", [""; 2]),
+        ("one that claims another address", "mid zed", "mid zed other", [""; 2]),
+        ("an earlier one comes", "mid zed", "abc mid zed", ["abc, also claimed by mid and zed"; 2]),
+        (
+            "the one that has it goes",
+            "abc mid zed",
+            "mid zed",
+            ["mid, also claimed by zed", "mid, also claimed by zed, no longer claimed by abc"],
+        ),
+        (
+            "only one is left",
+            "mid zed",
+            "zed",
+            ["zed, another service had it", "zed, no longer claimed by mid"],
+        ),
+        ("one that does not have it goes", "mid zed", "mid", ["", "mid, no longer claimed by zed"]),
+    ] {
+        for (mode, want) in MODES.into_iter().zip(want) {
+            let contests = comparison(mode, &objects(before), &objects(after)).contests();
+            let found: Vec<String> = contests
+                .into_iter()
+                .map(|contest| Contest { precedence: None, ..contest }.to_string())
+                .map(|text| text.replace("ns/", "").replace(":http", ""))
+                .collect();
+            assert_eq!(found.join("\n"), line(want), "{mode:?}: {what}");
+        }
+    }
+}
+
+/// The service port had another name, but what it serves is the same.
+#[test]
+fn a_service_port_that_is_renamed_makes_no_contest() {
+    for mode in MODES {
+        let cluster = CLUSTER.replace("http:80@30081", "http:80@30081 external-ips=198.51.100.9");
+        let contests = comparison(mode, &cluster, &cluster.replace("http", "www")).contests();
+        assert_eq!(contests, [], "{mode:?}");
+    }
+}
+
+/// What foreign writers put into our chains is read without trust: loops, nonsense, and names without a protocol.
+#[test]
+fn foreign_rules_are_read_as_far_as_they_make_sense() {
+    let nat = Listing::parse(
+        "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A
+         -A KUBE-SERVICES -d nonsense -p tcp -m tcp --dport 80 -j KUBE-SVC-A
+         -A KUBE-SERVICES -d 10.96.0.2/32 -p icmp -j KUBE-SVC-A
+         -A KUBE-SERVICES -d 10.96.0.3/32 -p tcp -m tcp --dport 80 -j KUBE-FW-A
+         -A KUBE-FW-A -s 2001:db8::/32 -j KUBE-EXT-A
+         -A KUBE-EXT-A -j KUBE-FW-A
+         -A KUBE-EXT-A -j KUBE-SVC-A
+         -A KUBE-SVC-A -j KUBE-SVC-A
+         -A KUBE-SVC-A -j KUBE-SEP-A
+         -A KUBE-SEP-A -j DNAT --to-destination 10.1.1.1:70000
+         -A KUBE-SEP-A -j DNAT --to-destination 10.1.1.1:80"
+            .replace("         -A", "-A")
+            .as_str(),
+    );
+    let served = Served::from_rules(&[Listing::default(), nat]).frontends;
+    let services: Vec<(String, &ServedFrontend)> =
+        served.iter().map(|(at, it)| (at.to_string(), it)).collect();
+    let [(first, open), (second, restricted)] = services.as_slice() else { panic!("{services:?}") };
+    assert_eq!((first.as_str(), second.as_str()), ("10.96.0.1:80/TCP", "10.96.0.3:80/TCP"));
+    assert_eq!(open.endpoints.len(), 1);
+    assert_eq!(restricted.endpoints, open.endpoints);
+    assert_eq!(restricted.sources, Some(["2001:db8::/32".to_owned()].into()));
+}

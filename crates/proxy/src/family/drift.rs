@@ -1,0 +1,74 @@
+//! What listens for foreign writers, and when what they change is repaired.
+
+use std::time::Instant;
+
+use kernel::drift::Drift;
+use model::address::Family;
+
+use super::FamilyHandle;
+use crate::backend::{Backend, Pass};
+use crate::repairs::{Repaired, Repairs};
+use crate::threads;
+
+#[derive(Debug)]
+pub struct DriftWatch {
+    family: Family,
+    repairs: Repairs,
+    /// Whether the thread runs that listens for foreign writers.
+    is_listening: bool,
+    worker: FamilyHandle,
+}
+
+impl DriftWatch {
+    pub fn new(family: Family, worker: FamilyHandle) -> Self {
+        Self { family, repairs: Repairs::default(), is_listening: false, worker }
+    }
+
+    /// Starts to listen, once foreign writers can change what the backend writes.
+    pub fn listen(&mut self, backend: &mut dyn Backend) {
+        if self.is_listening {
+            return;
+        }
+        let Some(watch) = backend.watch() else { return };
+        self.is_listening = true;
+        let worker = self.worker.clone();
+        let listen = move || {
+            watch(&mut |drift| {
+                worker.drifted(drift);
+                true
+            });
+        };
+        threads::spawn_or_log(self.family, "drift", listen);
+    }
+
+    /// Returns whether the next sync has to compare everything without delay.
+    pub fn detected(&mut self, drift: Drift, now: Instant) -> bool {
+        match drift {
+            Drift::Detected(by) => {
+                self.repairs.noticed(by, now);
+                false
+            }
+            Drift::Unwatched => true,
+        }
+    }
+
+    /// When drift is to be repaired; `None` if there is none.
+    pub fn due(&self) -> Option<Instant> {
+        self.repairs.due()
+    }
+
+    /// Whether the next sync has to repair drift.
+    pub fn begin(&mut self, now: Instant) -> bool {
+        self.repairs.begin(now)
+    }
+
+    /// Whether a sync looked for drift, so that packets may have gone by other rules before it.
+    pub fn was_repaired_by(&self, pass: Pass) -> bool {
+        self.repairs.is_under_way() && pass.full
+    }
+
+    /// A sync succeeded. Returns what to log about it: a foreign writer that does no harm is not worth a line.
+    pub fn synced(&mut self, pass: Pass, now: Instant) -> Option<Repaired> {
+        self.repairs.synced(pass.mended, now)
+    }
+}

@@ -1,0 +1,170 @@
+//! With backends that write into memory, and that a test can hold up.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kernel::inspection::DesiredState;
+use model::address::Family;
+use model::event::{Event, Kind};
+use model::local::NodePortAddresses;
+use model::names::ServicePortName;
+use plan::explain;
+use plan::flows::Contended;
+use watch::recorder::Recorder;
+
+use super::*;
+use crate::backend::{Backend, Change, Pass, Watch};
+use crate::health::node::NodeHealth;
+use crate::health::service::ServiceHealth;
+use crate::http::Http;
+use crate::metrics::Metrics;
+use crate::pace::Pause;
+use settings::config::ProxyMode;
+
+/// Longer than anything takes here, however busy the machine is.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// More than any queue held that there was.
+const EVENTS: u16 = 30_000;
+
+/// What the "kernel" of one family holds: endpoint ports by service port.
+type Held = Arc<Mutex<BTreeMap<ServicePortName, Vec<u16>>>>;
+
+#[derive(Debug)]
+struct FakeBackend {
+    held: Held,
+    /// A sync waits until there is something to receive, or nothing can come any more.
+    gate: Receiver<()>,
+}
+
+impl Backend for FakeBackend {
+    fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
+        let _ = self.gate.recv();
+        let mut held = self.held.lock().unwrap();
+        for (name, routing) in change.routings {
+            match routing {
+                Some(routing) => {
+                    let ports = routing.cluster.iter().map(|endpoint| endpoint.port.get()).collect();
+                    held.insert(name, ports)
+                }
+                None => held.remove(&name),
+            };
+        }
+        Ok(Pass { full: false, mended: false })
+    }
+
+    fn distrust(&mut self) {}
+
+    fn watch(&mut self) -> Option<Watch> {
+        None
+    }
+
+    fn contended(&self) -> Contended {
+        Contended::All
+    }
+
+    fn desired(&self) -> DesiredState {
+        unimplemented!("not compared")
+    }
+
+    fn mode(&self) -> &'static str {
+        "fake"
+    }
+
+    fn title(&self) -> &'static str {
+        "Fake"
+    }
+}
+
+/// The Service has endpoints of both families, each in a slice of its own.
+const SERVICE: &str = "service ns/web 10.96.0.10,fd00:96::10 http:80";
+
+fn slice(family: Family, port: u16) -> Event {
+    let ip = match family {
+        Family::V4 => "10.244.1.5",
+        Family::V6 => "fd00:244::5",
+    };
+    testkit::event(&format!("slice ns/web-{family} of web http:{port} | {ip}"))
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+struct Started {
+    worker: FamilyHandle,
+    held: Held,
+    gate: Sender<()>,
+}
+
+fn start(family: Family) -> Started {
+    let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
+    let worker = spawn(testkit::node(family), metrics.clone()).unwrap();
+    let (gate, gated) = channel();
+    let held = Held::default();
+    let node_port_addresses = NodePortAddresses::new(family, &[]);
+    let health = Arc::new(NodeHealth::new(Duration::from_secs(30), [family], metrics.clone()));
+    let service_health = ServiceHealth::new(
+        family,
+        &node_port_addresses,
+        "n1".into(),
+        Http::start().unwrap(),
+        health.clone(),
+        Recorder::to_log(),
+    );
+    let (flows, _) = FlowFollower::new(family, Contended::All);
+    let start = Start {
+        node_ip: family.loopback(),
+        backend: Box::new(FakeBackend { held: held.clone(), gate: gated }),
+        flows,
+        node_port_addresses: node_port_addresses.clone(),
+        tracing: explain::Settings {
+            mode: explain::Mode::Nftables,
+            masquerade_all: false,
+            from_pod: None,
+            serves_localhost: false,
+            node_port_addresses,
+        },
+        pause: Pause::Always(Duration::ZERO),
+        sync_period: Duration::from_secs(30),
+        health,
+        service_health,
+        take_over: Box::new(|| {}),
+    };
+    worker.start(start);
+    Started { worker, held, gate }
+}
+
+#[test]
+fn a_family_that_is_blocked_holds_up_neither_the_source_nor_the_other_family() {
+    let [blocked, free] = [start(Family::V4), start(Family::V6)];
+    drop(free.gate);
+    let workers = [blocked.worker.clone(), free.worker.clone()];
+    let source = thread::spawn(move || {
+        let apply = |event: Event| {
+            let event = Arc::new(event);
+            workers.iter().for_each(|worker| worker.apply(event.clone()));
+        };
+        for kind in [Kind::Service, Kind::EndpointSlice] {
+            apply(Event::Listing(kind));
+            apply(Event::Listed(kind));
+        }
+        apply(testkit::event(SERVICE));
+        for port in 1..=EVENTS {
+            Family::BOTH.into_iter().for_each(|family| apply(slice(family, port)));
+        }
+    });
+    let ports = |held: &Held| held.lock().unwrap().values().flatten().copied().collect::<Vec<_>>();
+    wait_until("the source has sent everything", || source.is_finished());
+    wait_until("the other family serves the last of it", || ports(&free.held) == [EVENTS]);
+    assert_eq!(ports(&blocked.held), [0; 0], "a sync of the blocked family waits");
+    drop(blocked.gate);
+    wait_until("the blocked family serves the last of it", || ports(&blocked.held) == [EVENTS]);
+}
