@@ -40,7 +40,7 @@ impl From<DesiredTable> for Owners {
 /// namespace of the calling thread. What nobody in `owners` has came or went just now, and is left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
     let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
-    let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
+    let mut connection = Connection::open()?.retrying_for(PERSISTENCE);
     let mut reader = Reader { family, connection: &mut connection, listed: 0 };
     let mut all = Vec::new();
     for bank in Bank::BOTH {
