@@ -124,7 +124,8 @@ impl Worker {
         let family = self.family;
         let rhythm = (pause, sync_period);
         let syncing = Syncing::new(family, backend, rhythm, node_port_addresses, tracing, take_over);
-        let drift = DriftWatch::new(family, self.handle.clone());
+        let handle = self.handle.clone();
+        let drift = DriftWatch::new(family, move |drift| handle.drifted(drift));
         let reports = Reports::new(family, self.metrics.clone(), health, service_health, sync_period);
         let running = self.running.insert(Running { syncing, flows, drift, reports });
         running.node_addresses_changed(&self.node_addresses);
