@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::iptables::chains::lower_case;
 use crate::mark::Mark;
 use crate::nftables::claims::{Precedence, Rank};
-use crate::nftables::elements::Seats;
+use crate::nftables::elements::SlotAssignment;
 use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::{Context, Verdict};
@@ -309,7 +309,7 @@ pub fn explain(
     addresses: &[IpAddr],
     cluster: &Cluster,
 ) -> Result<Explanation, Unanswerable> {
-    explain_in_slots(packet, settings, addresses, cluster, |_| Seats::default())
+    explain_in_slots(packet, settings, addresses, cluster, |_| SlotAssignment::default())
 }
 
 /// The same where endpoints have slots already, which only the nftables mode has.
@@ -318,7 +318,7 @@ pub fn explain_in_slots<'a>(
     settings: &Settings,
     addresses: &[IpAddr],
     cluster: &Cluster,
-    slots: impl Fn(&ServicePortName) -> Seats<'a>,
+    slots: impl Fn(&ServicePortName) -> SlotAssignment<'a>,
 ) -> Result<Explanation, Unanswerable> {
     let question = Question::new(packet, settings, addresses, cluster)?;
     let answer = match settings.mode {

@@ -15,7 +15,7 @@ use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
-use plan::nftables::elements::Seats;
+use plan::nftables::elements::SlotAssignment;
 
 use crate::pace::Retry;
 
@@ -47,9 +47,9 @@ pub trait Backend: fmt::Debug + Send {
     }
 
     /// Where the endpoints of a service port lie, in the mode that has slots for them.
-    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+    fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
         let _ = name;
-        Seats::default()
+        SlotAssignment::default()
     }
 
     /// Which service port serves a frontend that several claim.

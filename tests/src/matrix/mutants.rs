@@ -13,7 +13,7 @@ use model::names::Protocol;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::run::{Sets, run};
 use plan::nftables::sets::{Bank, Element, Key, List, Set};
-use plan::nftables::slots::{Draw, tables};
+use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, Field, Rule, Statement};
 use plan::walk::{Context, Packet, Verdict};
 
@@ -51,7 +51,7 @@ struct Variant {
 enum Subject {
     Case(Case),
     /// How likely each slot of a table is drawn.
-    Likelihood(Draws, Draw, Option<u32>),
+    Likelihood(Draws, SlotRange, Option<u32>),
     /// Endpoints are moved from one table to another while a packet looks for them.
     Move(Draws, [usize; 2]),
 }
@@ -188,7 +188,7 @@ fn subjects() -> Vec<Subject> {
         for is_inside in [false, true] {
             let draws = Draws { bank, is_inside };
             let mut smaller = None;
-            for table in tables() {
+            for table in slot_ranges() {
                 subjects.push(Subject::Likelihood(draws, table, smaller.filter(|_| table.count > 8)));
                 smaller = Some(table.count);
             }
@@ -391,9 +391,9 @@ fn endpoint(number: u32) -> SocketAddr {
 
 /// Each slot of a table is drawn as likely as all others; if that misses again and again, finally from among those that are
 /// always taken. All of it is done twice.
-fn likelihood(draws: Draws, table: Draw, smaller: Option<u32>, mutation: Mutation<'_>) -> Verdicts {
+fn likelihood(draws: Draws, table: SlotRange, smaller: Option<u32>, mutation: Mutation<'_>) -> Verdicts {
     let program = program(mutation);
-    let Draw { first, count } = table;
+    let SlotRange { first, count } = table;
     let at: BTreeSet<u32> = [0, count / 2, count - 1]
         .into_iter()
         .chain(smaller.into_iter().flat_map(|smaller| [smaller - 1, smaller]))
@@ -426,7 +426,7 @@ fn likelihood(draws: Draws, table: Draw, smaller: Option<u32>, mutation: Mutatio
 /// Whenever a change moves the endpoints to another table, every packet finds one.
 fn moved(draws: Draws, sizes: [usize; 2], mutation: Mutation<'_>) -> Verdicts {
     let [before, after] = sizes.map(|size| -> Arc<[(u32, SocketAddr)]> {
-        let first = plan::nftables::slots::table(size).unwrap().first;
+        let first = plan::nftables::slots::slot_range(size).unwrap().first;
         (0..u32::try_from(size).unwrap()).map(|at| (first + at, endpoint(at))).collect()
     });
     let program = program(mutation);

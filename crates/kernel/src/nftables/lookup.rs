@@ -9,7 +9,7 @@ use netlink::nftables::{Connection, Value};
 use plan::nftables::elements::Frontend;
 use plan::nftables::run::{Sets, Slots};
 use plan::nftables::sets::{Element, Key, Set, Type, address};
-use plan::nftables::slots::{Draw, tables};
+use plan::nftables::slots::{SlotRange, slot_ranges};
 
 use super::TABLE;
 use super::read::{element_of, odd};
@@ -73,11 +73,11 @@ impl Sets for Lookup {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }
-        let firsts = tables().map(|table| frontend.slot(table.first)).collect();
+        let firsts = slot_ranges().map(|table| frontend.slot(table.first)).collect();
         let used: BTreeSet<u32> =
             self.at(map, firsts)?.iter().filter_map(slot).map(|(slot, _)| slot).collect();
         let mut slots = Vec::new();
-        for Draw { first, count } in tables().filter(|table| used.contains(&table.first)) {
+        for SlotRange { first, count } in slot_ranges().filter(|table| used.contains(&table.first)) {
             let all = (first..first.saturating_add(count)).map(|slot| frontend.slot(slot)).collect();
             slots.extend(self.at(map, all)?.iter().filter_map(slot));
         }

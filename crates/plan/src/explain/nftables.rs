@@ -9,7 +9,7 @@ use model::routing::Traffic;
 use super::{Answer, Candidate, End, Kind, Masquerade, Question, Reason, Settings, traffic};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
-use crate::nftables::elements::Seats;
+use crate::nftables::elements::SlotAssignment;
 use crate::nftables::program::{self, Program};
 use crate::nftables::run::{Path, Walk, run};
 use crate::nftables::sets::{Bank, Set};
@@ -18,7 +18,7 @@ use crate::walk::Verdict;
 
 pub(super) fn answer<'q, 's>(
     question: &'q Question<'q>,
-    slots: impl Fn(&ServicePortName) -> Seats<'s>,
+    slots: impl Fn(&ServicePortName) -> SlotAssignment<'s>,
 ) -> Answer<'q> {
     let settings = question.settings;
     let mut table = DesiredTable::new(settings.nftables(Family::of(question.destination().ip())));

@@ -538,16 +538,16 @@ fn who_sits_in_a_likelier_slot_is_likelier() {
     let mut cluster = world.cluster();
     cluster.take_changes();
     let (_, routing) = cluster.routings().into_iter().next().unwrap();
-    let mut seats: Vec<_> = routing.cluster.to_vec();
-    seats.rotate_left(2);
+    let mut slots: Vec<_> = routing.cluster.to_vec();
+    slots.rotate_left(2);
     let packet = Packet {
         source: CLIENT.parse().unwrap(),
         protocol: Protocol::Tcp,
         destination: "10.96.0.10:80".parse().unwrap(),
         interface: None,
     };
-    let seated = |_: &ServicePortName| Seats { cluster: &seats, local: &[] };
-    let explanation = explain_in_slots(&packet, &world.settings, &[], &cluster, seated).unwrap();
+    let in_slots = |_: &ServicePortName| SlotAssignment { cluster: &slots, local: &[] };
+    let explanation = explain_in_slots(&packet, &world.settings, &[], &cluster, in_slots).unwrap();
     let least = explanation.endpoints.iter().min_by(|a, b| a.probability.total_cmp(&b.probability)).unwrap();
     assert_eq!(least.address, "10.244.0.2:8080".parse().unwrap());
 }

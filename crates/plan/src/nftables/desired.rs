@@ -14,7 +14,7 @@ use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
-use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
+use crate::nftables::elements::{Frontend, Shared, SlotAssignment, Unit, frontends, shared};
 use crate::nftables::program::{Program, Settings, learners};
 use crate::nftables::sets::{Bank, Data, Element, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
@@ -191,7 +191,7 @@ impl DesiredTable {
         let (mut delete, mut add) = (Vec::new(), self.elements());
         if !content.elements.is_empty() {
             (delete, add) = difference(&content.elements, &add);
-            if self.keep_seats(&content.elements, &delete) {
+            if self.keep_slots(&content.elements, &delete) {
                 (delete, add) = difference(&content.elements, &self.elements());
             }
         }
@@ -262,8 +262,8 @@ impl DesiredTable {
     }
 
     /// Where the endpoints of a service port sit; nowhere if there is no such service port.
-    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
-        self.units.get(name).map(Unit::seats).unwrap_or_default()
+    pub fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
+        self.units.get(name).map(Unit::slots).unwrap_or_default()
     }
 
     /// Service ports with more endpoints than there are slots for, and how many of each have none.
@@ -306,7 +306,7 @@ impl DesiredTable {
     }
 
     /// Adds a service port whose endpoints lie in these slots already.
-    pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: Seats<'_>) {
+    pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: SlotAssignment<'_>) {
         self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
     }
 
@@ -317,15 +317,19 @@ impl DesiredTable {
 
     /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
     /// want there. Returns whether there was such a slot. All elements come in order.
-    fn keep_seats(&mut self, found: &[Element], different: &[Element]) -> bool {
+    fn keep_slots(&mut self, found: &[Element], different: &[Element]) -> bool {
         let different = different.iter().filter_map(Frontend::of_endpoint).map(|(frontend, _, _)| frontend);
         let owners: BTreeSet<_> = different.filter_map(|frontend| self.owner(&frontend).cloned()).collect();
         for owner in &owners {
             let Some(unit) = self.units.get(owner) else { continue };
-            let [cluster, local] = unit.seats_in(|set, frontend| {
-                (self.owner(frontend) == Some(owner)).then(|| seats(found, set, frontend))?
+            let [cluster, local] = unit.slots_in(|set, frontend| {
+                (self.owner(frontend) == Some(owner)).then(|| slots(found, set, frontend))?
             });
-            let unit = Unit::new(unit.routing.clone(), Seats { cluster: &cluster, local: &local }, unit.id());
+            let unit = Unit::new(
+                unit.routing.clone(),
+                SlotAssignment { cluster: &cluster, local: &local },
+                unit.id(),
+            );
             self.units.insert(owner.clone(), unit);
         }
         !owners.is_empty()
@@ -363,15 +367,15 @@ impl DesiredTable {
         &mut self,
         name: ServicePortName,
         routing: Option<Arc<Routing>>,
-        slots: Option<Seats<'_>>,
+        slots: Option<SlotAssignment<'_>>,
         contended: &mut Contended,
     ) {
         let old = self.units.remove(&name);
-        let seats = slots.or(old.as_ref().map(Unit::seats)).unwrap_or_default();
+        let slots = slots.or(old.as_ref().map(Unit::slots)).unwrap_or_default();
         let id = old.as_ref().and_then(Unit::id);
         let unit = routing.map(|routing| {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
-            Unit::new(routing, seats, id)
+            Unit::new(routing, slots, id)
         });
         let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
         let claimed = old.map(frontends).unwrap_or_default();
@@ -481,7 +485,7 @@ pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
 }
 
 /// What sits in the slots of a frontend; none if nothing does. The elements come in order.
-fn seats(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
+fn slots(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
     let key = frontend.key();
     let start = found.partition_point(|element| (element.set, element.key) < (set, key));
     let its_own = found

@@ -10,7 +10,7 @@ use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
 use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, Type, protocol};
-use crate::nftables::slots::{MOST, assign, table};
+use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
 /// Everything the kernel holds for one service port.
@@ -35,7 +35,7 @@ pub struct Frontend {
 
 /// Endpoints in their slots, as they were before.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seats<'a> {
+pub struct SlotAssignment<'a> {
     pub cluster: &'a [Endpoint],
     pub local: &'a [Endpoint],
 }
@@ -78,7 +78,7 @@ pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
 
 impl Unit {
     /// Renders a routing; endpoints that had a slot keep it. `id` is what `Unit::id` says.
-    pub fn new(routing: Arc<Routing>, before: Seats<'_>, id: Option<u32>) -> Self {
+    pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: Option<u32>) -> Self {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
@@ -97,16 +97,16 @@ impl Unit {
     /// How many endpoints have no slot; of the two lists, the one that leaves out more counts.
     pub fn left_out(&self) -> usize {
         let Routing { cluster, local, .. } = &*self.routing;
-        cluster.len().max(local.len()).saturating_sub(MOST)
+        cluster.len().max(local.len()).saturating_sub(MAX_SLOTS)
     }
 
-    pub fn seats(&self) -> Seats<'_> {
-        Seats { cluster: &self.cluster, local: &self.local }
+    pub fn slots(&self) -> SlotAssignment<'_> {
+        SlotAssignment { cluster: &self.cluster, local: &self.local }
     }
 
     /// Where endpoints sit according to `find`, which knows what a map holds for a frontend: those of
     /// [`Routing::cluster`], then those of [`Routing::local`].
-    pub fn seats_in(
+    pub fn slots_in(
         &self,
         mut find: impl FnMut(Set, &Frontend) -> Option<Vec<Endpoint>>,
     ) -> [Vec<Endpoint>; 2] {
@@ -136,7 +136,7 @@ impl Unit {
         [Some((Set::Endpoints(bank), routing.external)), inside]
     }
 
-    fn seats_for(&self, traffic: Traffic) -> Option<&[Endpoint]> {
+    fn slots_for(&self, traffic: Traffic) -> Option<&[Endpoint]> {
         match traffic {
             Traffic::ToCluster => Some(&self.cluster),
             Traffic::ToLocal => Some(&self.local),
@@ -161,7 +161,7 @@ impl Unit {
             .collect();
         let start = out.len();
         for (list, traffic) in [(List::Cluster, Traffic::ToCluster), (List::Local, Traffic::ToLocal)] {
-            let endpoints = self.seats_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
+            let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
             out.extend(endpoints.iter().map(|endpoint| {
                 let key = Key::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
                 Element::pair(Set::StickyEndpoints, key, endpoint)
@@ -180,13 +180,13 @@ impl Unit {
 
         let used = self.maps_of(frontend).map(|map| {
             let (set, traffic) = map?;
-            self.seats_for(traffic).map(|seats| (set, seats))
+            self.slots_for(traffic).map(|slots| (set, slots))
         });
-        for (set, seats) in used.into_iter().flatten() {
+        for (set, slots) in used.into_iter().flatten() {
             let start = out.len();
-            let first = table(seats.len()).map_or(0, |table| table.first);
+            let first = slot_range(slots.len()).map_or(0, |range| range.first);
             out.extend(
-                (first..).zip(seats).map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
+                (first..).zip(slots).map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
             );
             // Slots are numbers in the order of the host's bytes.
             sort_from(start, out);

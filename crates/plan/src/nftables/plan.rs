@@ -16,7 +16,7 @@ use model::names::{Port, Protocol, ServicePortName};
 use crate::flows::Destination;
 use crate::nftables::claims::Contention;
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::{Frontend, Seats};
+use crate::nftables::elements::{Frontend, SlotAssignment};
 use crate::nftables::program::Settings;
 use crate::nftables::sets::Set;
 use crate::nftables::steps::{Held, HeldTable, Steps};
@@ -154,8 +154,8 @@ impl Plan {
     }
 
     /// Where the endpoints of a service port lie.
-    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
-        self.desired.seats(name)
+    pub fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
+        self.desired.slots(name)
     }
 
     /// The frontend of that UDP destination, if it has counted every packet since the first commit.

@@ -22,7 +22,7 @@ use model::local::FromPod;
 
 use crate::mark::Mark;
 use crate::nftables::sets::{Bank, List, Set};
-use crate::nftables::slots::draws;
+use crate::nftables::slots::random_slots;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
@@ -188,9 +188,9 @@ fn pick(name: &'static str, bank: Bank, list: Option<List>, draw: &'static str) 
     chain(name, vec![before, rule([Statement::Jump(draw)]), again])
 }
 
-/// An endpoint by chance: see [`draws`].
+/// An endpoint by chance: see [`random_slots`].
 fn draw(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
-    let by_chance = draws()
+    let by_chance = random_slots()
         .into_iter()
         .map(|draw| rule([Statement::Dnat([key(bank), &[Field::Slot(draw)]].concat(), endpoints(bank))]));
     chain(name, by_chance.collect())

@@ -18,7 +18,7 @@ use model::names::Port;
 
 use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
 use crate::nftables::sets::{Bank, Data, Element, Key, Set};
-use crate::nftables::slots::Draw;
+use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 use crate::walk::{self, Context, Matched, Verdict};
 
@@ -292,7 +292,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         };
         let Some(key) = self.key(frontend, path) else { return Ok(false) };
         let slots = self.sets.slots(map, key)?;
-        let Draw { first, count } = *draw;
+        let SlotRange { first, count } = *draw;
         let start = slots.partition_point(|(slot, _)| *slot < first);
         let end = slots.partition_point(|(slot, _)| *slot < first.saturating_add(count));
         let hit = slots.get(start..end).unwrap_or_default();

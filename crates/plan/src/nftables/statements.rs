@@ -7,7 +7,7 @@ use model::address::Family;
 
 use crate::mark::Mark;
 use crate::nftables::sets::{Bank, List, Set};
-use crate::nftables::slots::Draw;
+use crate::nftables::slots::SlotRange;
 
 /// A rule: matches from left to right, then what to do. A statement that does not match ends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub enum Field {
     OriginalDestination,
     OriginalDestinationPort,
     /// A number drawn by chance.
-    Slot(Draw),
+    Slot(SlotRange),
 }
 
 /// An interface by its name, or by how its name begins.
@@ -179,8 +179,8 @@ impl Field {
             Self::DestinationPort => "th dport".into(),
             Self::OriginalDestination => format!("ct original {ip} daddr"),
             Self::OriginalDestinationPort => "ct original proto-dst".into(),
-            Self::Slot(Draw { count, first: 0 }) => format!("numgen random mod {count}"),
-            Self::Slot(Draw { count, first }) => format!("numgen random mod {count} offset {first}"),
+            Self::Slot(SlotRange { count, first: 0 }) => format!("numgen random mod {count}"),
+            Self::Slot(SlotRange { count, first }) => format!("numgen random mod {count} offset {first}"),
         }
     }
 }

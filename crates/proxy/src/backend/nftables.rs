@@ -13,10 +13,10 @@ use model::cluster::Changes;
 use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
 use plan::nftables::claims::{Contention, ContentionChange};
-use plan::nftables::elements::Seats;
+use plan::nftables::elements::SlotAssignment;
 use plan::nftables::plan::Plan;
 use plan::nftables::program::Settings;
-use plan::nftables::slots::MOST;
+use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
 
 use super::{Backend, SyncError, Watch};
@@ -76,7 +76,7 @@ impl Nftables {
             return;
         }
         for (name, count) in now.iter().filter(|(name, _)| !self.left_out.contains_key(name)) {
-            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MOST, "Service port has more endpoints than it can use: the rest get no traffic");
+            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MAX_SLOTS, "Service port has more endpoints than it can use: the rest get no traffic");
         }
         for name in self.left_out.keys().filter(|name| !now.contains_key(name)) {
             tracing::info!(ipFamily = %family, servicePortName = %name, "Service port no longer has more endpoints than it can use");
@@ -134,8 +134,8 @@ impl Backend for Nftables {
         self.plan.desired().clone().into()
     }
 
-    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
-        self.plan.seats(name)
+    fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
+        self.plan.slots(name)
     }
 
     fn is_unused(&mut self, destination: Destination) -> bool {

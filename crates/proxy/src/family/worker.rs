@@ -164,9 +164,9 @@ impl Worker {
             known.ok_or("the proxy has only just started: ask again in a moment")?;
         let packet = question.packet(&self.node_addresses, self.cluster.node_ip(), kernel_picks);
         let packet = packet.map_err(|error| error.to_string())?;
-        let seats = |name: &ServicePortName| syncing.backend.seats(name);
+        let slots = |name: &ServicePortName| syncing.backend.slots(name);
         let explained =
-            explain::explain_in_slots(&packet, &syncing.tracing, &self.node_addresses, &self.cluster, seats);
+            explain::explain_in_slots(&packet, &syncing.tracing, &self.node_addresses, &self.cluster, slots);
         let mut explanation = explained.map_err(|error| error.to_string())?;
         if let Some(check) = &mut explanation.health_check {
             let service = NamespacedName::new(&check.namespace, &check.service);

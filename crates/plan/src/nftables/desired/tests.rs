@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
-use crate::nftables::slots::MOST;
+use crate::nftables::slots::MAX_SLOTS;
 
 /// A table made of a map. It refuses what the kernel refuses.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -473,17 +473,20 @@ fn endpoints_beyond_the_last_slot_are_counted() {
         Some(routing)
     };
     let mut plan = desired();
-    for (cluster, local, left_out) in
-        [(MOST + 2, 1, 2), (MOST + 3, MOST + 3, 3), (1, MOST + 1, 1), (MOST, MOST, 0)]
-    {
+    for (cluster, local, left_out) in [
+        (MAX_SLOTS + 2, 1, 2),
+        (MAX_SLOTS + 3, MAX_SLOTS + 3, 3),
+        (1, MAX_SLOTS + 1, 1),
+        (MAX_SLOTS, MAX_SLOTS, 0),
+    ] {
         plan.replace(vec![(name(1), routing(cluster, local))]);
         assert_eq!(plan.left_out().get(&name(1)).copied().unwrap_or_default(), left_out);
         let used =
             plan.elements().iter().filter(|element| element.set == Set::Endpoints(Bank::Addresses)).count();
-        assert_eq!(used, cluster.min(MOST));
+        assert_eq!(used, cluster.min(MAX_SLOTS));
     }
     assert!(plan.left_out().is_empty());
-    plan.accept(vec![(name(1), routing(MOST + 1, 0)), (name(2), routing(1, 1))]);
+    plan.accept(vec![(name(1), routing(MAX_SLOTS + 1, 0)), (name(2), routing(1, 1))]);
     assert_eq!(plan.left_out(), &BTreeMap::from([(name(1), 1)]));
     plan.accept(vec![(name(1), None)]);
     assert!(plan.left_out().is_empty());

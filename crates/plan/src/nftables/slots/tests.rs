@@ -14,35 +14,35 @@ fn endpoints(numbers: impl IntoIterator<Item = u8>) -> Arc<[Endpoint]> {
 }
 
 #[test]
-fn tables_of_different_widths_share_no_slot() {
+fn slot_ranges_do_not_overlap() {
     let mut next = 0;
-    for table in tables() {
-        assert_eq!(table.first, next);
-        next += table.count;
+    for range in slot_ranges() {
+        assert_eq!(range.first, next);
+        next += range.count;
     }
 }
 
 #[test]
-fn every_number_of_endpoints_has_the_smallest_table_that_holds_it() {
-    for (endpoints, width) in
+fn every_number_of_endpoints_has_the_smallest_slot_range_that_holds_it() {
+    for (endpoints, size) in
         [(1, 1), (2, 2), (8, 8), (9, 12), (12, 12), (13, 16), (1_000, 1_024), (65_536, 65_536)]
     {
-        assert_eq!(table(endpoints).map(|table| table.count), Some(width), "{endpoints}");
+        assert_eq!(slot_range(endpoints).map(|range| range.count), Some(size), "{endpoints}");
     }
-    assert_eq!(table(0), None);
-    assert_eq!(table(65_537), None);
+    assert_eq!(slot_range(0), None);
+    assert_eq!(slot_range(65_537), None);
 }
 
-/// How many of all that chance may draw, each equally likely, hit each slot.
+/// How many of all combinations of random numbers, each equally likely, hit each slot.
 fn hits(endpoints: usize) -> Vec<u32> {
-    let table = table(endpoints).unwrap();
-    let draws = draws().into_iter().filter(|draw| draw.first == table.first);
-    let draws: Vec<usize> = draws.map(|draw| draw.count as usize).collect();
+    let range = slot_range(endpoints).unwrap();
+    let tries = random_slots().into_iter().filter(|random| random.first == range.first);
+    let tries: Vec<usize> = tries.map(|random| random.count as usize).collect();
     let mut hits = vec![0; endpoints];
-    for mut chance in 0..draws.iter().product() {
-        let numbers = draws.iter().map(|count| {
-            let number = chance % count;
-            chance /= count;
+    for mut combination in 0..tries.iter().product() {
+        let numbers = tries.iter().map(|count| {
+            let number = combination % count;
+            combination /= count;
             number
         });
         let hit = numbers.into_iter().find(|number| *number < endpoints);
@@ -52,7 +52,7 @@ fn hits(endpoints: usize) -> Vec<u32> {
 }
 
 #[test]
-fn shares_are_what_chance_gives() {
+fn shares_are_what_random_numbers_give() {
     for endpoints in 1..=24 {
         let (shares, hits) = (shares(endpoints), hits(endpoints));
         let all = f64::from(hits.iter().sum::<u32>());
@@ -67,7 +67,7 @@ fn shares_are_what_chance_gives() {
 }
 
 #[test]
-fn nothing_is_left_over() {
+fn shares_add_up_to_one() {
     for endpoints in (0..600).chain([1_025, 8_193, 16_385, 65_536]) {
         let sum: f64 = shares(endpoints).iter().sum();
         let want = if endpoints == 0 { 0.0 } else { 1.0 };
@@ -87,8 +87,8 @@ fn connections_are_spread_evenly() {
 }
 
 #[test]
-fn whoever_has_a_slot_keeps_it() {
-    for (before, wanted, after) in [
+fn an_endpoint_keeps_its_slot() {
+    for (before, desired, after) in [
         (vec![], vec![1, 2, 3], vec![1, 2, 3]),
         (vec![1, 2, 3], vec![1, 2, 3, 4], vec![1, 2, 3, 4]),
         (vec![3, 1, 2], vec![1, 2, 3], vec![3, 1, 2]),
@@ -97,7 +97,7 @@ fn whoever_has_a_slot_keeps_it() {
         (vec![1, 2, 3], vec![], vec![]),
         (vec![1, 1, 2], vec![1, 2, 3], vec![1, 3, 2]),
     ] {
-        assert_eq!(assign(&endpoints(before.clone()), &endpoints(wanted)), endpoints(after), "{before:?}");
+        assert_eq!(assign(&endpoints(before.clone()), &endpoints(desired)), endpoints(after), "{before:?}");
     }
 }
 
@@ -105,16 +105,16 @@ proptest! {
     #[test]
     fn every_endpoint_has_one_slot_and_one_change_moves_at_most_two(
         before in proptest::collection::btree_set(0u8..40, 0..30),
-        gone in 0u8..40,
-        come in 40u8..60,
+        removed in 0u8..40,
+        added in 40u8..60,
     ) {
-        let seats = assign(&[], &endpoints(before.iter().copied()));
-        let wanted: BTreeSet<u8> = before.iter().copied().filter(|e| *e != gone).chain([come]).collect();
-        let after = assign(&seats, &endpoints(wanted.iter().copied()));
-        let seated: BTreeSet<_> = after.iter().map(|e| e.ip).collect();
-        prop_assert_eq!(after.len(), wanted.len());
-        prop_assert_eq!(seated, endpoints(wanted).iter().map(|e| e.ip).collect::<BTreeSet<_>>());
-        let moved = seats.iter().zip(&*after).filter(|(a, b)| a != b).count();
+        let slots = assign(&[], &endpoints(before.iter().copied()));
+        let desired: BTreeSet<u8> = before.iter().copied().filter(|e| *e != removed).chain([added]).collect();
+        let after = assign(&slots, &endpoints(desired.iter().copied()));
+        let assigned: BTreeSet<_> = after.iter().map(|e| e.ip).collect();
+        prop_assert_eq!(after.len(), desired.len());
+        prop_assert_eq!(assigned, endpoints(desired).iter().map(|e| e.ip).collect::<BTreeSet<_>>());
+        let moved = slots.iter().zip(&*after).filter(|(a, b)| a != b).count();
         prop_assert!(moved <= 2, "{} moved", moved);
     }
 }
