@@ -12,7 +12,7 @@ use model::local::FromPod;
 use model::names::Protocol;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::run::{Sets, run};
-use plan::nftables::sets::{Bank, Element, Key, List, Set};
+use plan::nftables::sets::{Element, Key, List, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, Field, Rule, Statement};
 use plan::walk::{Context, Packet, Verdict};
@@ -59,7 +59,7 @@ enum Subject {
 /// Which of the chains that draw a slot.
 #[derive(Clone, Copy, Debug)]
 struct Draws {
-    bank: Bank,
+    by: LookupBy,
     is_inside: bool,
 }
 
@@ -184,9 +184,9 @@ fn subjects() -> Vec<Subject> {
         case.steps.retain(|step| !matches!(step, Step::Probe(probe) if !is_enough(probe)));
     });
     let mut subjects: Vec<Subject> = cases.into_iter().map(Subject::Case).collect();
-    for bank in Bank::BOTH {
+    for by in LookupBy::BOTH {
         for is_inside in [false, true] {
-            let draws = Draws { bank, is_inside };
+            let draws = Draws { by, is_inside };
             let mut smaller = None;
             for table in slot_ranges() {
                 subjects.push(Subject::Likelihood(draws, table, smaller.filter(|_| table.count > 8)));
@@ -243,8 +243,8 @@ const SECONDS: u32 = 10_800;
 
 /// The same chain learns for any number of seconds.
 fn canonical(chain: &str) -> String {
-    let bank = Bank::BOTH.into_iter().find(|bank| bank.learner_seconds(chain).is_some());
-    bank.map_or(chain.to_owned(), |bank| bank.learner(SECONDS))
+    let by = LookupBy::BOTH.into_iter().find(|by| by.learner_seconds(chain).is_some());
+    by.map_or(chain.to_owned(), |by| by.learner(SECONDS))
 }
 
 /// Settings with the same rules, but for numbers and names.
@@ -337,15 +337,15 @@ impl Sets for Slots {
     type Error = Infallible;
 
     fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Infallible> {
-        let Draws { bank, is_inside } = self.draws;
-        let is_there = set == Set::Frontends(bank) || (is_inside && set == Set::ExternalLocal(bank));
+        let Draws { by, is_inside } = self.draws;
+        let is_there = set == Set::Frontends(by) || (is_inside && set == Set::ExternalLocal(by));
         Ok(is_there.then(|| Element::new(set, key)))
     }
 
     fn slots(&mut self, map: Set, _: Key) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
-        let Draws { bank, is_inside } = self.draws;
+        let Draws { by, is_inside } = self.draws;
         let drawn = self.drawn.replace(self.drawn.get() + 1);
-        let used = if is_inside { Set::EndpointsInside(bank) } else { Set::Endpoints(bank) };
+        let used = if is_inside { Set::EndpointsInside(by) } else { Set::Endpoints(by) };
         let slots = if drawn < self.moves_after { &self.before } else { &self.after };
         Ok(if map == used { slots.clone() } else { Arc::default() })
     }
@@ -353,9 +353,9 @@ impl Sets for Slots {
 
 impl Draws {
     fn packet(self) -> Packet {
-        let destination = match self.bank {
-            Bank::Addresses => SocketAddr::new(Address::ExternalIp.ip(FAMILY), 80),
-            Bank::NodePorts => SocketAddr::new(Address::NodeIp.ip(FAMILY), NODE_PORT),
+        let destination = match self.by {
+            LookupBy::Address => SocketAddr::new(Address::ExternalIp.ip(FAMILY), 80),
+            LookupBy::NodePort => SocketAddr::new(Address::NodeIp.ip(FAMILY), NODE_PORT),
         };
         let from = if self.is_inside { ClientPlace::Pod } else { ClientPlace::Outside };
         let source = from.ip(FAMILY, 0, destination.ip());

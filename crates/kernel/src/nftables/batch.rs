@@ -74,9 +74,9 @@ pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
     }
     for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
         let Some(set) = elements.first().map(|element| element.set) else { continue };
-        if let Set::Timeouts(bank) = set {
+        if let Set::Timeouts(by) = set {
             let name = |element: &Element| match element.data {
-                Some(Data::Learn(seconds)) => bank.learner(seconds),
+                Some(Data::Learn(seconds)) => by.learner(seconds),
                 Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
             };
             let chains: Vec<String> = elements.iter().map(name).collect();

@@ -11,7 +11,7 @@ use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::difference::{Class, Difference, KernelObject, Kind};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
+use plan::nftables::sets::{Element, Key, LookupBy, Nature, Set};
 use plan::nftables::steps::{Held, HeldTable, TableContent};
 use plan::served::KernelComparison;
 
@@ -89,7 +89,8 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     }
     let sets = reader.sets()?;
     let has = |name: &str| sets.iter().any(|set| set.name == name);
-    let is_ours = has(Set::Frontends(Bank::Addresses).name()) && has(Set::Endpoints(Bank::Addresses).name());
+    let is_ours =
+        has(Set::Frontends(LookupBy::Address).name()) && has(Set::Endpoints(LookupBy::Address).name());
     // Upstream has a set of that name, too, with elements of the same kind.
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
@@ -161,8 +162,8 @@ impl Inspection {
             }
             Ok(elements)
         };
-        let ids = read(&Bank::BOTH.map(Set::Sticky))?;
-        let slots = Bank::BOTH.map(|bank| [Set::Endpoints(bank), Set::EndpointsInside(bank)]);
+        let ids = read(&LookupBy::BOTH.map(Set::Sticky))?;
+        let slots = LookupBy::BOTH.map(|by| [Set::Endpoints(by), Set::EndpointsInside(by)]);
         let mut elements = read(slots.as_flattened())?;
         elements.sort_unstable();
         let content = TableContent { elements, ids, ..TableContent::default() };
@@ -204,7 +205,7 @@ impl Inspection {
         // Further chains do no harm, for none of ours leads to them; only those of timeouts that are no longer in use have
         // to go. But those of a foreign table go with it, and show that it is foreign.
         let is_foreign = !all.is_empty();
-        let is_learner = |name: &str| Bank::BOTH.iter().any(|bank| bank.learner_seconds(name).is_some());
+        let is_learner = |name: &str| LookupBy::BOTH.iter().any(|by| by.learner_seconds(name).is_some());
         let desired: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
         let further = by_name.into_keys().filter(|name| !desired.contains(name));
         let unexpected = further.filter(|name| is_foreign || is_learner(name));

@@ -12,7 +12,7 @@ use netlink::nftables::{
 };
 use plan::mark::Mark;
 use plan::nftables::program::{Chain, HookKind, HookPoint};
-use plan::nftables::sets::{Bank, List, Nature, Set, Type};
+use plan::nftables::sets::{List, LookupBy, Nature, Set, Type};
 use plan::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 use crate::wire_family;
@@ -134,7 +134,7 @@ fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expressio
             out.push(Expression::LookupData { map: set.name().into(), key, to: FIRST });
             dnat_from_first(family, out);
         }
-        Statement::Affinity(bank, what) => Stickiness::new(*bank, *what, family).compile(*what, out),
+        Statement::Affinity(by, what) => Stickiness::new(*by, *what, family).compile(*what, out),
         Statement::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
         Statement::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
         Statement::Goto(chain) => out.push(Expression::Verdict(Verdict::Goto(chain))),
@@ -167,7 +167,7 @@ fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
 /// So every map puts its data where no key begins or goes over: one word before what is used of it. Of the words after that
 /// `nft` shows what was loaded there before, for which purpose it is.
 struct Stickiness {
-    bank: Bank,
+    by: LookupBy,
     family: Family,
     /// Whether the destination has been translated.
     is_translated: bool,
@@ -182,7 +182,7 @@ struct Stickiness {
 }
 
 impl Stickiness {
-    fn new(bank: Bank, what: Affinity, family: Family) -> Self {
+    fn new(by: LookupBy, what: Affinity, family: Family) -> Self {
         let mut registers = Registers::default();
         let mut take = |length| registers.take(length);
         let length = address_length(family);
@@ -191,7 +191,7 @@ impl Stickiness {
         let mut frontend = Registers::default();
         frontend.take(4 * 10);
         let is_translated = !matches!(what, Affinity::Dnat(_));
-        Self { bank, family, is_translated, list: what.list(), protocol, address, port, id, client, frontend }
+        Self { by, family, is_translated, list: what.list(), protocol, address, port, id, client, frontend }
     }
 
     fn compile(&self, what: Affinity, out: &mut Vec<Expression<'_>>) {
@@ -200,7 +200,7 @@ impl Stickiness {
             Affinity::Learner => {
                 // The seconds come to lie where the client is otherwise.
                 self.look_up_frontend(self.client, out);
-                let map = Set::Timeouts(self.bank).name().into();
+                let map = Set::Timeouts(self.by).name().into();
                 out.push(Expression::LookupVerdict { map, key: self.client });
             }
             Affinity::Dnat(_) => {
@@ -250,16 +250,16 @@ impl Stickiness {
     /// `shown` is the register of which the listing has `meta mark`.
     fn look_up_frontend(&self, shown: Register, out: &mut Vec<Expression<'_>>) {
         out.push(Expression::Meta { key: MetaKey::Mark, to: shown });
-        let fields: &[Field] = match (self.bank, self.is_translated) {
-            (Bank::Addresses, false) => &[Field::Destination, Field::Protocol, Field::DestinationPort],
-            (Bank::Addresses, true) => {
+        let fields: &[Field] = match (self.by, self.is_translated) {
+            (LookupBy::Address, false) => &[Field::Destination, Field::Protocol, Field::DestinationPort],
+            (LookupBy::Address, true) => {
                 &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
             }
-            (Bank::NodePorts, false) => &[Field::Protocol, Field::DestinationPort],
-            (Bank::NodePorts, true) => &[Field::Protocol, Field::OriginalDestinationPort],
+            (LookupBy::NodePort, false) => &[Field::Protocol, Field::DestinationPort],
+            (LookupBy::NodePort, true) => &[Field::Protocol, Field::OriginalDestinationPort],
         };
         let key = load(fields, self.family, &mut self.frontend.clone(), out);
-        out.push(Expression::LookupData { map: Set::Sticky(self.bank).name().into(), key, to: self.port });
+        out.push(Expression::LookupData { map: Set::Sticky(self.by).name().into(), key, to: self.port });
     }
 
     fn look_up_client(&self, out: &mut Vec<Expression<'_>>) {

@@ -9,7 +9,7 @@ use model::names::{Port, ServicePortName};
 use netlink::nftables::Connection;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
-use plan::nftables::sets::{Bank, Set};
+use plan::nftables::sets::{LookupBy, Set};
 
 use super::read::{Counted, Reader};
 
@@ -43,9 +43,9 @@ pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connection
     let mut connection = Connection::open()?.retrying_for(PERSISTENCE);
     let mut reader = Reader { family, connection: &mut connection, listed: 0 };
     let mut all = Vec::new();
-    for bank in Bank::BOTH {
-        for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
-            let counted = match reader.counters(set, bank) {
+    for by in LookupBy::BOTH {
+        for set in [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)] {
+            let counted = match reader.counters(set, by) {
                 // No pass has made the table yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
                 counted => counted?,

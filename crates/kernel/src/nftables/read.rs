@@ -11,7 +11,7 @@ use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundS
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Bank, Data, Element, Key, Nature, Set, Sticky, Type, address};
+use plan::nftables::sets::{Data, Element, Key, LookupBy, Nature, Set, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
@@ -216,21 +216,21 @@ impl Reader<'_> {
         }
     }
 
-    /// New connections counted by each element of a set of that bank.
-    pub fn counters(&mut self, set: Set, bank: Bank) -> io::Result<Vec<Counted>> {
+    /// New connections counted by each element of a set whose frontends are looked up like this.
+    pub fn counters(&mut self, set: Set, by: LookupBy) -> io::Result<Vec<Counted>> {
         let family = self.family;
         self.read(set, |element| {
-            let (frontend, _) = Frontend::from_key(element.key, bank, family)?;
+            let (frontend, _) = Frontend::from_key(element.key, by, family)?;
             Some(Counted { frontend, endpoint: endpoint(element, family), count: element.counter?.packets })
         })
     }
 
     /// New connections counted by a frontend; none if there is no such one.
     pub fn count(&mut self, frontend: Frontend) -> io::Result<Option<u64>> {
-        let bank = if frontend.ip.is_some() { Bank::Addresses } else { Bank::NodePorts };
+        let by = if frontend.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort };
         let key = Value::concatenation(&[frontend.key().as_bytes()]);
         let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);
-        let name = Set::Frontends(bank).name();
+        let name = Set::Frontends(by).name();
         let family = wire_family(self.family);
         let found = self.connection.elements_at(family, TABLE, name, [key], read)?;
         Ok(found.into_iter().flatten().flatten().next())
@@ -295,8 +295,8 @@ pub fn odd(set: &str) -> io::Error {
 
 /// Timeouts of session affinity that there are chains for.
 pub fn timeouts(chains: &[FoundChain]) -> BTreeSet<u32> {
-    let seconds = |bank: Bank| chains.iter().filter_map(move |chain| bank.learner_seconds(&chain.name));
-    Bank::BOTH.into_iter().flat_map(seconds).collect()
+    let seconds = |by: LookupBy| chains.iter().filter_map(move |chain| by.learner_seconds(&chain.name));
+    LookupBy::BOTH.into_iter().flat_map(seconds).collect()
 }
 
 fn unexpected(program: &Program, sets: &[FoundSet], chains: &[FoundChain]) -> Unexpected {
@@ -324,9 +324,9 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
         }
         ([Type::Number, ..], Some(FoundDatum::Value(bytes))) => Some(Data::Sticky(Sticky::from_wire(bytes)?)),
         ([Type::Verdict], Some(FoundDatum::Verdict(Verdict::Goto(chain)))) => {
-            let seconds = Bank::BOTH
+            let seconds = LookupBy::BOTH
                 .into_iter()
-                .find_map(|bank| bank.learner_seconds(chain).filter(|_| set == Set::Timeouts(bank)));
+                .find_map(|by| by.learner_seconds(chain).filter(|_| set == Set::Timeouts(by)));
             Some(Data::Learn(seconds?))
         }
         _ => return None,

@@ -41,7 +41,7 @@ use plan::flows::Destination;
 use plan::mark::Mark;
 use plan::nftables::desired::{Changed, boundaries};
 use plan::nftables::program::Settings;
-use plan::nftables::sets::{Bank, Set};
+use plan::nftables::sets::{LookupBy, Set};
 use plan::nftables::steps::{HeldTable, Steps, TableContent};
 
 use drive::NftablesSync;
@@ -272,7 +272,7 @@ fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
             limited(Family::V4, |abilities| TableAbilities { counts: false, listed: LISTED, ..abilities });
         assert!(table.plan.steps(with(&[1])).is_none());
         let steps = table.left();
-        assert!(steps.empty.contains(&Set::Endpoints(Bank::Addresses)), "{:?}", steps.empty);
+        assert!(steps.empty.contains(&Set::Endpoints(LookupBy::Address)), "{:?}", steps.empty);
         table.table.commit(&steps).unwrap();
         let mut other = open(Family::V4);
         drop(table);

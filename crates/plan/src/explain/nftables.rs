@@ -12,7 +12,7 @@ use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::program::{self, Program};
 use crate::nftables::run::{Path, Walk, run};
-use crate::nftables::sets::{Bank, Set};
+use crate::nftables::sets::{LookupBy, Set};
 use crate::nftables::statements::{Affinity, Field, Rule, Statement};
 use crate::walk::Verdict;
 
@@ -50,16 +50,16 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &Walk<'_>) -
     let forwarded = walk.paths.iter().find(|path| path.is_forwarded());
     let Some(path) = forwarded.or(stopped) else { return question.untouched() };
     let chains = chains(program, path);
-    let owner = |bank| match bank {
-        Bank::Addresses => question.owner_by_address(),
-        Bank::NodePorts => question.owner_by_node_port().map(|claim| (claim, Kind::NodePort)),
+    let owner = |by| match by {
+        LookupBy::Address => question.owner_by_address(),
+        LookupBy::NodePort => question.owner_by_node_port().map(|claim| (claim, Kind::NodePort)),
     };
     if path.is_forwarded() {
-        let Some((bank, is_inside)) = path.rules.iter().rev().find_map(|matched| translation(matched.rule))
+        let Some((by, is_inside)) = path.rules.iter().rev().find_map(|matched| translation(matched.rule))
         else {
             return question.untouched();
         };
-        let matched = owner(bank);
+        let matched = owner(by);
         let candidates = walk.paths.iter().filter(|path| path.is_forwarded());
         let candidates = candidates.filter_map(|path| {
             let masquerade = path.is_masqueraded.then(|| masquerade(path)).flatten();
@@ -92,11 +92,11 @@ fn chains(program: &Program, path: &Path<'_>) -> Vec<String> {
 }
 
 /// Which frontends a rule translates, if it does, and whether only those for traffic from inside.
-fn translation(rule: &Rule) -> Option<(Bank, bool)> {
+fn translation(rule: &Rule) -> Option<(LookupBy, bool)> {
     rule.statements.iter().find_map(|statement| match statement {
-        Statement::Dnat(_, Set::Endpoints(bank)) => Some((*bank, false)),
-        Statement::Dnat(_, Set::EndpointsInside(bank)) => Some((*bank, true)),
-        Statement::Affinity(bank, Affinity::Dnat(list)) => Some((*bank, list.is_some())),
+        Statement::Dnat(_, Set::Endpoints(by)) => Some((*by, false)),
+        Statement::Dnat(_, Set::EndpointsInside(by)) => Some((*by, true)),
+        Statement::Affinity(by, Affinity::Dnat(list)) => Some((*by, list.is_some())),
         _ => None,
     })
 }
@@ -123,17 +123,17 @@ fn masquerade(path: &Path<'_>) -> Option<Masquerade> {
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &Path<'_>,
-    owner: impl Fn(Bank) -> Option<(&'q Considered<'q>, Kind)>,
+    owner: impl Fn(LookupBy) -> Option<(&'q Considered<'q>, Kind)>,
 ) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
     let sets = path.rules.last().into_iter().flat_map(|matched| &matched.rule.statements);
     let found = sets.filter_map(|statement| match statement {
         Statement::In(_, set) => Some(match set {
             Set::Firewalled => {
-                let owner = owner(Bank::Addresses).map(|(claim, _)| (claim, Kind::LoadBalancerIp));
+                let owner = owner(LookupBy::Address).map(|(claim, _)| (claim, Kind::LoadBalancerIp));
                 (Reason::NotInSourceRanges, owner)
             }
-            Set::NoEndpoints(bank) => (Reason::NoEndpoints, owner(*bank)),
-            Set::NoLocalEndpoints(bank) => (Reason::NoLocalEndpoints, owner(*bank)),
+            Set::NoEndpoints(by) => (Reason::NoEndpoints, owner(*by)),
+            Set::NoLocalEndpoints(by) => (Reason::NoLocalEndpoints, owner(*by)),
             Set::ClusterIps => (Reason::NoSuchPort, None),
             Set::ServiceCidrs => (Reason::UnusedClusterIp, None),
             _ => return None,

@@ -13,7 +13,7 @@ use crate::iptables::rules::EndpointComments;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::run::{Sets, Slots};
-use crate::nftables::sets::{Bank, Element, Key, Set};
+use crate::nftables::sets::{Element, Key, LookupBy, Set};
 use crate::nftables::slots::shares;
 
 const NODE: &str = "192.0.2.11";
@@ -410,9 +410,10 @@ fn what_the_plan_puts_into_sets_leads_where_the_explanation_says() {
 fn what_is_missing_from_sets_shows() {
     let world = world(Mode::Nftables, &BOTH);
     let explanation = world.explain(POD, CLUSTER_IP);
-    for (set, fate) in
-        [(Set::Endpoints(Bank::Addresses), Fate::Dropped), (Set::Frontends(Bank::Addresses), Fate::Refused)]
-    {
+    for (set, fate) in [
+        (Set::Endpoints(LookupBy::Address), Fate::Dropped),
+        (Set::Frontends(LookupBy::Address), Fate::Refused),
+    ] {
         let live = live(&world, &explanation, &|element| element.set == set);
         assert_eq!((live.agrees, live.fate), (false, fate), "{set:?}");
     }

@@ -16,7 +16,7 @@ use model::routing::{Endpoint, Routing};
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{Frontend, Shared, SlotAssignment, Unit, frontends, shared};
 use crate::nftables::program::{Program, Settings, learners};
-use crate::nftables::sets::{Bank, Data, Element, Set};
+use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
@@ -467,7 +467,7 @@ fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
 /// The chains of a timeout. What the kernel remembers of clients stays when they go, until it expires: no service port
 /// has the id.
 fn chain_names(seconds: u32) -> [String; 2] {
-    Bank::BOTH.map(|bank| bank.learner(seconds))
+    LookupBy::BOTH.map(|by| by.learner(seconds))
 }
 
 /// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,

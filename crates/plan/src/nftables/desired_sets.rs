@@ -11,7 +11,7 @@ use model::address::Family;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{Frontend, Shared, Unit};
 use crate::nftables::run::{Sets, Slots};
-use crate::nftables::sets::{Bank, Element, Key, List, Set, Type, address};
+use crate::nftables::sets::{Element, Key, List, LookupBy, Set, Type, address};
 
 /// The sets of the desired table. No client is remembered.
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl<'a> DesiredSets<'a> {
             Set::NodePortIps => self.table.node_port_ips().contains(&address(bytes)?),
             Set::Hairpin => self.table.shares(&self.hairpin(key)?),
             Set::Affinity => false,
-            Set::Timeouts(bank) => {
-                let seconds = Shared::Timeout(bank, u32::from_ne_bytes(bytes.try_into().ok()?));
+            Set::Timeouts(by) => {
+                let seconds = Shared::Timeout(by, u32::from_ne_bytes(bytes.try_into().ok()?));
                 return self.table.shares(&seconds).then(|| seconds.element());
             }
             Set::StickyEndpoints => {
@@ -51,21 +51,21 @@ impl<'a> DesiredSets<'a> {
                 return elements.into_iter().find(|element| element.key == key);
             }
             Set::AllowedSources => {
-                let (frontend, source) = Frontend::from_key(bytes, Bank::Addresses, self.family)?;
+                let (frontend, source) = Frontend::from_key(bytes, LookupBy::Address, self.family)?;
                 let (elements, source) = (self.elements(frontend), address(source)?);
                 let admits = |element: &&Element| {
                     element.range(self.family).is_some_and(|(first, last)| first <= source && source <= last)
                 };
                 return elements.iter().find(admits).copied();
             }
-            Set::Frontends(bank)
-            | Set::ExternalLocal(bank)
-            | Set::Endpoints(bank)
-            | Set::EndpointsInside(bank)
-            | Set::Sticky(bank)
-            | Set::NoEndpoints(bank)
-            | Set::NoLocalEndpoints(bank) => return self.of_frontend(set, bank, key),
-            Set::Firewalled => return self.of_frontend(set, Bank::Addresses, key),
+            Set::Frontends(by)
+            | Set::ExternalLocal(by)
+            | Set::Endpoints(by)
+            | Set::EndpointsInside(by)
+            | Set::Sticky(by)
+            | Set::NoEndpoints(by)
+            | Set::NoLocalEndpoints(by) => return self.of_frontend(set, by, key),
+            Set::Firewalled => return self.of_frontend(set, LookupBy::Address, key),
         };
         is_there.then(|| Element::new(set, key))
     }
@@ -73,13 +73,13 @@ impl<'a> DesiredSets<'a> {
     fn hairpin(&self, key: Key) -> Option<Shared> {
         let length = Type::Address.length(self.family);
         let (source, rest) = key.as_bytes().split_at_checked(length)?;
-        let (destination, _) = Frontend::from_key(rest, Bank::Addresses, self.family)?;
+        let (destination, _) = Frontend::from_key(rest, LookupBy::Address, self.family)?;
         let ip = destination.ip.filter(|ip| address(source) == Some(*ip))?;
         Some(Shared::Hairpin(ip, destination.protocol, destination.port))
     }
 
-    fn of_frontend(&mut self, set: Set, bank: Bank, key: Key) -> Option<Element> {
-        let (frontend, _) = Frontend::from_key(key.as_bytes(), bank, self.family)?;
+    fn of_frontend(&mut self, set: Set, by: LookupBy, key: Key) -> Option<Element> {
+        let (frontend, _) = Frontend::from_key(key.as_bytes(), by, self.family)?;
         let elements = self.elements(frontend);
         let at = elements.binary_search_by_key(&(set, key), |element| (element.set, element.key)).ok()?;
         elements.get(at).copied()
@@ -108,8 +108,8 @@ impl Sets for DesiredSets<'_> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }
-        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = map else { return Ok(Slots::default()) };
-        let Some((asked, _)) = Frontend::from_key(frontend.as_bytes(), bank, self.family) else {
+        let (Set::Endpoints(by) | Set::EndpointsInside(by)) = map else { return Ok(Slots::default()) };
+        let Some((asked, _)) = Frontend::from_key(frontend.as_bytes(), by, self.family) else {
             return Ok(Slots::default());
         };
         let elements = self.elements(asked);

@@ -9,7 +9,7 @@ use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
-use crate::nftables::sets::{Bank, Data, Element, Key, List, Set, Sticky, Type, protocol};
+use crate::nftables::sets::{Data, Element, Key, List, LookupBy, Set, Sticky, Type, protocol};
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
@@ -46,7 +46,7 @@ pub enum Shared {
     ClusterIp(IpAddr),
     Hairpin(IpAddr, Protocol, Port),
     /// Seconds of session affinity.
-    Timeout(Bank, u32),
+    Timeout(LookupBy, u32),
 }
 
 /// Every frontend of a service port, each once.
@@ -72,7 +72,7 @@ pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
     let hairpins = endpoints.map(|endpoint| Shared::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
     let timeouts = routing.affinity.map(rounded).into_iter();
-    let timeouts = timeouts.flat_map(|seconds| Bank::BOTH.map(|bank| Shared::Timeout(bank, seconds)));
+    let timeouts = timeouts.flat_map(|seconds| LookupBy::BOTH.map(|by| Shared::Timeout(by, seconds)));
     [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
 }
 
@@ -127,13 +127,13 @@ impl Unit {
     /// Which maps a frontend has endpoints in, for which traffic; the second is for traffic from inside.
     fn maps_of(&self, frontend: &Frontend) -> [Option<(Set, Traffic)>; 2] {
         let routing = &self.routing;
-        let bank = frontend.bank();
+        let by = frontend.lookup_by();
         if self.is_cluster_ip(frontend) {
-            return [Some((Set::Endpoints(bank), routing.internal)), None];
+            return [Some((Set::Endpoints(by), routing.internal)), None];
         }
         let inside =
-            routing.preserves_client.then(|| (Set::EndpointsInside(bank), routing.external_from_inside()));
-        [Some((Set::Endpoints(bank), routing.external)), inside]
+            routing.preserves_client.then(|| (Set::EndpointsInside(by), routing.external_from_inside()));
+        [Some((Set::Endpoints(by), routing.external)), inside]
     }
 
     fn slots_for(&self, traffic: Traffic) -> Option<&[Endpoint]> {
@@ -175,7 +175,7 @@ impl Unit {
     pub fn elements_of(&self, frontend: &Frontend, out: &mut Vec<Element>) {
         let routing = &self.routing;
         let key = frontend.key();
-        let bank = frontend.bank();
+        let by = frontend.lookup_by();
         let traffic = if self.is_cluster_ip(frontend) { routing.internal } else { routing.external };
 
         let used = self.maps_of(frontend).map(|map| {
@@ -198,16 +198,16 @@ impl Unit {
                     Traffic::ToLocal | Traffic::DropNoLocalEndpoints => List::Local,
                 };
                 let data = Some(Data::Sticky(Sticky { list: list.of(id), seconds }));
-                out.push(Element { set: Set::Sticky(bank), key, data });
+                out.push(Element { set: Set::Sticky(by), key, data });
             }
-            out.push(Element::new(Set::Frontends(bank), key));
+            out.push(Element::new(Set::Frontends(by), key));
             let keeps_clients = routing.preserves_client && !self.is_cluster_ip(frontend);
-            out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(bank), key)));
+            out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(by), key)));
         }
         out.extend(match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
-            Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(bank), key)),
-            Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(bank), key)),
+            Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(by), key)),
+            Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(by), key)),
         });
         if frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip)) {
             firewall(routing, key, out);
@@ -247,8 +247,8 @@ impl Shared {
                 let pair = Key::EMPTY.address(ip).address(ip);
                 Element::new(Set::Hairpin, pair.protocol(protocol).port(port))
             }
-            Self::Timeout(bank, seconds) => Element {
-                set: Set::Timeouts(bank),
+            Self::Timeout(by, seconds) => Element {
+                set: Set::Timeouts(by),
                 key: Key::EMPTY.number(seconds),
                 data: Some(Data::Learn(seconds)),
             },
@@ -259,15 +259,15 @@ impl Shared {
 impl Element {
     /// The frontend that it is about.
     pub fn frontend(&self, family: Family) -> Option<Frontend> {
-        let bank = match self.set {
-            Set::Frontends(bank)
-            | Set::ExternalLocal(bank)
-            | Set::Endpoints(bank)
-            | Set::EndpointsInside(bank)
-            | Set::Sticky(bank)
-            | Set::NoEndpoints(bank)
-            | Set::NoLocalEndpoints(bank) => bank,
-            Set::Firewalled | Set::AllowedSources => Bank::Addresses,
+        let by = match self.set {
+            Set::Frontends(by)
+            | Set::ExternalLocal(by)
+            | Set::Endpoints(by)
+            | Set::EndpointsInside(by)
+            | Set::Sticky(by)
+            | Set::NoEndpoints(by)
+            | Set::NoLocalEndpoints(by) => by,
+            Set::Firewalled | Set::AllowedSources => LookupBy::Address,
             Set::ServiceCidrs
             | Set::NodePortIps
             | Set::ClusterIps
@@ -276,7 +276,7 @@ impl Element {
             | Set::Affinity
             | Set::Timeouts(_) => return None,
         };
-        Frontend::from_key(self.key.as_bytes(), bank, family).map(|(frontend, _)| frontend)
+        Frontend::from_key(self.key.as_bytes(), by, family).map(|(frontend, _)| frontend)
     }
 
     /// The endpoint that an element of [`Set::Hairpin`] is about: its key is the endpoint's address, then a key like that
@@ -284,7 +284,7 @@ impl Element {
     pub fn hairpin(&self, family: Family) -> Option<(Protocol, (IpAddr, Port))> {
         let (_, rest) = self.key.as_bytes().split_at_checked(Type::Address.length(family))?;
         let (endpoint, _) =
-            Frontend::from_key(rest, Bank::Addresses, family).filter(|_| self.set == Set::Hairpin)?;
+            Frontend::from_key(rest, LookupBy::Address, family).filter(|_| self.set == Set::Hairpin)?;
         Some((endpoint.protocol, (endpoint.ip?, endpoint.port)))
     }
 }
@@ -292,22 +292,22 @@ impl Element {
 impl Frontend {
     /// The frontend, slot and endpoint of an element of an endpoint map.
     pub fn of_endpoint(element: &Element) -> Option<(Self, u32, Endpoint)> {
-        let (Set::Endpoints(bank) | Set::EndpointsInside(bank)) = element.set else { return None };
+        let (Set::Endpoints(by) | Set::EndpointsInside(by)) = element.set else { return None };
         let (ip, port) = element.endpoint()?;
-        let (frontend, slot) = Self::from_key(element.key.as_bytes(), bank, Family::of(ip))?;
+        let (frontend, slot) = Self::from_key(element.key.as_bytes(), by, Family::of(ip))?;
         let slot = u32::from_ne_bytes(slot.try_into().ok()?);
         Some((frontend, slot, Endpoint { ip, local: false, port }))
     }
 
     /// The frontend that a key begins with, and what comes after it.
-    pub fn from_key(key: &[u8], bank: Bank, family: Family) -> Option<(Self, &[u8])> {
-        let (ip, rest) = match (bank, family) {
-            (Bank::NodePorts, _) => (None, key),
-            (Bank::Addresses, Family::V4) => {
+    pub fn from_key(key: &[u8], by: LookupBy, family: Family) -> Option<(Self, &[u8])> {
+        let (ip, rest) = match (by, family) {
+            (LookupBy::NodePort, _) => (None, key),
+            (LookupBy::Address, Family::V4) => {
                 let (ip, rest) = key.split_first_chunk::<4>()?;
                 (Some(IpAddr::from(*ip)), rest)
             }
-            (Bank::Addresses, Family::V6) => {
+            (LookupBy::Address, Family::V6) => {
                 let (ip, rest) = key.split_first_chunk::<16>()?;
                 (Some(IpAddr::from(*ip)), rest)
             }
@@ -324,8 +324,8 @@ impl Frontend {
         key.protocol(self.protocol).port(self.port)
     }
 
-    fn bank(&self) -> Bank {
-        if self.ip.is_some() { Bank::Addresses } else { Bank::NodePorts }
+    fn lookup_by(&self) -> LookupBy {
+        if self.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort }
     }
 }
 

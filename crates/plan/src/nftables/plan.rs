@@ -174,8 +174,8 @@ impl Plan {
     fn remember_recounted(&mut self, steps: &Steps) {
         let family = self.desired.settings().family;
         let gone = steps.delete.iter().filter_map(|element| {
-            let Set::Frontends(bank) = element.set else { return None };
-            Frontend::from_key(element.key.as_bytes(), bank, family)
+            let Set::Frontends(by) = element.set else { return None };
+            Frontend::from_key(element.key.as_bytes(), by, family)
         });
         self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }

@@ -21,7 +21,7 @@ use model::address::Family;
 use model::local::FromPod;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{Bank, List, Set};
+use crate::nftables::sets::{List, LookupBy, Set};
 use crate::nftables::slots::random_slots;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
@@ -100,22 +100,22 @@ const NODE_PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
 fn choosing(settings: &Settings) -> Vec<Chain> {
     let mark = settings.mark;
     let mut services = vec![rule([
-        Statement::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
+        Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
         Statement::Goto("frontend"),
     ])];
     services.push(rule(at_node_port_address(settings, true).into_iter().chain([
-        Statement::In(NODE_PORT.into(), Set::Frontends(Bank::NodePorts)),
+        Statement::In(NODE_PORT.into(), Set::Frontends(LookupBy::NodePort)),
         Statement::Goto("nodeport"),
     ])));
     vec![
-        draw("draw", Bank::Addresses, Set::Endpoints),
-        draw("draw-inside", Bank::Addresses, Set::EndpointsInside),
-        draw("nodeport-draw", Bank::NodePorts, Set::Endpoints),
-        draw("nodeport-draw-inside", Bank::NodePorts, Set::EndpointsInside),
-        pick("pick", Bank::Addresses, None, "draw"),
-        pick("pick-inside", Bank::Addresses, Some(List::Cluster), "draw-inside"),
-        pick("nodeport-pick", Bank::NodePorts, None, "nodeport-draw"),
-        pick("nodeport-pick-inside", Bank::NodePorts, Some(List::Cluster), "nodeport-draw-inside"),
+        draw("draw", LookupBy::Address, Set::Endpoints),
+        draw("draw-inside", LookupBy::Address, Set::EndpointsInside),
+        draw("nodeport-draw", LookupBy::NodePort, Set::Endpoints),
+        draw("nodeport-draw-inside", LookupBy::NodePort, Set::EndpointsInside),
+        pick("pick", LookupBy::Address, None, "draw"),
+        pick("pick-inside", LookupBy::Address, Some(List::Cluster), "draw-inside"),
+        pick("nodeport-pick", LookupBy::NodePort, None, "nodeport-draw"),
+        pick("nodeport-pick-inside", LookupBy::NodePort, Some(List::Cluster), "nodeport-draw-inside"),
         chain("cluster-ip", cluster_ip(settings)),
         chain("external-local", external_local(settings, "pick", "pick-inside")),
         chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
@@ -127,7 +127,7 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
                     Statement::Goto("cluster-ip"),
                 ]),
                 rule([
-                    Statement::In(FRONTEND.into(), Set::ExternalLocal(Bank::Addresses)),
+                    Statement::In(FRONTEND.into(), Set::ExternalLocal(LookupBy::Address)),
                     Statement::Goto("external-local"),
                 ]),
                 rule([Statement::SetMark(mark), Statement::Goto("pick")])
@@ -138,7 +138,7 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
             "nodeport",
             vec![
                 rule([
-                    Statement::In(NODE_PORT.into(), Set::ExternalLocal(Bank::NodePorts)),
+                    Statement::In(NODE_PORT.into(), Set::ExternalLocal(LookupBy::NodePort)),
                     Statement::Goto("nodeport-local"),
                 ]),
                 rule([Statement::SetMark(mark), Statement::Goto("nodeport-pick")])
@@ -181,26 +181,26 @@ fn external_local(settings: &Settings, outside: &'static str, inside: &'static s
 
 /// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
 /// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
-fn pick(name: &'static str, bank: Bank, list: Option<List>, draw: &'static str) -> Chain {
-    let before = affinity(bank, Affinity::Dnat(list))
+fn pick(name: &'static str, by: LookupBy, list: Option<List>, draw: &'static str) -> Chain {
+    let before = affinity(by, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
     let again = rule([Statement::Jump(draw)]).because("should endpoints have moved meanwhile");
     chain(name, vec![before, rule([Statement::Jump(draw)]), again])
 }
 
 /// An endpoint by chance: see [`random_slots`].
-fn draw(name: &'static str, bank: Bank, endpoints: fn(Bank) -> Set) -> Chain {
+fn draw(name: &'static str, by: LookupBy, endpoints: fn(LookupBy) -> Set) -> Chain {
     let by_chance = random_slots()
         .into_iter()
-        .map(|draw| rule([Statement::Dnat([key(bank), &[Field::Slot(draw)]].concat(), endpoints(bank))]));
+        .map(|draw| rule([Statement::Dnat([key(by), &[Field::Slot(draw)]].concat(), endpoints(by))]));
     chain(name, by_chance.collect())
 }
 
 /// What a frontend is known by.
-fn key(bank: Bank) -> &'static [Field] {
-    match bank {
-        Bank::Addresses => &FRONTEND,
-        Bank::NodePorts => &NODE_PORT,
+fn key(by: LookupBy) -> &'static [Field] {
+    match by {
+        LookupBy::Address => &FRONTEND,
+        LookupBy::NodePort => &NODE_PORT,
     }
 }
 
@@ -224,21 +224,24 @@ fn checking(settings: &Settings) -> Vec<Chain> {
                 rule(
                     at_node()
                         .into_iter()
-                        .chain([node_port(Set::NoEndpoints(Bank::NodePorts)), Statement::Reject]),
+                        .chain([node_port(Set::NoEndpoints(LookupBy::NodePort)), Statement::Reject]),
                 ),
                 rule(
                     at_node()
                         .into_iter()
-                        .chain([node_port(Set::NoLocalEndpoints(Bank::NodePorts)), Statement::Drop]),
+                        .chain([node_port(Set::NoLocalEndpoints(LookupBy::NodePort)), Statement::Drop]),
                 ),
             ],
         ),
         chain(
             "service-endpoints-check",
             vec![
-                rule([Statement::In(FRONTEND.into(), Set::NoEndpoints(Bank::Addresses)), Statement::Reject]),
                 rule([
-                    Statement::In(FRONTEND.into(), Set::NoLocalEndpoints(Bank::Addresses)),
+                    Statement::In(FRONTEND.into(), Set::NoEndpoints(LookupBy::Address)),
+                    Statement::Reject,
+                ]),
+                rule([
+                    Statement::In(FRONTEND.into(), Set::NoLocalEndpoints(LookupBy::Address)),
                     Statement::Drop,
                 ]),
             ],
@@ -250,7 +253,7 @@ fn checking(settings: &Settings) -> Vec<Chain> {
                 // endpoint may well be at another Service's external address, but not at a cluster IP.
                 rule([
                     Statement::In(vec![Field::Destination], Set::ClusterIps),
-                    Statement::In(FRONTEND.into(), Set::Frontends(Bank::Addresses)),
+                    Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
                     Statement::Drop,
                 ])
                 .because("Drop what was first sent before there were rules for it"),
@@ -265,24 +268,24 @@ fn checking(settings: &Settings) -> Vec<Chain> {
 
 /// After the choice and before masquerading, both the client and the endpoint are there to be seen.
 fn learning(settings: &Settings) -> Vec<Chain> {
-    let is_sticky = |bank| Statement::Affinity(bank, Affinity::Has);
-    let of_bank = |bank: Bank| {
-        let [cluster, local, remember] = names(bank);
+    let is_sticky = |by| Statement::Affinity(by, Affinity::Has);
+    let chains_for = |by: LookupBy| {
+        let [cluster, local, remember] = names(by);
         [
-            forget(cluster, bank, List::Cluster),
-            forget(local, bank, List::Local),
+            forget(cluster, by, List::Cluster),
+            forget(local, by, List::Local),
             chain(
                 remember,
                 vec![
                     rule([Statement::Jump(cluster)]),
                     rule([Statement::Jump(local)]),
-                    affinity(bank, Affinity::Learner).because("by the seconds that @sticky has"),
+                    affinity(by, Affinity::Learner).because("by the seconds that @sticky has"),
                 ],
             ),
         ]
     };
-    let [_, _, by_address] = names(Bank::Addresses);
-    let [_, _, by_node_port] = names(Bank::NodePorts);
+    let [_, _, by_address] = names(LookupBy::Address);
+    let [_, _, by_node_port] = names(LookupBy::NodePort);
     // A frontend without affinity may have the number of another Service's node port. Where it is not known which addresses
     // serve node ports, an external one of this kind is taken for a node port, which does no harm: a client is remembered
     // only with an endpoint of the Service that has the node port.
@@ -294,45 +297,45 @@ fn learning(settings: &Settings) -> Vec<Chain> {
     let learn = chain(
         "learn",
         vec![
-            rule([is_sticky(Bank::Addresses), Statement::Goto(by_address)])
+            rule([is_sticky(LookupBy::Address), Statement::Goto(by_address)])
                 .because("if @sticky has the frontend"),
-            rule([at_node, is_sticky(Bank::NodePorts), Statement::Goto(by_node_port)])
+            rule([at_node, is_sticky(LookupBy::NodePort), Statement::Goto(by_node_port)])
                 .because("if @nodeport-sticky has the node port"),
         ],
     );
-    Bank::BOTH.into_iter().flat_map(of_bank).chain([learn]).collect()
+    LookupBy::BOTH.into_iter().flat_map(chains_for).chain([learn]).collect()
 }
 
 /// The chains that forget about either list, and the one that remembers.
-fn names(bank: Bank) -> [&'static str; 3] {
-    match bank {
-        Bank::Addresses => ["forget", "forget-local", "remember"],
-        Bank::NodePorts => ["nodeport-forget", "nodeport-forget-local", "nodeport-remember"],
+fn names(by: LookupBy) -> [&'static str; 3] {
+    match by {
+        LookupBy::Address => ["forget", "forget-local", "remember"],
+        LookupBy::NodePort => ["nodeport-forget", "nodeport-forget-local", "nodeport-remember"],
     }
 }
 
 /// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
 /// it went.
-fn forget(name: &'static str, bank: Bank, list: List) -> Chain {
-    let is_alive = rule([Statement::Affinity(bank, Affinity::IsAlive(list)), Statement::Return])
+fn forget(name: &'static str, by: LookupBy, list: List) -> Chain {
+    let is_alive = rule([Statement::Affinity(by, Affinity::IsAlive(list)), Statement::Return])
         .because("if @sticky-endpoints has what @affinity has for the client");
-    chain(name, vec![is_alive, affinity(bank, Affinity::Forget(list))])
+    chain(name, vec![is_alive, affinity(by, Affinity::Forget(list))])
 }
 
 /// The chains that learn with a timeout: an endpoint may be on both lists of its service port, and the client then sticks
 /// to it whichever of them a frontend uses.
 pub fn learners(seconds: u32) -> [Chain; 2] {
-    Bank::BOTH.map(|bank| Chain {
-        name: bank.learner(seconds).into(),
+    LookupBy::BOTH.map(|by| Chain {
+        name: by.learner(seconds).into(),
         hook: None,
         rules: List::BOTH
-            .map(|list| affinity(bank, Affinity::Learn(list, seconds)).because("if @sticky-endpoints has it"))
+            .map(|list| affinity(by, Affinity::Learn(list, seconds)).because("if @sticky-endpoints has it"))
             .into(),
     })
 }
 
-fn affinity(bank: Bank, what: Affinity) -> Rule {
-    rule([Statement::Affinity(bank, what)])
+fn affinity(by: LookupBy, what: Affinity) -> Rule {
+    rule([Statement::Affinity(by, what)])
 }
 
 fn masquerading(mark: Mark) -> Chain {

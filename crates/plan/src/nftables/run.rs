@@ -17,7 +17,7 @@ use foldhash::fast::RandomState;
 use model::names::Port;
 
 use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
-use crate::nftables::sets::{Bank, Data, Element, Key, Set};
+use crate::nftables::sets::{Data, Element, Key, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 use crate::walk::{self, Context, Matched, Verdict};
@@ -242,7 +242,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     }
                     false
                 }
-                Statement::Affinity(bank, what) => match self.affinity(*bank, *what, path)? {
+                Statement::Affinity(by, what) => match self.affinity(*by, *what, path)? {
                     Outcome::Matches(matches) => matches,
                     Outcome::Goto(chain) => return Ok(Effect::Goto(chain)),
                     Outcome::Translate(endpoint) => {
@@ -309,19 +309,24 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         Ok(left == 0)
     }
 
-    fn affinity(&mut self, bank: Bank, what: Affinity, path: &mut Path<'p>) -> Result<Outcome<'p>, S::Error> {
+    fn affinity(
+        &mut self,
+        by: LookupBy,
+        what: Affinity,
+        path: &mut Path<'p>,
+    ) -> Result<Outcome<'p>, S::Error> {
         const NO: Outcome<'_> = Outcome::Matches(false);
-        let frontend: &[Field] = match (bank, what) {
-            (Bank::Addresses, Affinity::Dnat(_)) => {
+        let frontend: &[Field] = match (by, what) {
+            (LookupBy::Address, Affinity::Dnat(_)) => {
                 &[Field::Destination, Field::Protocol, Field::DestinationPort]
             }
-            (Bank::Addresses, _) => {
+            (LookupBy::Address, _) => {
                 &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
             }
-            (Bank::NodePorts, Affinity::Dnat(_)) => &[Field::Protocol, Field::DestinationPort],
-            (Bank::NodePorts, _) => &[Field::Protocol, Field::OriginalDestinationPort],
+            (LookupBy::NodePort, Affinity::Dnat(_)) => &[Field::Protocol, Field::DestinationPort],
+            (LookupBy::NodePort, _) => &[Field::Protocol, Field::OriginalDestinationPort],
         };
-        let found = self.find(Set::Sticky(bank), frontend, path)?;
+        let found = self.find(Set::Sticky(by), frontend, path)?;
         let Some(Data::Sticky(sticky)) = found.and_then(|element| element.data) else { return Ok(NO) };
         let list = what.list().map_or(sticky.list, |list| list.of(sticky.list));
         let client = Key::EMPTY.number(list).address(self.context.packet.source);
@@ -329,9 +334,9 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             Affinity::Has => Ok(Outcome::Matches(true)),
             Affinity::Learner => {
                 let seconds = Key::EMPTY.number(sticky.seconds);
-                let found = self.sets.find(Set::Timeouts(bank), seconds)?.and_then(|element| element.data);
+                let found = self.sets.find(Set::Timeouts(by), seconds)?.and_then(|element| element.data);
                 let Some(Data::Learn(seconds)) = found else { return Ok(NO) };
-                let name = bank.learner(seconds);
+                let name = by.learner(seconds);
                 match self.chains.get(name.as_str()) {
                     Some(chain) => Ok(Outcome::Goto(&chain.name)),
                     None => {

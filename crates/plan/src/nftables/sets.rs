@@ -16,23 +16,23 @@ pub enum Set {
     ServiceCidrs,
     NodePortIps,
     /// What has endpoints for anyone; counts new connections.
-    Frontends(Bank),
+    Frontends(LookupBy),
     /// Whose clients keep their address (external policy Local).
-    ExternalLocal(Bank),
+    ExternalLocal(LookupBy),
     /// Frontend and slot lead to an endpoint; counts new connections.
-    Endpoints(Bank),
+    Endpoints(LookupBy),
     /// The same for traffic from inside, where policy Local does not bind it.
-    EndpointsInside(Bank),
+    EndpointsInside(LookupBy),
     /// Frontends with session affinity lead to their endpoint list and its timeout.
-    Sticky(Bank),
+    Sticky(LookupBy),
     /// Every endpoint of a list with session affinity. What is not here is neither remembered nor used again.
     StickyEndpoints,
     /// Endpoint list and client lead to the endpoint the client got before. Filled by packets.
     Affinity,
     /// Each timeout in use leads to the chain that learns with it.
-    Timeouts(Bank),
-    NoEndpoints(Bank),
-    NoLocalEndpoints(Bank),
+    Timeouts(LookupBy),
+    NoEndpoints(LookupBy),
+    NoLocalEndpoints(LookupBy),
     /// Load-balancer frontends that not everyone may use.
     Firewalled,
     /// Frontend and who may use it.
@@ -41,13 +41,13 @@ pub enum Set {
     Hairpin,
 }
 
-/// Which kind of frontend a set is about.
+/// How rules look up a frontend: by its address, or as a node port. Each has sets of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Bank {
+pub enum LookupBy {
     /// `address . protocol . port`
-    Addresses,
+    Address,
     /// `protocol . port`, on the addresses that serve node ports
-    NodePorts,
+    NodePort,
 }
 
 /// What one field of a key or datum is.
@@ -79,7 +79,7 @@ pub enum Nature {
 impl Set {
     /// Those that always exist. [`Set::NodePortIps`] does only where node ports are restricted to some addresses.
     pub fn fixed() -> impl Iterator<Item = Self> {
-        let of_banks = [
+        let paired = [
             Self::Frontends,
             Self::ExternalLocal,
             Self::Endpoints,
@@ -100,33 +100,33 @@ impl Set {
         ];
         alone
             .into_iter()
-            .chain(of_banks.into_iter().flat_map(|set| [set(Bank::Addresses), set(Bank::NodePorts)]))
+            .chain(paired.into_iter().flat_map(|set| [set(LookupBy::Address), set(LookupBy::NodePort)]))
     }
 
     pub fn name(self) -> &'static str {
-        use Bank::{Addresses, NodePorts};
+        use LookupBy::{Address, NodePort};
         match self {
             Self::ClusterIps => "cluster-ips",
             Self::ServiceCidrs => "service-cidrs",
             Self::NodePortIps => "nodeport-ips",
-            Self::Frontends(Addresses) => "frontends",
-            Self::Frontends(NodePorts) => "nodeports",
-            Self::ExternalLocal(Addresses) => "external-local",
-            Self::ExternalLocal(NodePorts) => "nodeports-local",
-            Self::Endpoints(Addresses) => "endpoints",
-            Self::Endpoints(NodePorts) => "nodeport-endpoints",
-            Self::EndpointsInside(Addresses) => "endpoints-inside",
-            Self::EndpointsInside(NodePorts) => "nodeport-endpoints-inside",
-            Self::Sticky(Addresses) => "sticky",
-            Self::Sticky(NodePorts) => "nodeport-sticky",
+            Self::Frontends(Address) => "frontends",
+            Self::Frontends(NodePort) => "nodeports",
+            Self::ExternalLocal(Address) => "external-local",
+            Self::ExternalLocal(NodePort) => "nodeports-local",
+            Self::Endpoints(Address) => "endpoints",
+            Self::Endpoints(NodePort) => "nodeport-endpoints",
+            Self::EndpointsInside(Address) => "endpoints-inside",
+            Self::EndpointsInside(NodePort) => "nodeport-endpoints-inside",
+            Self::Sticky(Address) => "sticky",
+            Self::Sticky(NodePort) => "nodeport-sticky",
             Self::StickyEndpoints => "sticky-endpoints",
             Self::Affinity => "affinity",
-            Self::Timeouts(Addresses) => "affinity-timeouts",
-            Self::Timeouts(NodePorts) => "nodeport-affinity-timeouts",
-            Self::NoEndpoints(Addresses) => "no-endpoints",
-            Self::NoEndpoints(NodePorts) => "nodeport-no-endpoints",
-            Self::NoLocalEndpoints(Addresses) => "no-local-endpoints",
-            Self::NoLocalEndpoints(NodePorts) => "nodeport-no-local-endpoints",
+            Self::Timeouts(Address) => "affinity-timeouts",
+            Self::Timeouts(NodePort) => "nodeport-affinity-timeouts",
+            Self::NoEndpoints(Address) => "no-endpoints",
+            Self::NoEndpoints(NodePort) => "nodeport-no-endpoints",
+            Self::NoLocalEndpoints(Address) => "no-local-endpoints",
+            Self::NoLocalEndpoints(NodePort) => "nodeport-no-local-endpoints",
             Self::Firewalled => "firewalled",
             Self::AllowedSources => "allowed-sources",
             Self::Hairpin => "hairpin",
@@ -137,17 +137,17 @@ impl Set {
         use Type::{Address, Number, Port, Protocol, Slot};
         match self {
             Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps => vec![Address],
-            Self::Frontends(bank)
-            | Self::ExternalLocal(bank)
-            | Self::Sticky(bank)
-            | Self::NoEndpoints(bank)
-            | Self::NoLocalEndpoints(bank) => bank.key().into(),
-            Self::Endpoints(bank) | Self::EndpointsInside(bank) => [bank.key(), &[Slot]].concat(),
+            Self::Frontends(by)
+            | Self::ExternalLocal(by)
+            | Self::Sticky(by)
+            | Self::NoEndpoints(by)
+            | Self::NoLocalEndpoints(by) => by.key().into(),
+            Self::Endpoints(by) | Self::EndpointsInside(by) => [by.key(), &[Slot]].concat(),
             Self::StickyEndpoints => vec![Address, Port, Number],
             Self::Affinity => vec![Number, Address],
             Self::Timeouts(_) => vec![Number],
-            Self::Firewalled => Bank::Addresses.key().into(),
-            Self::AllowedSources => [Bank::Addresses.key(), &[Address]].concat(),
+            Self::Firewalled => LookupBy::Address.key().into(),
+            Self::AllowedSources => [LookupBy::Address.key(), &[Address]].concat(),
             Self::Hairpin => vec![Address, Address, Protocol, Port],
         }
     }
@@ -198,8 +198,8 @@ impl Set {
             Self::ClusterIps => "active cluster IPs",
             Self::ServiceCidrs => "where cluster IPs come from",
             Self::NodePortIps => "addresses that serve node ports",
-            Self::Frontends(Bank::Addresses) => "what clients connect to; counts new connections",
-            Self::Frontends(Bank::NodePorts) => "node ports that have endpoints; counts new connections",
+            Self::Frontends(LookupBy::Address) => "what clients connect to; counts new connections",
+            Self::Frontends(LookupBy::NodePort) => "node ports that have endpoints; counts new connections",
             Self::ExternalLocal(_) => "external traffic policy Local",
             Self::Endpoints(_) => "where connections go, by frontend and slot; counts new connections",
             Self::EndpointsInside(_) => {
@@ -218,8 +218,8 @@ impl Set {
     }
 }
 
-impl Bank {
-    pub const BOTH: [Self; 2] = [Self::Addresses, Self::NodePorts];
+impl LookupBy {
+    pub const BOTH: [Self; 2] = [Self::Address, Self::NodePort];
 
     /// The chain that learns with this timeout.
     pub fn learner(self, seconds: u32) -> String {
@@ -234,15 +234,15 @@ impl Bank {
 
     fn learner_prefix(self) -> &'static str {
         match self {
-            Self::Addresses => "learn-",
-            Self::NodePorts => "nodeport-learn-",
+            Self::Address => "learn-",
+            Self::NodePort => "nodeport-learn-",
         }
     }
 
     fn key(self) -> &'static [Type] {
         match self {
-            Self::Addresses => &[Type::Address, Type::Protocol, Type::Port],
-            Self::NodePorts => &[Type::Protocol, Type::Port],
+            Self::Address => &[Type::Address, Type::Protocol, Type::Port],
+            Self::NodePort => &[Type::Protocol, Type::Port],
         }
     }
 }
@@ -346,7 +346,7 @@ impl Element {
         let key = self.key.show(&self.set.key(), family);
         match (self.range(family), self.data) {
             (Some(range), _) if self.set == Set::AllowedSources => {
-                let frontend = self.key.show(Bank::Addresses.key(), family);
+                let frontend = self.key.show(LookupBy::Address.key(), family);
                 format!("{frontend} . {}", show_range(range))
             }
             (Some(range), _) => show_range(range),
@@ -357,12 +357,12 @@ impl Element {
                 format!("{key} : {service_port:#010x} . {list:#010x} . {seconds:#010x}")
             }
             (None, Some(Data::Learn(seconds))) => {
-                let bank = if self.set == Set::Timeouts(Bank::NodePorts) {
-                    Bank::NodePorts
+                let by = if self.set == Set::Timeouts(LookupBy::NodePort) {
+                    LookupBy::NodePort
                 } else {
-                    Bank::Addresses
+                    LookupBy::Address
                 };
-                format!("{key} : goto {}", bank.learner(seconds))
+                format!("{key} : goto {}", by.learner(seconds))
             }
             (None, None) => key,
         }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use model::address::Family;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{Bank, List, Set};
+use crate::nftables::sets::{List, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 
 /// A rule: matches from left to right, then what to do. A statement that does not match ends it.
@@ -38,7 +38,7 @@ pub enum Statement {
     /// Sends the connection to what the map has for the key; no match if it has nothing.
     Dnat(Vec<Field>, Set),
     /// Session affinity. What is done for a frontend that has it; no match for one that has not.
-    Affinity(Bank, Affinity),
+    Affinity(LookupBy, Affinity),
     Masquerade,
     Jump(&'static str),
     Goto(&'static str),
@@ -125,7 +125,7 @@ impl Statement {
             Self::SetMark(mark) => format!("meta mark set meta mark | {mark}"),
             Self::ClearMark(mark) => format!("meta mark set meta mark ^ {mark}"),
             Self::Dnat(key, map) => format!("dnat {ip} to {} map @{}", concat(key), map.name()),
-            Self::Affinity(bank, what) => what.show(*bank, family),
+            Self::Affinity(by, what) => what.show(*by, family),
             Self::Masquerade => "masquerade fully-random".into(),
             Self::Jump(chain) => format!("jump {chain}"),
             Self::Goto(chain) => format!("goto {chain}"),
@@ -146,7 +146,7 @@ impl Affinity {
         }
     }
 
-    fn show(self, bank: Bank, family: Family) -> String {
+    fn show(self, by: LookupBy, family: Family) -> String {
         let ip = protocol_name(family);
         let id = match self.list() {
             None => "meta mark".to_owned(),
@@ -161,7 +161,7 @@ impl Affinity {
                 format!("dnat {ip} to {ip} daddr . th dport . {id} map @{}", Set::StickyEndpoints.name())
             }
             Self::Forget(_) => format!("delete @{affinity} {{ {key} : {data} }}"),
-            Self::Learner => format!("{id} vmap @{}", Set::Timeouts(bank).name()),
+            Self::Learner => format!("{id} vmap @{}", Set::Timeouts(by).name()),
             Self::Learn(_, seconds) => {
                 format!("update @{affinity} {{ {key} timeout {} : {data} }}", show_time(seconds))
             }

@@ -10,7 +10,7 @@ use super::saved_rules::service_port;
 use super::{Served, ServedEndpoint};
 use crate::difference::KernelObject;
 use crate::iptables::saved_rule::SavedRule;
-use crate::nftables::sets::{Bank, Data, Element, Set, address};
+use crate::nftables::sets::{Data, Element, LookupBy, Set, address};
 
 /// By what objects are about. What is both desired and actual belongs to the service port that should have it; of several
 /// that share an object, to the first one by name.
@@ -49,7 +49,7 @@ impl<'a> Owners<'a> {
         match object {
             KernelObject::Element(family, element) => self.of_element(element, *family).cloned(),
             KernelObject::Chain(name) => {
-                let seconds = Bank::BOTH.into_iter().find_map(|bank| bank.learner_seconds(name))?;
+                let seconds = LookupBy::BOTH.into_iter().find_map(|by| by.learner_seconds(name))?;
                 self.timeouts.get(&seconds).map(|(_, owner)| (*owner).clone())
             }
             KernelObject::SavedChain { chain, .. } => self.of_chain(chain).cloned(),

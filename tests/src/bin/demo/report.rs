@@ -8,7 +8,7 @@ use ::testkit::namespace::Namespace;
 use model::address::Family;
 use netlink::nftables::Connection as Nftables;
 use plan::nftables::elements::Frontend;
-use plan::nftables::sets::{Bank, Set};
+use plan::nftables::sets::{LookupBy, Set};
 
 use crate::cluster::{DemoFrontend, DemoPod, FRONTENDS};
 use crate::screen::{Screen, milliseconds, wrap};
@@ -43,14 +43,14 @@ pub enum EndpointChange {
 /// New connections by frontend, by the kernel's counters; empty while there are no rules.
 pub fn kernel_counts(node: &Namespace) -> Vec<(&'static DemoFrontend, u64)> {
     let mut found = Vec::new();
-    for bank in Bank::BOTH {
+    for by in LookupBy::BOTH {
         let elements = node.enter(|| {
             Nftables::open()?.elements(
                 netlink::Family::Ipv4,
                 kernel::nftables::TABLE,
-                Set::Frontends(bank).name(),
+                Set::Frontends(by).name(),
                 |element| {
-                    let (key, _) = Frontend::from_key(element.key, bank, Family::V4)?;
+                    let (key, _) = Frontend::from_key(element.key, by, Family::V4)?;
                     Some((key, element.counter?.packets))
                 },
             )

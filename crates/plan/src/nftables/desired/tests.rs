@@ -149,8 +149,8 @@ fn ids(plan: &DesiredTable) -> BTreeMap<ServicePortName, u32> {
 
 /// The frontend and service port of an element that says a frontend has affinity.
 fn sticky_key(element: &Element) -> Option<(Frontend, u32)> {
-    let (Set::Sticky(bank), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
-    let (frontend, _) = Frontend::from_key(element.key.as_bytes(), bank, Family::V4)?;
+    let (Set::Sticky(by), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
+    let (frontend, _) = Frontend::from_key(element.key.as_bytes(), by, Family::V4)?;
     Some((frontend, sticky.service_port()))
 }
 
@@ -283,9 +283,9 @@ proptest! {
         let mut plan = desired();
         plan.accept(change);
         let elements = plan.elements();
-        let used = |set: fn(Bank) -> Set, id| {
+        let used = |set: fn(LookupBy) -> Set, id| {
             let ids: BTreeMap<_, _> = elements.iter().filter_map(sticky_key).filter(|(_, its)| *its == id).collect();
-            let its = elements.iter().filter(|element| Bank::BOTH.iter().any(|bank| element.set == set(*bank)));
+            let its = elements.iter().filter(|element| LookupBy::BOTH.iter().any(|by| element.set == set(*by)));
             let its = its.filter(|element| Frontend::of_endpoint(element).is_some_and(|(at, _, _)| ids.contains_key(&at)));
             its.filter_map(Element::endpoint).collect::<BTreeSet<_>>()
         };
@@ -482,7 +482,7 @@ fn endpoints_beyond_the_last_slot_are_counted() {
         plan.replace(vec![(name(1), routing(cluster, local))]);
         assert_eq!(plan.left_out().get(&name(1)).copied().unwrap_or_default(), left_out);
         let used =
-            plan.elements().iter().filter(|element| element.set == Set::Endpoints(Bank::Addresses)).count();
+            plan.elements().iter().filter(|element| element.set == Set::Endpoints(LookupBy::Address)).count();
         assert_eq!(used, cluster.min(MAX_SLOTS));
     }
     assert!(plan.left_out().is_empty());
