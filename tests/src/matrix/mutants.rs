@@ -12,7 +12,7 @@ use model::local::FromPod;
 use model::names::Protocol;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::run::{Sets, run};
-use plan::nftables::sets::{Element, Key, List, LookupBy, Set};
+use plan::nftables::sets::{Element, EndpointList, Key, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, Field, Rule, Statement};
 use plan::walk::{Context, Packet, Verdict};
@@ -109,13 +109,13 @@ const EXCUSES: &[Excuse] = &[
         reason: "the two lists of a service port are kept apart",
         fits: |mutant| {
             let list = |rule: &Rule| match rule.statements[..] {
-                [Statement::Affinity(_, Affinity::Learn(list, _))] => Some(list),
-                [Statement::Jump("forget" | "nodeport-forget")] => Some(List::Cluster),
-                [Statement::Jump("forget-local" | "nodeport-forget-local")] => Some(List::Local),
+                [Statement::Affinity(_, Affinity::Update(list, _))] => Some(list),
+                [Statement::Jump("forget" | "nodeport-forget")] => Some(EndpointList::Cluster),
+                [Statement::Jump("forget-local" | "nodeport-forget-local")] => Some(EndpointList::Local),
                 _ => None,
             };
             let lists: Vec<_> = mutant.rules().iter().map(list).collect();
-            lists == [Some(List::Cluster), Some(List::Local)]
+            lists == [Some(EndpointList::Cluster), Some(EndpointList::Local)]
         },
     },
 ];
@@ -243,8 +243,8 @@ const SECONDS: u32 = 10_800;
 
 /// The same chain learns for any number of seconds.
 fn canonical(chain: &str) -> String {
-    let by = LookupBy::BOTH.into_iter().find(|by| by.learner_seconds(chain).is_some());
-    by.map_or(chain.to_owned(), |by| by.learner(SECONDS))
+    let by = LookupBy::BOTH.into_iter().find(|by| by.affinity_chain_seconds(chain).is_some());
+    by.map_or(chain.to_owned(), |by| by.affinity_chain(SECONDS))
 }
 
 /// Settings with the same rules, but for numbers and names.

@@ -76,7 +76,7 @@ pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
         let Some(set) = elements.first().map(|element| element.set) else { continue };
         if let Set::Timeouts(by) = set {
             let name = |element: &Element| match element.data {
-                Some(Data::Learn(seconds)) => by.learner(seconds),
+                Some(Data::AffinityChain(seconds)) => by.affinity_chain(seconds),
                 Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
             };
             let chains: Vec<String> = elements.iter().map(name).collect();
@@ -106,7 +106,7 @@ fn to_wire<'a>(element: &Element, chain: &'a str, family: Family) -> nft::Elemen
         Some(Data::Endpoint(IpAddr::V4(ip), port)) => endpoint(&ip.octets(), port),
         Some(Data::Endpoint(IpAddr::V6(ip), port)) => endpoint(&ip.octets(), port),
         Some(Data::Sticky(sticky)) => nft::Element::pair(key, sticky.to_wire()),
-        Some(Data::Learn(_)) => {
+        Some(Data::AffinityChain(_)) => {
             nft::Element { data: Some(Datum::Verdict(Verdict::Goto(chain))), ..nft::Element::new(key) }
         }
         None => nft::Element::new(key),

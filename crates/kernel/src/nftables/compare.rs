@@ -11,7 +11,7 @@ use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::difference::{Class, Difference, KernelObject, Kind};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Element, Key, LookupBy, Nature, Set};
+use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
 use plan::nftables::steps::{Held, HeldTable, TableContent};
 use plan::served::KernelComparison;
 
@@ -115,7 +115,7 @@ impl Inspection {
     }
 
     pub fn parts(&self) -> Vec<Part> {
-        let compared = self.program().sets.into_iter().filter(|set| set.nature() != Nature::Learning);
+        let compared = self.program().sets.into_iter().filter(|set| set.kind() != SetKind::Dynamic);
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
@@ -205,10 +205,11 @@ impl Inspection {
         // Further chains do no harm, for none of ours leads to them; only those of timeouts that are no longer in use have
         // to go. But those of a foreign table go with it, and show that it is foreign.
         let is_foreign = !all.is_empty();
-        let is_learner = |name: &str| LookupBy::BOTH.iter().any(|by| by.learner_seconds(name).is_some());
+        let is_affinity_chain =
+            |name: &str| LookupBy::BOTH.iter().any(|by| by.affinity_chain_seconds(name).is_some());
         let desired: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
         let further = by_name.into_keys().filter(|name| !desired.contains(name));
-        let unexpected = further.filter(|name| is_foreign || is_learner(name));
+        let unexpected = further.filter(|name| is_foreign || is_affinity_chain(name));
         all.extend(unexpected.map(|name| chain(Kind::Unexpected, name)));
         Ok(all)
     }
@@ -258,7 +259,7 @@ impl Inspection {
         }
         let count = count.map(|count| count as usize);
         let desired = of_set(&self.elements, set).to_vec();
-        if set.nature() == Nature::Ranges || count.unwrap_or(desired.len()) <= MAX_LISTED {
+        if set.kind() == SetKind::Ranges || count.unwrap_or(desired.len()) <= MAX_LISTED {
             return Ok((self.reader().listed(set)?, 0));
         }
         let held = self.reader().among(set, &desired)?;

@@ -12,7 +12,7 @@ use netlink::nftables::{
 };
 use plan::mark::Mark;
 use plan::nftables::program::{Chain, HookKind, HookPoint};
-use plan::nftables::sets::{List, LookupBy, Nature, Set, Type};
+use plan::nftables::sets::{EndpointList, LookupBy, Set, SetKind, Type};
 use plan::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 use crate::wire_family;
@@ -61,18 +61,18 @@ pub fn declare<T>(set: Set, family: Family, with: impl FnOnce(&nft::Set<'_>) -> 
     const MOST_CLIENTS: u32 = 1 << 20;
     let fields = |types: &[Type]| types.iter().map(|kind| field(*kind, family)).collect::<Vec<_>>();
     let (key, data) = (fields(&set.key()), fields(set.data()));
-    let nature = set.nature();
+    let kind = set.kind();
     with(&nft::Set {
         data: match set.data() {
             [] => None,
             [Type::Verdict] => Some(nft::MapData::Verdict),
             _ => Some(nft::MapData::Fields(&data)),
         },
-        interval: nature == Nature::Ranges,
-        dynamic: nature == Nature::Learning,
-        timeouts: nature == Nature::Learning,
-        size: (nature == Nature::Learning).then_some(MOST_CLIENTS),
-        counter: nature == Nature::Counting,
+        interval: kind == SetKind::Ranges,
+        dynamic: kind == SetKind::Dynamic,
+        timeouts: kind == SetKind::Dynamic,
+        size: (kind == SetKind::Dynamic).then_some(MOST_CLIENTS),
+        counter: kind == SetKind::Counting,
         comment: Some(set.comment()),
         ..nft::Set::new(set.name(), &key)
     })
@@ -171,7 +171,7 @@ struct Stickiness {
     family: Family,
     /// Whether the destination has been translated.
     is_translated: bool,
-    list: Option<List>,
+    list: Option<EndpointList>,
     protocol: Register,
     address: Register,
     port: Register,
@@ -197,7 +197,7 @@ impl Stickiness {
     fn compile(&self, what: Affinity, out: &mut Vec<Expression<'_>>) {
         match what {
             Affinity::Has => self.look_up_frontend(self.id, out),
-            Affinity::Learner => {
+            Affinity::GotoUpdate => {
                 // The seconds come to lie where the client is otherwise.
                 self.look_up_frontend(self.client, out);
                 let map = Set::Timeouts(self.by).name().into();
@@ -209,16 +209,16 @@ impl Stickiness {
                 self.look_up_endpoint(Register::FIRST, out);
                 dnat_from_first(self.family, out);
             }
-            Affinity::IsAlive(_) => {
+            Affinity::IsValid(_) => {
                 self.load(out);
                 self.look_up_client(out);
                 self.look_up_endpoint(Register::FIRST, out);
             }
-            Affinity::Forget(_) => {
+            Affinity::Delete(_) => {
                 self.load(out);
                 self.change(DynamicOperation::Delete, None, out);
             }
-            Affinity::Learn(_, seconds) => {
+            Affinity::Update(_, seconds) => {
                 self.load(out);
                 let mut registers = self.frontend;
                 registers.take(4);
@@ -237,8 +237,8 @@ impl Stickiness {
         };
         match self.list {
             None => {}
-            Some(List::Cluster) => out.push(bits(!List::BIT, 0)),
-            Some(List::Local) => out.push(bits(!List::BIT, List::BIT)),
+            Some(EndpointList::Cluster) => out.push(bits(!EndpointList::BIT, 0)),
+            Some(EndpointList::Local) => out.push(bits(!EndpointList::BIT, EndpointList::BIT)),
         }
         let family = wire_family(self.family);
         out.push(Expression::source_address(family, self.client));

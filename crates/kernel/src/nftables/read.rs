@@ -11,7 +11,7 @@ use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundS
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
 use plan::nftables::program::{Chain, Program, Settings};
-use plan::nftables::sets::{Data, Element, Key, LookupBy, Nature, Set, Sticky, Type, address};
+use plan::nftables::sets::{Data, Element, Key, LookupBy, Set, SetKind, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
@@ -143,7 +143,7 @@ impl Reader<'_> {
             content.service_cidrs = self.service_cidrs()?;
         } else if set == Set::NodePortIps {
             content.node_port_ips = self.node_port_ips()?;
-        } else if set.nature() != Nature::Learning {
+        } else if set.kind() != SetKind::Dynamic {
             let elements = self.elements(set, count, &desired)?;
             if matches!(set, Set::Sticky(_)) {
                 content.ids.extend(match &elements {
@@ -167,7 +167,7 @@ impl Reader<'_> {
         count: Option<usize>,
         desired: impl Fn() -> &'a [Element],
     ) -> io::Result<Option<Vec<Element>>> {
-        if set.nature() == Nature::Ranges || count.unwrap_or_else(|| desired().len()) <= self.listed {
+        if set.kind() == SetKind::Ranges || count.unwrap_or_else(|| desired().len()) <= self.listed {
             return self.listed(set).map(Some);
         }
         if count.is_none() {
@@ -295,7 +295,8 @@ pub fn odd(set: &str) -> io::Error {
 
 /// Timeouts of session affinity that there are chains for.
 pub fn timeouts(chains: &[FoundChain]) -> BTreeSet<u32> {
-    let seconds = |by: LookupBy| chains.iter().filter_map(move |chain| by.learner_seconds(&chain.name));
+    let seconds =
+        |by: LookupBy| chains.iter().filter_map(move |chain| by.affinity_chain_seconds(&chain.name));
     LookupBy::BOTH.into_iter().flat_map(seconds).collect()
 }
 
@@ -326,8 +327,8 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
         ([Type::Verdict], Some(FoundDatum::Verdict(Verdict::Goto(chain)))) => {
             let seconds = LookupBy::BOTH
                 .into_iter()
-                .find_map(|by| by.learner_seconds(chain).filter(|_| set == Set::Timeouts(by)));
-            Some(Data::Learn(seconds?))
+                .find_map(|by| by.affinity_chain_seconds(chain).filter(|_| set == Set::Timeouts(by)));
+            Some(Data::AffinityChain(seconds?))
         }
         _ => return None,
     };

@@ -1,6 +1,6 @@
 //! Session affinity leaves nothing behind, and takes over what is left.
 
-use plan::nftables::sets::{List, Sticky};
+use plan::nftables::sets::{EndpointList, Sticky};
 
 use super::*;
 
@@ -87,8 +87,8 @@ fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
         // In another order, so that it would give other ids.
         second.sync(change(vec![sticky(4, Some(60)), sticky(5, Some(10_800))])).unwrap();
         let (_, chains, _) = objects();
-        let learners: Vec<&String> = chains.iter().filter(|name| name.starts_with("learn-")).collect();
-        assert_eq!(learners, ["learn-10800", "learn-60"]);
+        let affinity_chains: Vec<&String> = chains.iter().filter(|name| name.starts_with("learn-")).collect();
+        assert_eq!(affinity_chains, ["learn-10800", "learn-60"]);
         let highest = before.iter().map(|(_, sticky)| sticky.list).max().unwrap();
         for (key, sticky) in ids() {
             match before.iter().find(|(old, _)| *old == key) {
@@ -96,7 +96,7 @@ fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
                 None => assert!(sticky.list > highest, "an id is not given twice"),
             }
         }
-        assert_eq!(List::Cluster.of(before[0].1.list), before[0].1.service_port());
+        assert_eq!(EndpointList::Cluster.of(before[0].1.list), before[0].1.service_port());
     });
 }
 

@@ -15,7 +15,7 @@ use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{Frontend, Shared, SlotAssignment, Unit, frontends, shared};
-use crate::nftables::program::{Program, Settings, learners};
+use crate::nftables::program::{Program, Settings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
@@ -130,7 +130,7 @@ impl DesiredTable {
         let (delete, add) = difference(&before, &after);
         // Both banks have an element for a timeout, or none does: its chains come and go with them.
         let old_chains = timeouts(&delete).into_iter().flat_map(chain_names).collect();
-        let chains = timeouts(&add).into_iter().flat_map(learners).collect();
+        let chains = timeouts(&add).into_iter().flat_map(affinity_chains).collect();
         (Steps { delete, add, chains, old_chains, ..Steps::default() }, contentions)
     }
 
@@ -203,7 +203,7 @@ impl DesiredTable {
             generation: held.generation,
             is_full: true,
             unexpected: content.unexpected.clone(),
-            chains: missing.copied().flat_map(learners).collect(),
+            chains: missing.copied().flat_map(affinity_chains).collect(),
             service_cidrs: (content.service_cidrs != service_cidrs).then_some(service_cidrs),
             node_port_ips: (content.node_port_ips != node_port_ips).then_some(node_port_ips),
             empty: content.unclear.clone(),
@@ -458,7 +458,7 @@ impl DesiredTable {
 /// Timeouts of session affinity among these elements.
 fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
     let seconds = |element: &Element| match element.data {
-        Some(Data::Learn(seconds)) => Some(seconds),
+        Some(Data::AffinityChain(seconds)) => Some(seconds),
         Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
     };
     elements.iter().filter_map(seconds).collect()
@@ -467,7 +467,7 @@ fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
 /// The chains of a timeout. What the kernel remembers of clients stays when they go, until it expires: no service port
 /// has the id.
 fn chain_names(seconds: u32) -> [String; 2] {
-    LookupBy::BOTH.map(|by| by.learner(seconds))
+    LookupBy::BOTH.map(|by| by.affinity_chain(seconds))
 }
 
 /// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,

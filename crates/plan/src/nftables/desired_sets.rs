@@ -11,7 +11,7 @@ use model::address::Family;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{Frontend, Shared, Unit};
 use crate::nftables::run::{Sets, Slots};
-use crate::nftables::sets::{Element, Key, List, LookupBy, Set, Type, address};
+use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
 
 /// The sets of the desired table. No client is remembered.
 #[derive(Debug)]
@@ -47,7 +47,8 @@ impl<'a> DesiredSets<'a> {
             Set::StickyEndpoints => {
                 let (_, list) = bytes.split_last_chunk::<4>()?;
                 let mut elements = Vec::new();
-                self.table.sticky_endpoints_of(List::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
+                self.table
+                    .sticky_endpoints_of(EndpointList::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
                 return elements.into_iter().find(|element| element.key == key);
             }
             Set::AllowedSources => {

@@ -9,7 +9,7 @@ use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
-use crate::nftables::sets::{Data, Element, Key, List, LookupBy, Set, Sticky, Type, protocol};
+use crate::nftables::sets::{Data, Element, EndpointList, Key, LookupBy, Set, Sticky, Type, protocol};
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
@@ -160,7 +160,9 @@ impl Unit {
             .map(|(_, traffic)| traffic)
             .collect();
         let start = out.len();
-        for (list, traffic) in [(List::Cluster, Traffic::ToCluster), (List::Local, Traffic::ToLocal)] {
+        for (list, traffic) in
+            [(EndpointList::Cluster, Traffic::ToCluster), (EndpointList::Local, Traffic::ToLocal)]
+        {
             let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
             out.extend(endpoints.iter().map(|endpoint| {
                 let key = Key::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
@@ -194,8 +196,8 @@ impl Unit {
         if used.iter().any(Option::is_some) {
             if let Some((id, seconds)) = self.id.zip(routing.affinity.map(rounded)) {
                 let list = match traffic {
-                    Traffic::ToCluster | Traffic::RejectNoEndpoints => List::Cluster,
-                    Traffic::ToLocal | Traffic::DropNoLocalEndpoints => List::Local,
+                    Traffic::ToCluster | Traffic::RejectNoEndpoints => EndpointList::Cluster,
+                    Traffic::ToLocal | Traffic::DropNoLocalEndpoints => EndpointList::Local,
                 };
                 let data = Some(Data::Sticky(Sticky { list: list.of(id), seconds }));
                 out.push(Element { set: Set::Sticky(by), key, data });
@@ -250,7 +252,7 @@ impl Shared {
             Self::Timeout(by, seconds) => Element {
                 set: Set::Timeouts(by),
                 key: Key::EMPTY.number(seconds),
-                data: Some(Data::Learn(seconds)),
+                data: Some(Data::AffinityChain(seconds)),
             },
         }
     }

@@ -21,7 +21,7 @@ use model::address::Family;
 use model::local::FromPod;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{List, LookupBy, Set};
+use crate::nftables::sets::{EndpointList, LookupBy, Set};
 use crate::nftables::slots::random_slots;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
@@ -85,7 +85,7 @@ impl Program {
         let mut chains: Vec<Chain> = Vec::new();
         chains.extend(choosing(settings));
         chains.extend(checking(settings));
-        chains.extend(timeouts.iter().flat_map(|seconds| learners(*seconds)));
+        chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
         chains.extend(learning(settings));
         chains.push(masquerading(settings.mark));
         chains.extend(entries());
@@ -113,9 +113,9 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
         draw("nodeport-draw", LookupBy::NodePort, Set::Endpoints),
         draw("nodeport-draw-inside", LookupBy::NodePort, Set::EndpointsInside),
         pick("pick", LookupBy::Address, None, "draw"),
-        pick("pick-inside", LookupBy::Address, Some(List::Cluster), "draw-inside"),
+        pick("pick-inside", LookupBy::Address, Some(EndpointList::Cluster), "draw-inside"),
         pick("nodeport-pick", LookupBy::NodePort, None, "nodeport-draw"),
-        pick("nodeport-pick-inside", LookupBy::NodePort, Some(List::Cluster), "nodeport-draw-inside"),
+        pick("nodeport-pick-inside", LookupBy::NodePort, Some(EndpointList::Cluster), "nodeport-draw-inside"),
         chain("cluster-ip", cluster_ip(settings)),
         chain("external-local", external_local(settings, "pick", "pick-inside")),
         chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
@@ -181,7 +181,7 @@ fn external_local(settings: &Settings, outside: &'static str, inside: &'static s
 
 /// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
 /// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
-fn pick(name: &'static str, by: LookupBy, list: Option<List>, draw: &'static str) -> Chain {
+fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'static str) -> Chain {
     let before = affinity(by, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
     let again = rule([Statement::Jump(draw)]).because("should endpoints have moved meanwhile");
@@ -272,14 +272,14 @@ fn learning(settings: &Settings) -> Vec<Chain> {
     let chains_for = |by: LookupBy| {
         let [cluster, local, remember] = names(by);
         [
-            forget(cluster, by, List::Cluster),
-            forget(local, by, List::Local),
+            forget(cluster, by, EndpointList::Cluster),
+            forget(local, by, EndpointList::Local),
             chain(
                 remember,
                 vec![
                     rule([Statement::Jump(cluster)]),
                     rule([Statement::Jump(local)]),
-                    affinity(by, Affinity::Learner).because("by the seconds that @sticky has"),
+                    affinity(by, Affinity::GotoUpdate).because("by the seconds that @sticky has"),
                 ],
             ),
         ]
@@ -316,20 +316,20 @@ fn names(by: LookupBy) -> [&'static str; 3] {
 
 /// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
 /// it went.
-fn forget(name: &'static str, by: LookupBy, list: List) -> Chain {
-    let is_alive = rule([Statement::Affinity(by, Affinity::IsAlive(list)), Statement::Return])
+fn forget(name: &'static str, by: LookupBy, list: EndpointList) -> Chain {
+    let is_valid = rule([Statement::Affinity(by, Affinity::IsValid(list)), Statement::Return])
         .because("if @sticky-endpoints has what @affinity has for the client");
-    chain(name, vec![is_alive, affinity(by, Affinity::Forget(list))])
+    chain(name, vec![is_valid, affinity(by, Affinity::Delete(list))])
 }
 
 /// The chains that learn with a timeout: an endpoint may be on both lists of its service port, and the client then sticks
 /// to it whichever of them a frontend uses.
-pub fn learners(seconds: u32) -> [Chain; 2] {
+pub fn affinity_chains(seconds: u32) -> [Chain; 2] {
     LookupBy::BOTH.map(|by| Chain {
-        name: by.learner(seconds).into(),
+        name: by.affinity_chain(seconds).into(),
         hook: None,
-        rules: List::BOTH
-            .map(|list| affinity(by, Affinity::Learn(list, seconds)).because("if @sticky-endpoints has it"))
+        rules: EndpointList::BOTH
+            .map(|list| affinity(by, Affinity::Update(list, seconds)).because("if @sticky-endpoints has it"))
             .into(),
     })
 }

@@ -332,11 +332,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         let client = Key::EMPTY.number(list).address(self.context.packet.source);
         match what {
             Affinity::Has => Ok(Outcome::Matches(true)),
-            Affinity::Learner => {
+            Affinity::GotoUpdate => {
                 let seconds = Key::EMPTY.number(sticky.seconds);
                 let found = self.sets.find(Set::Timeouts(by), seconds)?.and_then(|element| element.data);
-                let Some(Data::Learn(seconds)) = found else { return Ok(NO) };
-                let name = by.learner(seconds);
+                let Some(Data::AffinityChain(seconds)) = found else { return Ok(NO) };
+                let name = by.affinity_chain(seconds);
                 match self.chains.get(name.as_str()) {
                     Some(chain) => Ok(Outcome::Goto(&chain.name)),
                     None => {
@@ -345,7 +345,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     }
                 }
             }
-            Affinity::Dnat(_) | Affinity::IsAlive(_) => {
+            Affinity::Dnat(_) | Affinity::IsValid(_) => {
                 let Some((ip, port)) = self.remembered(client, path)? else { return Ok(NO) };
                 let alive = Key::EMPTY.address(ip).port(port).number(list);
                 let found = self.sets.find(Set::StickyEndpoints, alive)?;
@@ -356,11 +356,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     Outcome::Matches(true)
                 })
             }
-            Affinity::Forget(_) => {
+            Affinity::Delete(_) => {
                 path.changes.push(AffinityChange::Delete { key: client });
                 Ok(Outcome::Matches(true))
             }
-            Affinity::Learn(_, seconds) => {
+            Affinity::Update(_, seconds) => {
                 let to = path.destination(self.context.packet);
                 let Some(port) = Port::from_api(to.port().into()) else { return Ok(NO) };
                 let alive = Key::EMPTY.address(to.ip()).port(port).number(list);

@@ -66,14 +66,14 @@ pub enum Type {
 
 /// How packets and elements relate to a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nature {
+pub enum SetKind {
     Plain,
     /// Each element counts what matched it.
     Counting,
     /// Elements are ranges in the last field.
     Ranges,
     /// Packets add elements that expire.
-    Learning,
+    Dynamic,
 }
 
 impl Set {
@@ -174,11 +174,11 @@ impl Set {
         }
     }
 
-    pub fn nature(self) -> Nature {
+    pub fn kind(self) -> SetKind {
         match self {
-            Self::Frontends(_) | Self::Endpoints(_) | Self::EndpointsInside(_) => Nature::Counting,
-            Self::ServiceCidrs | Self::AllowedSources => Nature::Ranges,
-            Self::Affinity => Nature::Learning,
+            Self::Frontends(_) | Self::Endpoints(_) | Self::EndpointsInside(_) => SetKind::Counting,
+            Self::ServiceCidrs | Self::AllowedSources => SetKind::Ranges,
+            Self::Affinity => SetKind::Dynamic,
             Self::ClusterIps
             | Self::NodePortIps
             | Self::ExternalLocal(_)
@@ -188,7 +188,7 @@ impl Set {
             | Self::NoEndpoints(_)
             | Self::NoLocalEndpoints(_)
             | Self::Firewalled
-            | Self::Hairpin => Nature::Plain,
+            | Self::Hairpin => SetKind::Plain,
         }
     }
 
@@ -222,17 +222,17 @@ impl LookupBy {
     pub const BOTH: [Self; 2] = [Self::Address, Self::NodePort];
 
     /// The chain that learns with this timeout.
-    pub fn learner(self, seconds: u32) -> String {
-        format!("{}{seconds}", self.learner_prefix())
+    pub fn affinity_chain(self, seconds: u32) -> String {
+        format!("{}{seconds}", self.affinity_chain_prefix())
     }
 
     /// The timeout of a chain that has such a name.
-    pub fn learner_seconds(self, chain: &str) -> Option<u32> {
-        let seconds = chain.strip_prefix(self.learner_prefix())?.parse().ok()?;
-        (self.learner(seconds) == chain).then_some(seconds)
+    pub fn affinity_chain_seconds(self, chain: &str) -> Option<u32> {
+        let seconds = chain.strip_prefix(self.affinity_chain_prefix())?.parse().ok()?;
+        (self.affinity_chain(seconds) == chain).then_some(seconds)
     }
 
-    fn learner_prefix(self) -> &'static str {
+    fn affinity_chain_prefix(self) -> &'static str {
         match self {
             Self::Address => "learn-",
             Self::NodePort => "nodeport-learn-",
@@ -261,25 +261,25 @@ pub enum Data {
     Endpoint(IpAddr, Port),
     Sticky(Sticky),
     /// The chain that learns with this timeout in seconds.
-    Learn(u32),
+    AffinityChain(u32),
 }
 
 /// What a frontend with session affinity leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sticky {
-    /// The endpoint list that the frontend uses: see [`List`].
+    /// The endpoint list that the frontend uses: see [`EndpointList`].
     pub list: u32,
     pub seconds: u32,
 }
 
 /// The two endpoint lists of a service port that clients may stick to. Their ids differ in the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum List {
+pub enum EndpointList {
     Cluster,
     Local,
 }
 
-impl List {
+impl EndpointList {
     pub const BOTH: [Self; 2] = [Self::Cluster, Self::Local];
     /// The bit that tells the lists of a service port apart.
     pub const BIT: u32 = 1;
@@ -296,7 +296,7 @@ impl List {
 impl Sticky {
     /// The id of the service port that the list belongs to, which is that of its cluster list.
     pub fn service_port(self) -> u32 {
-        List::Cluster.of(self.list)
+        EndpointList::Cluster.of(self.list)
     }
 
     /// As the kernel holds it. The first word is there for `nft`, which cannot list a rule that uses the first word of
@@ -331,14 +331,14 @@ impl Element {
     pub fn endpoint(&self) -> Option<(IpAddr, Port)> {
         match self.data? {
             Data::Endpoint(ip, port) => Some((ip, port)),
-            Data::Sticky(_) | Data::Learn(_) => None,
+            Data::Sticky(_) | Data::AffinityChain(_) => None,
         }
     }
 
     /// The id of the service port that an element of [`Set::StickyEndpoints`] is about.
     pub fn service_port(&self) -> Option<u32> {
         let (_, list) = self.key.as_bytes().split_last_chunk::<4>()?;
-        (self.set == Set::StickyEndpoints).then(|| List::Cluster.of(u32::from_ne_bytes(*list)))
+        (self.set == Set::StickyEndpoints).then(|| EndpointList::Cluster.of(u32::from_ne_bytes(*list)))
     }
 
     /// The element as `nft` prints it among those of its set.
@@ -356,13 +356,13 @@ impl Element {
                 let service_port = sticky.service_port();
                 format!("{key} : {service_port:#010x} . {list:#010x} . {seconds:#010x}")
             }
-            (None, Some(Data::Learn(seconds))) => {
+            (None, Some(Data::AffinityChain(seconds))) => {
                 let by = if self.set == Set::Timeouts(LookupBy::NodePort) {
                     LookupBy::NodePort
                 } else {
                     LookupBy::Address
                 };
-                format!("{key} : goto {}", by.learner(seconds))
+                format!("{key} : goto {}", by.affinity_chain(seconds))
             }
             (None, None) => key,
         }
@@ -370,7 +370,7 @@ impl Element {
 
     /// The first and the last address of an element of a set of ranges.
     pub fn range(&self, family: Family) -> Option<(IpAddr, IpAddr)> {
-        if self.set.nature() != Nature::Ranges {
+        if self.set.kind() != SetKind::Ranges {
             return None;
         }
         let length = Type::Address.length(family);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use model::address::Family;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{List, LookupBy, Set};
+use crate::nftables::sets::{EndpointList, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 
 /// A rule: matches from left to right, then what to do. A statement that does not match ends it.
@@ -58,16 +58,16 @@ pub enum Affinity {
     /// Nothing more: the frontend has it. After the translation it is looked for as the client saw it.
     Has,
     /// Sends the connection where the client went before, if that is still an endpoint of the list.
-    Dnat(Option<List>),
+    Dnat(Option<EndpointList>),
     /// The client went somewhere before that is still an endpoint of the list. After the translation.
-    IsAlive(List),
+    IsValid(EndpointList),
     /// Forgets where the client went before. After the translation.
-    Forget(List),
+    Delete(EndpointList),
     /// Goes to the chain that learns with the frontend's timeout. After the translation.
-    Learner,
+    GotoUpdate,
     /// Remembers for so many seconds where the client went, or renews that, if it is an endpoint of the list. After the
     /// translation.
-    Learn(List, u32),
+    Update(EndpointList, u32),
 }
 
 /// What of a packet, or of its connection, is looked at.
@@ -138,11 +138,11 @@ impl Statement {
 
 impl Affinity {
     /// The list, unless it is the one that the frontend uses.
-    pub fn list(self) -> Option<List> {
+    pub fn list(self) -> Option<EndpointList> {
         match self {
-            Self::Has | Self::Learner => None,
+            Self::Has | Self::GotoUpdate => None,
             Self::Dnat(list) => list,
-            Self::IsAlive(list) | Self::Forget(list) | Self::Learn(list, _) => Some(list),
+            Self::IsValid(list) | Self::Delete(list) | Self::Update(list, _) => Some(list),
         }
     }
 
@@ -150,19 +150,19 @@ impl Affinity {
         let ip = protocol_name(family);
         let id = match self.list() {
             None => "meta mark".to_owned(),
-            Some(List::Cluster) => format!("meta mark & {:#010x}", !List::BIT),
-            Some(List::Local) => format!("meta mark | {:#010x}", List::BIT),
+            Some(EndpointList::Cluster) => format!("meta mark & {:#010x}", !EndpointList::BIT),
+            Some(EndpointList::Local) => format!("meta mark | {:#010x}", EndpointList::BIT),
         };
         let affinity = Set::Affinity.name();
         let (key, data) = (format!("{id} . {ip} saddr"), format!("meta l4proto . {ip} daddr . th dport"));
         match self {
-            Self::Has | Self::IsAlive(_) => String::new(),
+            Self::Has | Self::IsValid(_) => String::new(),
             Self::Dnat(_) => {
                 format!("dnat {ip} to {ip} daddr . th dport . {id} map @{}", Set::StickyEndpoints.name())
             }
-            Self::Forget(_) => format!("delete @{affinity} {{ {key} : {data} }}"),
-            Self::Learner => format!("{id} vmap @{}", Set::Timeouts(by).name()),
-            Self::Learn(_, seconds) => {
+            Self::Delete(_) => format!("delete @{affinity} {{ {key} : {data} }}"),
+            Self::GotoUpdate => format!("{id} vmap @{}", Set::Timeouts(by).name()),
+            Self::Update(_, seconds) => {
                 format!("update @{affinity} {{ {key} timeout {} : {data} }}", show_time(seconds))
             }
         }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use model::address::Family;
 
 use crate::nftables::program::{Chain, Hook, HookKind, HookPoint, Program};
-use crate::nftables::sets::{Element, Nature, Set, Type};
+use crate::nftables::sets::{Element, Set, SetKind, Type};
 use crate::nftables::statements::protocol_name;
 
 /// What the sets hold.
@@ -45,11 +45,11 @@ fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) 
     let of = |types: &[Type]| types.iter().map(|kind| name(*kind, family)).collect::<Vec<_>>().join(" . ");
     let data = if set.data().is_empty() { String::new() } else { format!(" : {}", of(set.data())) };
     let _ = writeln!(text, "\t\t{verb} {}{data}", of(&key));
-    match set.nature() {
-        Nature::Plain => {}
-        Nature::Counting => text.push_str("\t\tcounter\n"),
-        Nature::Ranges => text.push_str("\t\tflags interval\n"),
-        Nature::Learning => text.push_str("\t\tsize 1048576\n\t\tflags dynamic,timeout\n"),
+    match set.kind() {
+        SetKind::Plain => {}
+        SetKind::Counting => text.push_str("\t\tcounter\n"),
+        SetKind::Ranges => text.push_str("\t\tflags interval\n"),
+        SetKind::Dynamic => text.push_str("\t\tsize 1048576\n\t\tflags dynamic,timeout\n"),
     }
     let _ = writeln!(text, "\t\tcomment \"{}\"", set.comment());
     let start = content.elements.partition_point(|element| element.set < set);

@@ -49,7 +49,7 @@ impl<'a> Owners<'a> {
         match object {
             KernelObject::Element(family, element) => self.of_element(element, *family).cloned(),
             KernelObject::Chain(name) => {
-                let seconds = LookupBy::BOTH.into_iter().find_map(|by| by.learner_seconds(name))?;
+                let seconds = LookupBy::BOTH.into_iter().find_map(|by| by.affinity_chain_seconds(name))?;
                 self.timeouts.get(&seconds).map(|(_, owner)| (*owner).clone())
             }
             KernelObject::SavedChain { chain, .. } => self.of_chain(chain).cloned(),
@@ -64,7 +64,7 @@ impl<'a> Owners<'a> {
         let shared = match (element.set, element.data) {
             (Set::ClusterIps, _) => self.ips.get(&address(element.key.as_bytes())?),
             (Set::Hairpin, _) => self.endpoints.get(&element.hairpin(family)?),
-            (_, Some(Data::Learn(seconds))) => self.timeouts.get(&seconds),
+            (_, Some(Data::AffinityChain(seconds))) => self.timeouts.get(&seconds),
             _ => None,
         };
         if let Some((_, owner)) = shared {
