@@ -31,14 +31,14 @@ pub const POSTROUTING: &str = "KUBE-POSTROUTING";
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 pub const FORWARD: &str = "KUBE-FORWARD";
 pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
-/// Shared with the kubelet, which writes the same rule.
+/// SharedChain with the kubelet, which writes the same rule.
 pub const FIREWALL: &str = "KUBE-FIREWALL";
 /// Empty: when it is gone, someone has flushed the tables.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 
 /// A chain that service ports add lines to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Shared {
+pub enum SharedChain {
     /// Filter: cluster IPs that are refused.
     Refused,
     /// Filter: external addresses and node ports that are refused.
@@ -53,7 +53,7 @@ pub enum Shared {
     NodePorts,
 }
 
-impl Shared {
+impl SharedChain {
     pub const ALL: [Self; 6] = [
         Self::Refused,
         Self::ExternalRefused,

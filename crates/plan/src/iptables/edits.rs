@@ -1,6 +1,6 @@
 //! Changing single lines of the chains that all service ports share, instead of writing ten thousand of them again.
 
-use crate::iptables::chains::Shared;
+use crate::iptables::chains::SharedChain;
 use crate::iptables::restore::Section;
 
 /// One value for each shared chain.
@@ -8,27 +8,27 @@ use crate::iptables::restore::Section;
 pub struct PerChain<T>([T; 6]);
 
 impl<T> PerChain<T> {
-    pub fn get(&self, chain: Shared) -> &T {
+    pub fn get(&self, chain: SharedChain) -> &T {
         let [a, b, c, d, e, f] = &self.0;
         match chain {
-            Shared::Refused => a,
-            Shared::ExternalRefused => b,
-            Shared::HealthChecks => c,
-            Shared::ProxyFirewall => d,
-            Shared::Services => e,
-            Shared::NodePorts => f,
+            SharedChain::Refused => a,
+            SharedChain::ExternalRefused => b,
+            SharedChain::HealthChecks => c,
+            SharedChain::ProxyFirewall => d,
+            SharedChain::Services => e,
+            SharedChain::NodePorts => f,
         }
     }
 
-    pub fn get_mut(&mut self, chain: Shared) -> &mut T {
+    pub fn get_mut(&mut self, chain: SharedChain) -> &mut T {
         let [a, b, c, d, e, f] = &mut self.0;
         match chain {
-            Shared::Refused => a,
-            Shared::ExternalRefused => b,
-            Shared::HealthChecks => c,
-            Shared::ProxyFirewall => d,
-            Shared::Services => e,
-            Shared::NodePorts => f,
+            SharedChain::Refused => a,
+            SharedChain::ExternalRefused => b,
+            SharedChain::HealthChecks => c,
+            SharedChain::ProxyFirewall => d,
+            SharedChain::Services => e,
+            SharedChain::NodePorts => f,
         }
     }
 }

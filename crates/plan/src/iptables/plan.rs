@@ -21,7 +21,7 @@ use model::cluster::Changes;
 use model::names::ServicePortName;
 use model::routing::Routing;
 
-use crate::iptables::chains::{Purpose, ServiceChain, Shared, Table};
+use crate::iptables::chains::{Purpose, ServiceChain, SharedChain, Table};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::edits::{PerChain, Splice};
 use crate::iptables::program::{Abilities, Counters, Settings};
@@ -293,7 +293,7 @@ impl Plan {
         let changes = self.write_chains(&mut batches);
 
         let mut gates = Gates::default();
-        for chain in Shared::ALL {
+        for chain in SharedChain::ALL {
             self.write_lines(chain, changes.get(chain), &mut gates);
         }
         if gates.weight > 0 {
@@ -331,7 +331,7 @@ impl Plan {
 
     fn counts(&self) -> RuleCounts {
         let lines = |table| {
-            let chains = Shared::ALL.into_iter().filter(move |chain| chain.table() == table);
+            let chains = SharedChain::ALL.into_iter().filter(move |chain| chain.table() == table);
             chains.map(|chain| self.lines.get(chain)).sum::<usize>()
         };
         let settings = &self.settings;
@@ -365,7 +365,7 @@ impl Plan {
             let unit = Unit::render(name, &entry.routing, &self.settings, comments);
             entry.comments = comments;
             entry.count(&unit);
-            for chain in Shared::ALL {
+            for chain in SharedChain::ALL {
                 *self.lines.get_mut(chain) += entry.lines.get(chain);
             }
             self.rules += entry.rules;
@@ -436,9 +436,9 @@ impl Plan {
     }
 
     /// Changes the lines of a shared chain one by one, or all of them if that is less to do.
-    fn write_lines(&self, chain: Shared, changes: &[LineChange], gates: &mut Gates) {
-        let tail = if chain == Shared::Services { self.tail() } else { Vec::new() };
-        let settled_tail = if chain == Shared::Services { &self.settled_tail[..] } else { &[] };
+    fn write_lines(&self, chain: SharedChain, changes: &[LineChange], gates: &mut Gates) {
+        let tail = if chain == SharedChain::Services { self.tail() } else { Vec::new() };
+        let settled_tail = if chain == SharedChain::Services { &self.settled_tail[..] } else { &[] };
         if changes.is_empty() && tail == settled_tail {
             return;
         }
@@ -466,7 +466,7 @@ impl Plan {
     }
 
     /// In the order of names, so that above each of them everything is as it will be.
-    fn splices(&self, chain: Shared, changes: &[LineChange]) -> Vec<Splice> {
+    fn splices(&self, chain: SharedChain, changes: &[LineChange]) -> Vec<Splice> {
         let mut at = 1;
         let mut from = Bound::Unbounded;
         let mut splices = Vec::new();
@@ -499,14 +499,14 @@ fn line_changes(
     name: &ServicePortName,
     before: Vec<Line>,
     after: Vec<Line>,
-) -> impl Iterator<Item = (Shared, LineChange)> {
+) -> impl Iterator<Item = (SharedChain, LineChange)> {
     let by_chain = |lines: Vec<Line>| {
         let mut sorted = PerChain::<Vec<String>>::default();
         lines.into_iter().for_each(|line| sorted.get_mut(line.chain).push(line.rule));
         sorted
     };
     let (mut before, mut after) = (by_chain(before), by_chain(after));
-    Shared::ALL.into_iter().filter_map(move |chain| {
+    SharedChain::ALL.into_iter().filter_map(move |chain| {
         let before = std::mem::take(before.get_mut(chain));
         let after = std::mem::take(after.get_mut(chain));
         (before != after).then(|| (chain, LineChange { name: name.clone(), before, after }))

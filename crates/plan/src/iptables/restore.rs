@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
-use crate::iptables::chains::{MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, Shared, Table};
+use crate::iptables::chains::{MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, SharedChain, Table};
 use crate::iptables::program::{Fixed, NAT_CHAINS, Settings};
 use crate::iptables::quoting::word;
 use crate::iptables::rules::{Chain, Line, Unit};
@@ -142,7 +142,7 @@ pub fn whole(settings: &Settings, tail: &[String], units: Vec<Unit>, stale: &BTr
     }
     stale.iter().for_each(|chain| nat.chain(chain));
     stale.iter().for_each(|chain| nat.remove(chain));
-    tail.iter().for_each(|rule| nat.append(Shared::Services.name(), rule));
+    tail.iter().for_each(|rule| nat.append(SharedChain::Services.name(), rule));
     filter.append_fixed(&settings.forwarding());
     restore
 }

@@ -16,7 +16,9 @@ use std::net::IpAddr;
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing, Traffic};
 
-use crate::iptables::chains::{MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, Shared, lower_case};
+use crate::iptables::chains::{
+    MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, SharedChain, lower_case,
+};
 use crate::iptables::program::{LOCALHOST_NODE_PORTS, Settings};
 use crate::iptables::quoting::comment;
 
@@ -30,7 +32,7 @@ pub struct Unit {
 /// A rule in a chain that is shared, without the words that put it there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
-    pub chain: Shared,
+    pub chain: SharedChain,
     pub rule: String,
 }
 
@@ -122,8 +124,10 @@ impl<'a> Writer<'a> {
 
         let to = self.to(addresses.cluster_ip);
         match self.entry(routing.internal) {
-            Ok(chain) => add(Shared::Services, format!("{} {to} -j {chain}", self.comment("cluster IP"))),
-            Err(no) => add(Shared::Refused, format!("{} {to} -j {}", self.because(&no), no.target)),
+            Ok(chain) => {
+                add(SharedChain::Services, format!("{} {to} -j {chain}", self.comment("cluster IP")))
+            }
+            Err(no) => add(SharedChain::Refused, format!("{} {to} -j {}", self.because(&no), no.target)),
         }
 
         let external = self.chains.chain(Purpose::External);
@@ -132,10 +136,10 @@ impl<'a> Writer<'a> {
             let to = self.to(*ip);
             if routing.has_endpoints() {
                 let rule = format!("{} {to} -j {external}", self.comment("external IP"));
-                add(Shared::Services, rule);
+                add(SharedChain::Services, rule);
             }
             if let Some(no) = &refusal {
-                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+                add(SharedChain::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
             }
         }
         for ip in &addresses.load_balancer_ips {
@@ -144,17 +148,17 @@ impl<'a> Writer<'a> {
             if routing.has_endpoints() {
                 let chain = firewall.unwrap_or(external);
                 let rule = format!("{} {to} -j {chain}", self.comment("loadbalancer IP"));
-                add(Shared::Services, rule);
+                add(SharedChain::Services, rule);
             }
             if let Some(chain) = firewall {
                 let why = self.comment(format_args!("traffic not accepted by {chain}"));
-                add(Shared::ProxyFirewall, format!("{why} {to} -j DROP"));
+                add(SharedChain::ProxyFirewall, format!("{why} {to} -j DROP"));
             }
         }
         if let Some(no) = &refusal {
             for ip in &addresses.load_balancer_ips {
                 let to = self.to(*ip);
-                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+                add(SharedChain::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
             }
         }
         if let Some(port) = routing.node_port {
@@ -163,19 +167,19 @@ impl<'a> Writer<'a> {
             if routing.has_endpoints() && counts {
                 let counted = format!("-m nfacct --nfacct-name {LOCALHOST_NODE_PORTS}");
                 let rule = format!("{words} -d 127.0.0.0/8 --dport {port} {counted} -j {external}");
-                add(Shared::NodePorts, rule);
+                add(SharedChain::NodePorts, rule);
             }
             if routing.has_endpoints() {
-                add(Shared::NodePorts, format!("{words} --dport {port} -j {external}"));
+                add(SharedChain::NodePorts, format!("{words} --dport {port} -j {external}"));
             }
             if let Some(no) = &refusal {
                 let to = format!("-m addrtype --dst-type LOCAL -m {protocol} -p {protocol} --dport {port}");
-                add(Shared::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
+                add(SharedChain::ExternalRefused, format!("{} {to} -j {}", self.because(no), no.target));
             }
         }
         if let Some(port) = routing.health_check_node_port {
             let why = self.comment("health check node port");
-            add(Shared::HealthChecks, format!("{why} -m tcp -p tcp --dport {port} -j ACCEPT"));
+            add(SharedChain::HealthChecks, format!("{why} -m tcp -p tcp --dport {port} -j ACCEPT"));
         }
         lines
     }

@@ -14,7 +14,7 @@ use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
-use crate::nftables::elements::{Frontend, Shared, SlotAssignment, Unit, frontends, shared};
+use crate::nftables::elements::{Frontend, SharedElement, SlotAssignment, Unit, frontends, shared_elements};
 use crate::nftables::program::{Program, Settings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
@@ -32,7 +32,7 @@ pub struct DesiredTable {
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<Frontend, Vec<ServicePortName>>,
     /// How many service ports ask for what several may ask for. Never zero.
-    shared: Shards<Shared, usize>,
+    shared: Shards<SharedElement, usize>,
     /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
     /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
     /// counts only where it leads to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
@@ -106,12 +106,12 @@ impl DesiredTable {
     pub fn replace(&mut self, changes: Vec<Changed>) -> (Steps, Vec<Contention>) {
         // Whatever the change may touch: what is given up and what is asked for.
         let mut affected: BTreeSet<Frontend> = BTreeSet::new();
-        let mut shared_before: BTreeMap<Shared, bool> = BTreeMap::new();
+        let mut shared_before: BTreeMap<SharedElement, bool> = BTreeMap::new();
         for (name, routing) in &changes {
             let given_up = self.units.get(name).map(|unit| &unit.routing);
             for routing in given_up.into_iter().chain(routing) {
                 affected.extend(frontends(routing));
-                shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
+                shared_before.extend(shared_elements(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
         }
         let names = self.concerned(&changes, &affected);
@@ -157,9 +157,9 @@ impl DesiredTable {
     /// Everything the sets should hold, in order.
     pub fn elements(&self) -> Vec<Element> {
         // What elements are made of is sorted sooner than they are.
-        let mut shared: Vec<Shared> = self.shared.iter().map(|(shared, _)| *shared).collect();
+        let mut shared: Vec<SharedElement> = self.shared.iter().map(|(shared, _)| *shared).collect();
         shared.sort_unstable();
-        let mut all: Vec<Element> = shared.iter().map(Shared::element).collect();
+        let mut all: Vec<Element> = shared.iter().map(SharedElement::element).collect();
         let mut claims: Vec<(Frontend, &Vec<ServicePortName>)> =
             self.claims.iter().map(|(frontend, claims)| (*frontend, claims)).collect();
         claims.sort_unstable_by_key(|(frontend, _)| *frontend);
@@ -289,7 +289,7 @@ impl DesiredTable {
     }
 
     /// Whether any service port asks for what several may ask for.
-    pub fn shares(&self, shared: &Shared) -> bool {
+    pub fn shares(&self, shared: &SharedElement) -> bool {
         self.shared.contains_key(shared)
     }
 
@@ -392,7 +392,7 @@ impl DesiredTable {
             self.give_up(frontend, &name, contended);
         }
         if let Some(routing) = old {
-            shared(routing).for_each(|it| self.release(it));
+            shared_elements(routing).for_each(|it| self.release(it));
         }
         if let Some(routing) = new {
             for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
@@ -404,7 +404,7 @@ impl DesiredTable {
             left_out => _ = self.left_out.insert(name.clone(), left_out),
         }
         if let Some(unit) = unit {
-            shared(&unit.routing).for_each(|it| self.share(it));
+            shared_elements(&unit.routing).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }
     }
@@ -438,14 +438,14 @@ impl DesiredTable {
         claims.retain(|other| other != name);
     }
 
-    fn share(&mut self, shared: Shared) {
+    fn share(&mut self, shared: SharedElement) {
         match self.shared.get_mut(&shared) {
             Some(count) => *count += 1,
             None => _ = self.shared.insert(shared, 1),
         }
     }
 
-    fn release(&mut self, shared: Shared) {
+    fn release(&mut self, shared: SharedElement) {
         if let Some(count) = self.shared.get_mut(&shared) {
             *count -= 1;
             if *count == 0 {

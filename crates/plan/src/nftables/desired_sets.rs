@@ -9,7 +9,7 @@ use foldhash::fast::RandomState;
 use model::address::Family;
 
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::{Frontend, Shared, Unit};
+use crate::nftables::elements::{Frontend, SharedElement, Unit};
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
 
@@ -32,7 +32,7 @@ impl<'a> DesiredSets<'a> {
     fn lookup(&mut self, set: Set, key: Key) -> Option<Element> {
         let bytes = key.as_bytes();
         let is_there = match set {
-            Set::ClusterIps => self.table.shares(&Shared::ClusterIp(address(bytes)?)),
+            Set::ClusterIps => self.table.shares(&SharedElement::ClusterIp(address(bytes)?)),
             Set::ServiceCidrs => {
                 let ip = address(bytes)?;
                 self.table.service_cidrs().iter().any(|cidr| cidr.contains(&ip))
@@ -41,7 +41,7 @@ impl<'a> DesiredSets<'a> {
             Set::Hairpin => self.table.shares(&self.hairpin(key)?),
             Set::Affinity => false,
             Set::Timeouts(by) => {
-                let seconds = Shared::Timeout(by, u32::from_ne_bytes(bytes.try_into().ok()?));
+                let seconds = SharedElement::Timeout(by, u32::from_ne_bytes(bytes.try_into().ok()?));
                 return self.table.shares(&seconds).then(|| seconds.element());
             }
             Set::StickyEndpoints => {
@@ -71,12 +71,12 @@ impl<'a> DesiredSets<'a> {
         is_there.then(|| Element::new(set, key))
     }
 
-    fn hairpin(&self, key: Key) -> Option<Shared> {
+    fn hairpin(&self, key: Key) -> Option<SharedElement> {
         let length = Type::Address.length(self.family);
         let (source, rest) = key.as_bytes().split_at_checked(length)?;
         let (destination, _) = Frontend::from_key(rest, LookupBy::Address, self.family)?;
         let ip = destination.ip.filter(|ip| address(source) == Some(*ip))?;
-        Some(Shared::Hairpin(ip, destination.protocol, destination.port))
+        Some(SharedElement::Hairpin(ip, destination.protocol, destination.port))
     }
 
     fn of_frontend(&mut self, set: Set, by: LookupBy, key: Key) -> Option<Element> {

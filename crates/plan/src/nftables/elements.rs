@@ -42,7 +42,7 @@ pub struct SlotAssignment<'a> {
 
 /// What several service ports may put in: it stays until the last one is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Shared {
+pub enum SharedElement {
     ClusterIp(IpAddr),
     Hairpin(IpAddr, Protocol, Port),
     /// Seconds of session affinity.
@@ -68,12 +68,13 @@ pub fn frontends(routing: &Routing) -> Vec<Frontend> {
 }
 
 /// What a service port shares with others. An endpoint may come twice.
-pub fn shared(routing: &Routing) -> impl Iterator<Item = Shared> {
+pub fn shared_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
-    let hairpins = endpoints.map(|endpoint| Shared::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
+    let hairpins =
+        endpoints.map(|endpoint| SharedElement::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
     let timeouts = routing.affinity.map(rounded).into_iter();
-    let timeouts = timeouts.flat_map(|seconds| LookupBy::BOTH.map(|by| Shared::Timeout(by, seconds)));
-    [Shared::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
+    let timeouts = timeouts.flat_map(|seconds| LookupBy::BOTH.map(|by| SharedElement::Timeout(by, seconds)));
+    [SharedElement::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
 }
 
 impl Unit {
@@ -241,7 +242,7 @@ fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
     sort_from(start, out);
 }
 
-impl Shared {
+impl SharedElement {
     pub fn element(&self) -> Element {
         match *self {
             Self::ClusterIp(ip) => Element::new(Set::ClusterIps, Key::EMPTY.address(ip)),
