@@ -29,7 +29,7 @@ use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
-use crate::walk::{Context, Verdict};
+use crate::walk::{Context, PacketVerdict};
 use live::Live;
 
 /// What the path of a packet depends on besides services.
@@ -609,13 +609,13 @@ fn traffic(routing: &Routing, kind: Kind) -> Traffic {
     }
 }
 
-impl From<Verdict> for Fate {
+impl From<PacketVerdict> for Fate {
     /// Of a packet that is not translated.
-    fn from(verdict: Verdict) -> Self {
+    fn from(verdict: PacketVerdict) -> Self {
         match verdict {
-            Verdict::Accept => Self::Untouched,
-            Verdict::Reject => Self::Refused,
-            Verdict::Drop => Self::Dropped,
+            PacketVerdict::Accept => Self::Untouched,
+            PacketVerdict::Reject => Self::Refused,
+            PacketVerdict::Drop => Self::Dropped,
         }
     }
 }

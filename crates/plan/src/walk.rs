@@ -44,7 +44,7 @@ pub struct Walk<'a, Rule, Change> {
 #[derive(Clone, Debug)]
 pub struct Path<'a, Rule, Change> {
     pub probability: f64,
-    pub verdict: Verdict,
+    pub verdict: PacketVerdict,
     /// What the destination is translated to, if it is.
     pub endpoint: Option<SocketAddr>,
     pub is_masqueraded: bool,
@@ -68,7 +68,7 @@ pub struct Matched<'a, Rule> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum PacketVerdict {
     Accept,
     Reject,
     Drop,
@@ -124,7 +124,7 @@ impl<'a, Rule, Change> Path<'a, Rule, Change> {
     pub(crate) fn start(context: &Context<'_>) -> Self {
         Self {
             probability: 1.0,
-            verdict: Verdict::Accept,
+            verdict: PacketVerdict::Accept,
             endpoint: None,
             is_masqueraded: false,
             mark: context.mark,
@@ -140,6 +140,6 @@ impl<'a, Rule, Change> Path<'a, Rule, Change> {
     }
 
     pub fn is_forwarded(&self) -> bool {
-        self.verdict == Verdict::Accept && self.endpoint.is_some()
+        self.verdict == PacketVerdict::Accept && self.endpoint.is_some()
     }
 }

@@ -20,7 +20,7 @@ use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::program::{Program, Settings};
 use plan::nftables::run::{AffinityChange, Sets, Slots};
 use plan::nftables::sets::{Data, Element, Key, Set};
-use plan::walk::{Context, Packet, Path, Verdict};
+use plan::walk::{Context, Packet, PacketVerdict, Path};
 
 use super::{Case, Fate, Mode, Probe, Reached, Step};
 use crate::feed::{cluster, replace};
@@ -112,7 +112,7 @@ type Recent = BTreeMap<(String, IpAddr), Duration>;
 #[derive(Debug)]
 struct Seen {
     probability: f64,
-    verdict: Verdict,
+    verdict: PacketVerdict,
     endpoint: Option<SocketAddr>,
     is_masqueraded: bool,
     mark: u32,
@@ -232,7 +232,7 @@ impl<'a> Node<'a> {
                 };
                 let walk = plan::iptables::run::run(&tables, context, &remembers);
                 assert_eq!(walk.not_understood, [""; 0]);
-                let seen = |path: &plan::iptables::run::Path<'_>| {
+                let seen = |path: &plan::iptables::run::RulesPath<'_>| {
                     let lists = path.changes.iter().map(|recent| recent.list.to_owned());
                     Seen::new(path, Changes::Recent(lists.collect()))
                 };
@@ -334,7 +334,7 @@ impl<'a> Node<'a> {
                     && reached.masqueraded == seen.is_masqueraded
             })
         };
-        let accepted = seen.verdict == Verdict::Accept;
+        let accepted = seen.verdict == PacketVerdict::Accept;
         let leaves = context.is_from_node() || !is_here(destination.ip());
         if let Some(mark) = self.mark
             && accepted
@@ -346,8 +346,8 @@ impl<'a> Node<'a> {
         let untouched = accepted && seen.endpoint.is_none() && !seen.is_masqueraded;
         let is_so = match fate {
             Fate::Reaches(endpoints) | Fate::Sticks(endpoints) => accepted && is_among(endpoints),
-            Fate::Refused => seen.verdict == Verdict::Reject,
-            Fate::Silence => seen.verdict == Verdict::Drop,
+            Fate::Refused => seen.verdict == PacketVerdict::Reject,
+            Fate::Silence => seen.verdict == PacketVerdict::Drop,
             Fate::Strays => untouched && !is_here(destination.ip()),
             Fate::Untouched => untouched && is_here(destination.ip()),
             Fate::Differs(..) => false,

@@ -15,7 +15,7 @@ use plan::nftables::run::{Sets, run};
 use plan::nftables::sets::{Element, EndpointList, Key, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, Field, Rule, Statement};
-use plan::walk::{Context, Packet, Verdict};
+use plan::walk::{Context, Packet, PacketVerdict};
 
 use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
 use super::{Case, Mode, Probe, Step};
@@ -372,7 +372,7 @@ impl Draws {
         let Ok(walk) = run(program, &Context::new(&packet, &addresses), &mut slots);
         let (mut shares, mut matched) = (BTreeMap::new(), BTreeSet::new());
         for path in &walk.paths {
-            assert_eq!(path.verdict, Verdict::Accept);
+            assert_eq!(path.verdict, PacketVerdict::Accept);
             *shares.entry(path.endpoint).or_default() += path.probability;
             matched.extend(path.rules.iter().map(|rule| (rule.chain.to_owned(), rule.number)));
         }

@@ -13,9 +13,9 @@ use crate::iptables::chains::{
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::program::{self, Abilities};
 use crate::iptables::rules::EndpointComments;
-use crate::iptables::run::{ListedRule, NOBODY, Path, Tables, run};
+use crate::iptables::run::{ListedRule, NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use crate::iptables::saved_rule::SavedRule;
-use crate::walk::{Matched, Verdict};
+use crate::walk::{Matched, PacketVerdict};
 
 pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
     let settings = question.settings.iptables(Family::of(question.destination().ip()));
@@ -31,8 +31,8 @@ pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
     };
     let listings = desired.tables();
     let tables = Tables::desired(&listings);
-    let walk = run(&tables, &question.context, NOBODY);
-    let stopped = walk.paths.iter().find(|path| path.verdict != Verdict::Accept);
+    let walk = run(&tables, &question.context, NO_RECENT_CLIENTS);
+    let stopped = walk.paths.iter().find(|path| path.verdict != PacketVerdict::Accept);
     let forwarded: Vec<_> = walk.paths.iter().filter(|path| path.is_forwarded()).collect();
     let Some(path) = forwarded.first().copied().or(stopped) else { return question.untouched() };
     let chains = shown(path);
@@ -70,13 +70,13 @@ impl Settings {
 }
 
 /// Without the kernel's own chains, and without those of endpoints, of which there is one for each.
-fn shown(path: &Path<'_>) -> Vec<String> {
+fn shown(path: &RulesPath<'_>) -> Vec<String> {
     let is_shown = |name: &&&str| name.starts_with("KUBE-") && Purpose::of(name) != Some(Purpose::Endpoint);
     path.chains.iter().filter(is_shown).map(|name| (*name).to_owned()).collect()
 }
 
 /// The rule that led to the translation from a chain that all service ports share.
-fn translation<'q>(question: &'q Question<'q>, path: &Path<'_>) -> Option<(&'q Considered<'q>, Kind)> {
+fn translation<'q>(question: &'q Question<'q>, path: &RulesPath<'_>) -> Option<(&'q Considered<'q>, Kind)> {
     let target =
         |matched: &Matched<'_, ListedRule<'_>>| SavedRule::parse(&matched.rule.text).target() == Some("DNAT");
     let end = path.rules.iter().position(target)?;
@@ -108,7 +108,7 @@ fn owner<'q>(
 }
 
 /// Why a path is masqueraded: by the first rule that marks it.
-fn masquerade(question: &Question<'_>, path: &Path<'_>) -> Option<Masquerade> {
+fn masquerade(question: &Question<'_>, path: &RulesPath<'_>) -> Option<Masquerade> {
     let is_mark = |matched: &&Matched<'_, ListedRule<'_>>| {
         SavedRule::parse(&matched.rule.text).target() == Some(MARK_MASQ)
     };
@@ -124,11 +124,14 @@ fn masquerade(question: &Question<'_>, path: &Path<'_>) -> Option<Masquerade> {
 }
 
 /// Why a path is stopped, and whose frontend it is sent to.
-fn stop<'q>(question: &'q Question<'q>, path: &Path<'_>) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
+fn stop<'q>(
+    question: &'q Question<'q>,
+    path: &RulesPath<'_>,
+) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
     let Some(matched) = path.rules.last() else { return (Reason::NoService, None) };
     let owner = owner(question, matched);
     let refusal =
-        if path.verdict == Verdict::Reject { Reason::NoEndpoints } else { Reason::NoLocalEndpoints };
+        if path.verdict == PacketVerdict::Reject { Reason::NoEndpoints } else { Reason::NoLocalEndpoints };
     let (reason, kind) = match matched.chain {
         FIREWALL => return (Reason::LoopbackOnly, None),
         PROXY_FIREWALL => {

@@ -13,7 +13,7 @@ use model::names::Protocol;
 use serde::{Deserialize, Serialize};
 
 use super::{Explanation, Fate, PacketContext, PodsBy};
-use crate::iptables::run::{self as iptables, NOBODY, Tables};
+use crate::iptables::run::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
 use crate::nftables::program::{Program, Settings};
 use crate::nftables::run::{self as nftables, Sets};
@@ -97,7 +97,7 @@ pub fn through_sets<S: Sets>(
 pub fn through_rules(explanation: &Explanation, nat: &str, filter: &str, addresses: &[IpAddr]) -> Live {
     let tables = Tables::saved(nat, filter);
     let packet = explanation.packet();
-    let walk = iptables::run(&tables, &Context::new(&packet, addresses), NOBODY);
+    let walk = iptables::run(&tables, &Context::new(&packet, addresses), NO_RECENT_CLIENTS);
     Live::new(explanation, walk)
 }
 

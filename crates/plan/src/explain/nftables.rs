@@ -11,10 +11,10 @@ use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::program::{self, Program};
-use crate::nftables::run::{Path, Walk, run};
+use crate::nftables::run::{ProgramPath, ProgramWalk, run};
 use crate::nftables::sets::{LookupBy, Set};
 use crate::nftables::statements::{Affinity, Field, Rule, Statement};
-use crate::walk::Verdict;
+use crate::walk::PacketVerdict;
 
 pub(super) fn answer<'q, 's>(
     question: &'q Question<'q>,
@@ -45,8 +45,8 @@ impl Settings {
     }
 }
 
-fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &Walk<'_>) -> Answer<'q> {
-    let stopped = walk.paths.iter().find(|path| path.verdict != Verdict::Accept);
+fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk<'_>) -> Answer<'q> {
+    let stopped = walk.paths.iter().find(|path| path.verdict != PacketVerdict::Accept);
     let forwarded = walk.paths.iter().find(|path| path.is_forwarded());
     let Some(path) = forwarded.or(stopped) else { return question.untouched() };
     let chains = chains(program, path);
@@ -79,7 +79,7 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &Walk<'_>) -
 }
 
 /// Without base chains, and without those that do nothing but draw a slot.
-fn chains(program: &Program, path: &Path<'_>) -> Vec<String> {
+fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
     let draws = |rule: &Rule| {
         let is_draw = |fields: &[Field]| matches!(fields.last(), Some(Field::Slot(_)));
         matches!(&rule.statements[..], [Statement::Dnat(fields, _)] if is_draw(fields))
@@ -102,7 +102,7 @@ fn translation(rule: &Rule) -> Option<(LookupBy, bool)> {
 }
 
 /// Why a path is masqueraded: by the first rule that marks it, or else by the one that masquerades.
-fn masquerade(path: &Path<'_>) -> Option<Masquerade> {
+fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
     let marks = |rule: &&Rule| rule.statements.iter().any(|it| matches!(it, Statement::SetMark(_)));
     let masquerades = |rule: &&Rule| rule.statements.contains(&Statement::Masquerade);
     let by = |statement: &Statement| match statement {
@@ -122,7 +122,7 @@ fn masquerade(path: &Path<'_>) -> Option<Masquerade> {
 /// Why a path is stopped, and whose frontend it is sent to.
 fn stop<'q>(
     question: &'q Question<'q>,
-    path: &Path<'_>,
+    path: &ProgramPath<'_>,
     owner: impl Fn(LookupBy) -> Option<(&'q Considered<'q>, Kind)>,
 ) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
     let sets = path.rules.last().into_iter().flat_map(|matched| &matched.rule.statements);

@@ -20,10 +20,10 @@ use crate::iptables::chains::{Jump, Table, lower_case};
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::{SavedOption, SavedRule};
 use crate::nftables::program::HookPoint;
-use crate::walk::{self, Context, Matched, Verdict};
+use crate::walk::{self, Context, Matched, PacketVerdict};
 
-pub type Walk<'a> = walk::Walk<'a, ListedRule<'a>, Recent<'a>>;
-pub type Path<'a> = walk::Path<'a, ListedRule<'a>, Recent<'a>>;
+pub type RulesWalk<'a> = walk::Walk<'a, ListedRule<'a>, Recent<'a>>;
+pub type RulesPath<'a> = walk::Path<'a, ListedRule<'a>, Recent<'a>>;
 
 /// The rules of both tables, by chain.
 #[derive(Debug, Default)]
@@ -45,10 +45,10 @@ pub struct Recent<'a> {
 }
 
 /// Whether a client has been put on the list of this name within so many seconds.
-pub type Remembers<'a> = &'a dyn Fn(&str, IpAddr, u32) -> bool;
+pub type RecentClients<'a> = &'a dyn Fn(&str, IpAddr, u32) -> bool;
 
-/// Remembers no client.
-pub const NOBODY: Remembers<'static> = &|_, _, _| false;
+/// RecentClients no client.
+pub const NO_RECENT_CLIENTS: RecentClients<'static> = &|_, _, _| false;
 
 /// Deeper than any of our chains lead; rules that lead back to where they came from are not ours.
 const MOST_JUMPS: usize = 8;
@@ -115,10 +115,14 @@ impl<'a> Tables<'a> {
 }
 
 /// What becomes of the packet.
-pub fn run<'t>(tables: &'t Tables<'t>, context: &Context<'_>, remembers: Remembers<'_>) -> Walk<'t> {
-    let mut run = Run { tables, context, remembers, not_understood: Vec::new() };
+pub fn run<'t>(
+    tables: &'t Tables<'t>,
+    context: &Context<'_>,
+    recent_clients: RecentClients<'_>,
+) -> RulesWalk<'t> {
+    let mut run = Run { tables, context, recent_clients, not_understood: Vec::new() };
     let mut paths = Vec::new();
-    for path in run.hook(context.first_hook(), !context.has_entry, vec![Path::start(context)]) {
+    for path in run.hook(context.first_hook(), !context.has_entry, vec![RulesPath::start(context)]) {
         let destination = path.destination(context.packet).ip();
         let mut on_the_way = vec![path];
         for point in context.next_hooks(destination) {
@@ -130,19 +134,19 @@ pub fn run<'t>(tables: &'t Tables<'t>, context: &Context<'_>, remembers: Remembe
     }
     run.not_understood.sort();
     run.not_understood.dedup();
-    Walk { paths, not_understood: run.not_understood }
+    RulesWalk { paths, not_understood: run.not_understood }
 }
 
 struct Run<'t, 'c> {
     tables: &'t Tables<'t>,
     context: &'c Context<'c>,
-    remembers: Remembers<'c>,
+    recent_clients: RecentClients<'c>,
     not_understood: Vec<String>,
 }
 
 impl<'t> Run<'t, '_> {
     /// Sends packets through the tables of a hook in the order of their priorities.
-    fn hook(&mut self, point: HookPoint, asks_nat: bool, paths: Vec<Path<'t>>) -> Vec<Path<'t>> {
+    fn hook(&mut self, point: HookPoint, asks_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
         let (name, tables): (_, &[Table]) = match point {
             HookPoint::Prerouting => ("PREROUTING", &[Table::Nat]),
             HookPoint::Input => ("INPUT", &[Table::Filter]),
@@ -154,10 +158,10 @@ impl<'t> Run<'t, '_> {
         asked.fold(paths, |paths, table| self.base_chain(*table, name, paths))
     }
 
-    fn base_chain(&mut self, table: Table, name: &str, paths: Vec<Path<'t>>) -> Vec<Path<'t>> {
+    fn base_chain(&mut self, table: Table, name: &str, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
         let mut ended = Vec::new();
         for path in paths {
-            if path.verdict != Verdict::Accept {
+            if path.verdict != PacketVerdict::Accept {
                 ended.push(path);
                 continue;
             }
@@ -173,9 +177,9 @@ impl<'t> Run<'t, '_> {
         table: Table,
         name: &str,
         stack: &mut Vec<&'t str>,
-        mut open: Vec<Path<'t>>,
-        ended: &mut Vec<Path<'t>>,
-    ) -> Vec<Path<'t>> {
+        mut open: Vec<RulesPath<'t>>,
+        ended: &mut Vec<RulesPath<'t>>,
+    ) -> Vec<RulesPath<'t>> {
         let Some((name, rules)) = self.tables.chain(table, name).filter(|_| stack.len() <= MOST_JUMPS) else {
             return open;
         };
@@ -189,7 +193,7 @@ impl<'t> Run<'t, '_> {
                 let probability = self.probability(&parsed, &rule.text, &mut path);
                 if probability < 1.0 {
                     let missed = path.probability * (1.0 - probability);
-                    merge(&mut next, Path { probability: missed, ..path.clone() });
+                    merge(&mut next, RulesPath { probability: missed, ..path.clone() });
                 }
                 if probability <= 0.0 {
                     continue;
@@ -218,8 +222,8 @@ impl<'t> Run<'t, '_> {
         rule: &SavedRule<'t>,
         matched: Matched<'t, ListedRule<'t>>,
         stack: &mut Vec<&'t str>,
-        mut path: Path<'t>,
-        ended: &mut Vec<Path<'t>>,
+        mut path: RulesPath<'t>,
+        ended: &mut Vec<RulesPath<'t>>,
     ) -> Effect<'t> {
         let is_goto = rule.value("-j").is_none();
         let target = rule.target();
@@ -228,15 +232,16 @@ impl<'t> Run<'t, '_> {
             Some("RETURN") => return Effect::Return(path),
             Some("ACCEPT") => ended.push(path),
             Some("DROP") | Some("REJECT") => {
-                path.verdict = if target == Some("DROP") { Verdict::Drop } else { Verdict::Reject };
+                path.verdict =
+                    if target == Some("DROP") { PacketVerdict::Drop } else { PacketVerdict::Reject };
                 path.chains.clone_from(stack);
                 ended.push(path);
             }
-            Some("MASQUERADE") => ended.push(Path { is_masqueraded: true, ..path }),
+            Some("MASQUERADE") => ended.push(RulesPath { is_masqueraded: true, ..path }),
             Some("DNAT") => match rule.value("--to-destination").and_then(|to| to.parse().ok()) {
                 Some(endpoint) => {
                     path.chains.clone_from(stack);
-                    ended.push(Path { endpoint: Some(endpoint), ..path });
+                    ended.push(RulesPath { endpoint: Some(endpoint), ..path });
                 }
                 None => {
                     self.give_up(&matched.rule.text);
@@ -256,7 +261,7 @@ impl<'t> Run<'t, '_> {
                     return Effect::Next(back);
                 }
                 // Nothing of ours goes to a chain, and there is one path unless rules draw.
-                return match <[Path<'t>; 1]>::try_from(back) {
+                return match <[RulesPath<'t>; 1]>::try_from(back) {
                     Ok([path]) => Effect::Return(path),
                     Err(paths) => {
                         ended.extend(paths);
@@ -277,7 +282,7 @@ impl<'t> Run<'t, '_> {
     }
 
     /// How likely the rule matches: zero or one, unless it draws.
-    fn probability(&mut self, rule: &SavedRule<'_>, text: &str, path: &mut Path<'_>) -> f64 {
+    fn probability(&mut self, rule: &SavedRule<'_>, text: &str, path: &mut RulesPath<'_>) -> f64 {
         let mut probability = 1.0;
         for SavedOption { name, is_negated, value } in rule.matches() {
             let Some(matches) = self.option(rule, name, value, path) else {
@@ -294,7 +299,7 @@ impl<'t> Run<'t, '_> {
     }
 
     /// `None` for an option that is not known.
-    fn option(&self, rule: &SavedRule<'_>, name: &str, value: &str, path: &Path<'_>) -> Option<f64> {
+    fn option(&self, rule: &SavedRule<'_>, name: &str, value: &str, path: &RulesPath<'_>) -> Option<f64> {
         let packet = self.context.packet;
         let destination = path.destination(packet);
         let is_so = match name {
@@ -325,7 +330,7 @@ impl<'t> Run<'t, '_> {
             "--mask" => value == "255.255.255.255" || value == "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
             "--rcheck" => {
                 let seconds = rule.value("--seconds").map_or(Some(u32::MAX), |text| text.parse().ok())?;
-                (self.remembers)(rule.value("--name")?, packet.source, seconds)
+                (self.recent_clients)(rule.value("--name")?, packet.source, seconds)
             }
             _ => return None,
         };
@@ -335,12 +340,12 @@ impl<'t> Run<'t, '_> {
 
 enum Effect<'t> {
     /// What goes on with the next rule.
-    Next(Vec<Path<'t>>),
-    Return(Path<'t>),
+    Next(Vec<RulesPath<'t>>),
+    Return(RulesPath<'t>),
 }
 
 /// Paths that are at the same rule with the same mark go on as one.
-fn merge<'t>(paths: &mut Vec<Path<'t>>, path: Path<'t>) {
+fn merge<'t>(paths: &mut Vec<RulesPath<'t>>, path: RulesPath<'t>) {
     let same = paths.iter_mut().find(|other| {
         (other.mark, other.endpoint, &other.changes) == (path.mark, path.endpoint, &path.changes)
     });

@@ -20,10 +20,10 @@ use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
 use crate::nftables::sets::{Data, Element, Key, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
-use crate::walk::{self, Context, Matched, Verdict};
+use crate::walk::{self, Context, Matched, PacketVerdict};
 
-pub type Walk<'a> = walk::Walk<'a, Rule, AffinityChange>;
-pub type Path<'a> = walk::Path<'a, Rule, AffinityChange>;
+pub type ProgramWalk<'a> = walk::Walk<'a, Rule, AffinityChange>;
+pub type ProgramPath<'a> = walk::Path<'a, Rule, AffinityChange>;
 
 /// What the sets of the table hold.
 pub trait Sets {
@@ -61,7 +61,7 @@ pub fn run<'p, S: Sets>(
     program: &'p Program,
     context: &Context<'_>,
     sets: &mut S,
-) -> Result<Walk<'p>, S::Error> {
+) -> Result<ProgramWalk<'p>, S::Error> {
     let mut run = Run {
         chains: program.chains.iter().map(|chain| (&*chain.name, chain)).collect(),
         program,
@@ -70,7 +70,7 @@ pub fn run<'p, S: Sets>(
         not_understood: Vec::new(),
     };
     let mut paths = Vec::new();
-    for path in run.hook(context.first_hook(), !context.has_entry, vec![Path::start(context)])? {
+    for path in run.hook(context.first_hook(), !context.has_entry, vec![ProgramPath::start(context)])? {
         let mut on_the_way = vec![path];
         let destination = on_the_way.first().map(|path| path.destination(context.packet).ip());
         for point in destination.into_iter().flat_map(|to| context.next_hooks(to)) {
@@ -80,7 +80,7 @@ pub fn run<'p, S: Sets>(
         }
         paths.extend(on_the_way);
     }
-    Ok(Walk { paths, not_understood: run.not_understood })
+    Ok(ProgramWalk { paths, not_understood: run.not_understood })
 }
 
 struct Run<'p, 'c, S> {
@@ -106,24 +106,24 @@ enum Effect<'p> {
 /// rules that led there of both.
 #[derive(Default)]
 struct Ended<'p> {
-    paths: Vec<Path<'p>>,
+    paths: Vec<ProgramPath<'p>>,
     translated: HashMap<(SocketAddr, u32), usize, RandomState>,
 }
 
 impl<'p> Ended<'p> {
-    fn push(&mut self, path: Path<'p>) {
+    fn push(&mut self, path: ProgramPath<'p>) {
         self.paths.push(path);
     }
 
     /// Adds what goes to an endpoint; most of the path is needed only if nothing went there before.
-    fn translate(&mut self, path: &Path<'p>, endpoint: SocketAddr, probability: f64) {
+    fn translate(&mut self, path: &ProgramPath<'p>, endpoint: SocketAddr, probability: f64) {
         let at = self.translated.entry((endpoint, path.mark)).or_insert(self.paths.len());
         match self.paths.get_mut(*at) {
             Some(known) => {
                 known.probability += probability;
                 known.rules.extend(path.rules.last());
             }
-            None => self.paths.push(Path { endpoint: Some(endpoint), probability, ..path.clone() }),
+            None => self.paths.push(ProgramPath { endpoint: Some(endpoint), probability, ..path.clone() }),
         }
     }
 }
@@ -134,8 +134,8 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         &mut self,
         point: HookPoint,
         asks_nat: bool,
-        mut paths: Vec<Path<'p>>,
-    ) -> Result<Vec<Path<'p>>, S::Error> {
+        mut paths: Vec<ProgramPath<'p>>,
+    ) -> Result<Vec<ProgramPath<'p>>, S::Error> {
         let hooked = |chain: &&'p Chain| {
             chain.hook.is_some_and(|hook| {
                 hook.point == point
@@ -150,7 +150,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         for chain in base {
             let mut ended = Ended::default();
             for path in paths {
-                if path.verdict != Verdict::Accept {
+                if path.verdict != PacketVerdict::Accept {
                     ended.push(path);
                 } else if let Some(path) = self.chain(chain, &mut vec![&chain.name], path, &mut ended)? {
                     ended.push(path);
@@ -166,9 +166,9 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         &mut self,
         chain: &'p Chain,
         stack: &mut Vec<&'p str>,
-        mut path: Path<'p>,
+        mut path: ProgramPath<'p>,
         ended: &mut Ended<'p>,
-    ) -> Result<Option<Path<'p>>, S::Error> {
+    ) -> Result<Option<ProgramPath<'p>>, S::Error> {
         for (number, rule) in chain.rules.iter().enumerate() {
             let matched = Matched { chain: &chain.name, number, rule };
             let depth = stack.len();
@@ -204,7 +204,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         &mut self,
         matched: Matched<'p, Rule>,
         stack: &[&'p str],
-        path: &mut Path<'p>,
+        path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<Effect<'p>, S::Error> {
         // What a rule changes before a statement of it does not match stays changed, as in the kernel.
@@ -246,13 +246,13 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     Outcome::Matches(matches) => matches,
                     Outcome::Goto(chain) => return Ok(Effect::Goto(chain)),
                     Outcome::Translate(endpoint) => {
-                        let path = Path { chains: stack.to_vec(), ..path.clone() };
+                        let path = ProgramPath { chains: stack.to_vec(), ..path.clone() };
                         ended.translate(&path, endpoint, path.probability);
                         return Ok(Effect::End);
                     }
                 },
                 Statement::Masquerade => {
-                    ended.push(Path { is_masqueraded: true, ..path.clone() });
+                    ended.push(ProgramPath { is_masqueraded: true, ..path.clone() });
                     return Ok(Effect::End);
                 }
                 Statement::Jump(chain) => return Ok(Effect::Jump(chain)),
@@ -260,8 +260,8 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 Statement::Return => return Ok(Effect::Return),
                 Statement::Reject | Statement::Drop => {
                     let is_reject = *statement == Statement::Reject;
-                    let verdict = if is_reject { Verdict::Reject } else { Verdict::Drop };
-                    ended.push(Path { verdict, chains: stack.to_vec(), ..path.clone() });
+                    let verdict = if is_reject { PacketVerdict::Reject } else { PacketVerdict::Drop };
+                    ended.push(ProgramPath { verdict, chains: stack.to_vec(), ..path.clone() });
                     return Ok(Effect::End);
                 }
             };
@@ -279,14 +279,14 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         fields: &[Field],
         map: Set,
         stack: &[&'p str],
-        path: &mut Path<'p>,
+        path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<bool, S::Error> {
         let Some((Field::Slot(draw), frontend)) = fields.split_last() else {
             let Some((ip, port)) = self.find(map, fields, path)?.and_then(|found| found.endpoint()) else {
                 return Ok(false);
             };
-            let path = Path { chains: stack.to_vec(), ..path.clone() };
+            let path = ProgramPath { chains: stack.to_vec(), ..path.clone() };
             ended.translate(&path, SocketAddr::new(ip, port.get()), path.probability);
             return Ok(true);
         };
@@ -300,7 +300,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             return Ok(false);
         }
         let each = path.probability / f64::from(count);
-        let translated = Path { chains: stack.to_vec(), ..path.clone() };
+        let translated = ProgramPath { chains: stack.to_vec(), ..path.clone() };
         for (_, endpoint) in hit {
             ended.translate(&translated, *endpoint, each);
         }
@@ -313,7 +313,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         &mut self,
         by: LookupBy,
         what: Affinity,
-        path: &mut Path<'p>,
+        path: &mut ProgramPath<'p>,
     ) -> Result<Outcome<'p>, S::Error> {
         const NO: Outcome<'_> = Outcome::Matches(false);
         let frontend: &[Field] = match (by, what) {
@@ -375,7 +375,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 
     /// Where a client went before, after what this packet has changed of that.
-    fn remembered(&mut self, client: Key, path: &Path<'_>) -> Result<Option<(IpAddr, Port)>, S::Error> {
+    fn remembered(
+        &mut self,
+        client: Key,
+        path: &ProgramPath<'_>,
+    ) -> Result<Option<(IpAddr, Port)>, S::Error> {
         let changed = path.changes.iter().rev().find_map(|change| match *change {
             AffinityChange::Update { key, endpoint, .. } => (key == client).then_some(Some(endpoint)),
             AffinityChange::Delete { key } => (key == client).then_some(None),
@@ -386,7 +390,12 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         }
     }
 
-    fn find(&mut self, set: Set, fields: &[Field], path: &Path<'_>) -> Result<Option<Element>, S::Error> {
+    fn find(
+        &mut self,
+        set: Set,
+        fields: &[Field],
+        path: &ProgramPath<'_>,
+    ) -> Result<Option<Element>, S::Error> {
         match self.key(fields, path) {
             Some(key) => self.sets.find(set, key),
             None => Ok(None),
@@ -394,7 +403,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 
     /// What is looked up for these fields of a packet; nothing has port zero.
-    fn key(&self, fields: &[Field], path: &Path<'_>) -> Option<Key> {
+    fn key(&self, fields: &[Field], path: &ProgramPath<'_>) -> Option<Key> {
         let packet = self.context.packet;
         let port = |port: u16| Port::from_api(port.into());
         fields.iter().try_fold(Key::EMPTY, |key, field| {
@@ -410,7 +419,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         })
     }
 
-    fn address(&self, field: Field, path: &Path<'_>) -> Option<IpAddr> {
+    fn address(&self, field: Field, path: &ProgramPath<'_>) -> Option<IpAddr> {
         let packet = self.context.packet;
         match field {
             // After masquerading it is another address of the node, which only what the node sends to itself meets rules with.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use model::names::Protocol;
-use plan::iptables::run::{NOBODY, Path, Tables, run};
+use plan::iptables::run::{NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use plan::iptables::saved_rule::SavedRule;
-use plan::walk::{Context, Packet, Verdict};
+use plan::walk::{Context, Packet, PacketVerdict};
 
 use crate::fake::{Chains, Kernel};
 
@@ -42,24 +42,24 @@ impl Tracer {
 
     pub fn of(&self, packet: &Packet) -> Fates {
         let tables = Tables::saved(&self.nat, &self.filter);
-        let walk = run(&tables, &Context::new(packet, &self.local), NOBODY);
+        let walk = run(&tables, &Context::new(packet, &self.local), NO_RECENT_CLIENTS);
         assert_eq!(walk.not_understood, [""; 0]);
         walk.paths.iter().map(fate).collect()
     }
 }
 
-fn fate(path: &Path<'_>) -> String {
+fn fate(path: &RulesPath<'_>) -> String {
     let is_accepted = || {
         let last = path.rules.last();
         last.is_some_and(|matched| SavedRule::parse(&matched.rule.text).target() == Some("ACCEPT"))
     };
     match (path.verdict, path.endpoint) {
-        (Verdict::Drop, _) => "drop".into(),
-        (Verdict::Reject, _) => "reject".into(),
-        (Verdict::Accept, Some(endpoint)) if path.is_masqueraded => format!("{endpoint} masqueraded"),
-        (Verdict::Accept, Some(endpoint)) => endpoint.to_string(),
-        (Verdict::Accept, None) if is_accepted() => "accept".into(),
-        (Verdict::Accept, None) => "pass".into(),
+        (PacketVerdict::Drop, _) => "drop".into(),
+        (PacketVerdict::Reject, _) => "reject".into(),
+        (PacketVerdict::Accept, Some(endpoint)) if path.is_masqueraded => format!("{endpoint} masqueraded"),
+        (PacketVerdict::Accept, Some(endpoint)) => endpoint.to_string(),
+        (PacketVerdict::Accept, None) if is_accepted() => "accept".into(),
+        (PacketVerdict::Accept, None) => "pass".into(),
     }
 }
 
