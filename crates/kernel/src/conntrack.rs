@@ -5,7 +5,7 @@ use std::io;
 use model::address::Family;
 use model::names::Protocol;
 use netlink::conntrack::{self as wire, Connection, Handle};
-use plan::flows::{Filter, Flow};
+use plan::flows::{FlowFilter, TrackedFlow};
 
 use crate::wire_family;
 
@@ -19,7 +19,7 @@ pub struct ConntrackTable {
 /// A flow that was listed, and how the kernel finds it again.
 #[derive(Debug)]
 pub struct Listed {
-    pub flow: Flow,
+    pub flow: TrackedFlow,
     entry: (wire::Flow, Handle),
 }
 
@@ -29,8 +29,12 @@ impl ConntrackTable {
     }
 
     /// The flows that the filter lets through and `keep` accepts. After an error the table has to be opened anew: answers may still come.
-    pub fn list(&mut self, filter: Filter, mut keep: impl FnMut(&Flow) -> bool) -> io::Result<Vec<Listed>> {
-        let Filter { protocol, destination, only_attempts } = filter;
+    pub fn list(
+        &mut self,
+        filter: FlowFilter,
+        mut keep: impl FnMut(&TrackedFlow) -> bool,
+    ) -> io::Result<Vec<Listed>> {
+        let FlowFilter { protocol, destination, only_attempts } = filter;
         let filter = wire::Filter { protocol: number(protocol), destination, only_attempts };
         let entries =
             self.connection.flows(wire_family(self.family), filter, |entry| keep(&flow(protocol, entry)))?;
@@ -49,8 +53,8 @@ impl ConntrackTable {
     }
 }
 
-fn flow(protocol: Protocol, entry: &wire::Flow) -> Flow {
-    Flow {
+fn flow(protocol: Protocol, entry: &wire::Flow) -> TrackedFlow {
+    TrackedFlow {
         protocol,
         to: entry.original.destination,
         answered_by: entry.reply.source,

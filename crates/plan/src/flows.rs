@@ -2,10 +2,10 @@
 //! the kernel consults rules only for the first packet of a flow.
 //!
 //! ```text
-//!   family worker                                 scanner thread
-//!   Routing ─▶ Flows ── Request::Serving ──┐
-//!                    └─ Request::Recheck ──┴──▶ Scanner ─▶ Schedule: next(now) -> Action
-//!                       once rules are committed        └▶ judge: is this flow stale?
+//!   family worker                              scanner thread
+//!   Routing ─▶ Flows ── ScanRequest::Serving ─┐
+//!                    └─ ScanRequest::Recheck ─┴▶ Scanner ─▶ Schedule: next(now) -> Action
+//!                       after a commit                   └▶ judge: is this flow stale?
 //! ```
 //!
 //! Nothing here lists or deletes an entry, or knows what time it is: the scanner thread does, in `proxy`.
@@ -14,6 +14,6 @@ mod scanner;
 mod schedule;
 mod stale;
 
-pub use scanner::{Request, Scanner};
+pub use scanner::{ScanRequest, Scanner};
 pub use schedule::{Action, IN_FLIGHT, Scan, Schedule};
-pub use stale::{Contended, Destination, Filter, Flow, Flows, Rechecks, Serving, Verdict};
+pub use stale::{Contended, Destination, FlowFilter, FlowVerdict, Flows, Rechecks, Serving, TrackedFlow};

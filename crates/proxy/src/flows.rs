@@ -2,9 +2,9 @@
 //! to scan for it, is decided in [`plan::flows`].
 //!
 //! ```text
-//!   family worker: FlowFollower                         scanner thread: ScannerThread
-//!   before a sync:  who will serve ── Request ───▶ keeps a scan from deleting by what is outdated
-//!   after it:       what to recheck ─ Request ───▶ next(now) ─▶ list flows, receive requests, judge again, delete
+//!   family worker: FlowFollower                     scanner thread: ScannerThread
+//!   before a sync:  who will serve ── ScanRequest ─▶ keeps a scan from deleting by what is outdated
+//!   after it:       what to recheck ─ ScanRequest ─▶ next(now) ─▶ list flows, receive requests, judge again, delete
 //! ```
 
 use std::io;
@@ -18,7 +18,7 @@ use model::address::Family;
 use model::cluster::Changes;
 use model::names::Protocol;
 use model::routing::Frontend;
-use plan::flows::{Action, Contended, Destination, Flows, Request, Scan, Scanner};
+use plan::flows::{Action, Contended, Destination, Flows, Scan, ScanRequest, Scanner};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::metrics::{Metrics, count, ip_family};
@@ -29,7 +29,7 @@ use settings::duration::Duration as GoDuration;
 #[derive(Debug)]
 pub struct FlowFollower {
     flows: Flows,
-    requests: Sender<Request>,
+    requests: Sender<ScanRequest>,
     /// The rules of other modes are gone: all packets go through ours, so that counters of ours count them.
     is_exclusive: bool,
     /// The kernel holds the rules for everything that `flows` knows.
@@ -99,10 +99,10 @@ impl FlowFollower {
     /// Node ports are served at these addresses now. The scanner does not list them itself: that may have to wait for whatever
     /// holds the lock of the machine's interfaces.
     pub fn node_ips_changed(&self, node_ips: impl IntoIterator<Item = IpAddr>) {
-        self.send(Some(Request::NodeIps(node_ips.into_iter().collect())));
+        self.send(Some(ScanRequest::NodeIps(node_ips.into_iter().collect())));
     }
 
-    fn send(&self, request: Option<Request>) {
+    fn send(&self, request: Option<ScanRequest>) {
         if let Some(request) = request {
             // The scanner thread ends only with the process.
             let _ = self.requests.send(request);
@@ -114,7 +114,7 @@ impl FlowFollower {
 #[derive(Debug)]
 pub struct ScannerThread {
     family: Family,
-    inbox: Receiver<Request>,
+    inbox: Receiver<ScanRequest>,
     scanner: Scanner,
     /// Opened by the first scan, and anew by the one after an error.
     table: Option<ConntrackTable>,
@@ -156,7 +156,7 @@ impl ScannerThread {
         }
     }
 
-    fn receive_until(&self, until: Option<Instant>) -> Result<Request, RecvTimeoutError> {
+    fn receive_until(&self, until: Option<Instant>) -> Result<ScanRequest, RecvTimeoutError> {
         match until {
             Some(until) => self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())),
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),

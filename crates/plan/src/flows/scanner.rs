@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use model::names::Protocol;
 
-use super::{Action, Destination, Flow, Rechecks, Scan, Schedule, Serving, Verdict};
+use super::{Action, Destination, FlowVerdict, Rechecks, Scan, Schedule, Serving, TrackedFlow};
 
 /// What a family worker sends to its scanner thread.
 #[derive(Debug)]
-pub enum Request {
+pub enum ScanRequest {
     /// Node ports are served at these addresses of the node.
     NodeIps(HashSet<IpAddr>),
     /// The next sync changes who serves these UDP destinations. Sent before the rules change.
@@ -34,13 +34,13 @@ impl Scanner {
         self.schedule.next(now)
     }
 
-    pub fn receive(&mut self, request: Request) {
+    pub fn receive(&mut self, request: ScanRequest) {
         match request {
-            Request::NodeIps(node_ips) => self.node_ips = node_ips,
-            Request::Serving(all) => {
+            ScanRequest::NodeIps(node_ips) => self.node_ips = node_ips,
+            ScanRequest::Serving(all) => {
                 all.iter().for_each(|(destination, serving)| self.schedule.update(*destination, serving));
             }
-            Request::Recheck { committed, mut rechecks, mut if_used } => {
+            ScanRequest::Recheck { committed, mut rechecks, mut if_used } => {
                 if_used.retain(|destination| self.used.contains(&destination));
                 rechecks.join(if_used);
                 let gone = rechecks.servings().filter(|(_, serving)| !serving.is_frontend());
@@ -55,24 +55,24 @@ impl Scanner {
     ///
     /// The worker says who will serve before the rules change. So a flow that the new rules made, and that the scan listed,
     /// is judged with the endpoints of these rules.
-    pub fn receive_during(&mut self, request: Request, scan: &mut Scan) {
-        if let Request::Serving(all) = &request {
+    pub fn receive_during(&mut self, request: ScanRequest, scan: &mut Scan) {
+        if let ScanRequest::Serving(all) = &request {
             all.iter().for_each(|(destination, serving)| scan.update(*destination, serving));
         }
         self.receive(request);
     }
 
     /// Whether a flow is stale, by what is known now.
-    pub fn judge(&mut self, scan: &Scan, flow: &Flow) -> bool {
+    pub fn judge(&mut self, scan: &Scan, flow: &TrackedFlow) -> bool {
         match scan.judge(flow, &self.node_ips) {
-            Verdict::Stale => true,
-            Verdict::Right(destination) => {
+            FlowVerdict::Stale => true,
+            FlowVerdict::Current(destination) => {
                 if flow.protocol == Protocol::Udp {
                     self.used.insert(destination);
                 }
                 false
             }
-            Verdict::Unconcerned => false,
+            FlowVerdict::NotConcerned => false,
         }
     }
 

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::stale::filters;
-use super::{Destination, Filter, Flow, Rechecks, Serving, Verdict};
+use super::{Destination, FlowFilter, FlowVerdict, Rechecks, Serving, TrackedFlow};
 
 /// No packet takes longer within a node. One that had met the rules from before a commit may make a stale entry until then.
 pub const IN_FLIGHT: Duration = Duration::from_secs(1);
@@ -142,16 +142,16 @@ fn join(to: &mut Option<Batch>, batch: Batch) {
 }
 
 impl Scan {
-    pub fn filters(&self) -> Vec<Filter> {
+    pub fn filters(&self) -> Vec<FlowFilter> {
         filters(self.batches.iter().flat_map(|batch| batch.rechecks.of.keys()))
     }
 
     /// `node_ips` are the addresses of this node at which node ports are served.
-    pub fn judge(&self, flow: &Flow, node_ips: &HashSet<IpAddr>) -> Verdict {
+    pub fn judge(&self, flow: &TrackedFlow, node_ips: &HashSet<IpAddr>) -> FlowVerdict {
         let rechecks = || self.batches.iter().map(|batch| &batch.rechecks);
         let by_address = rechecks().find_map(|rechecks| rechecks.at_address(flow));
         let found = by_address.or_else(|| rechecks().find_map(|all| all.at_node_port(flow, node_ips)));
-        found.map_or(Verdict::Unconcerned, |(destination, recheck)| recheck.judge(destination, flow))
+        found.map_or(FlowVerdict::NotConcerned, |(destination, recheck)| recheck.judge(destination, flow))
     }
 
     /// A destination is, or is about to be, served by these: known before anything is deleted.

@@ -22,7 +22,7 @@ use std::time::Instant;
 use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Endpoint, Frontend, Routing};
 
-use super::Request;
+use super::ScanRequest;
 use crate::nftables::claims::Rank;
 
 /// Who serves the UDP destinations of one family, and which destinations to recheck after the next sync.
@@ -78,7 +78,7 @@ impl Destination {
 
 /// A conntrack entry as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow {
+pub struct TrackedFlow {
     pub protocol: Protocol,
     /// Where the client sends to.
     pub to: SocketAddr,
@@ -109,21 +109,25 @@ impl Flows {
 
     /// Takes in what service ports do from the next sync on, `None` if they are gone. To be called before that sync, and what it
     /// returns is to be sent before it.
-    pub fn prepare(&mut self, routings: &[(ServicePortName, Option<Arc<Routing>>)]) -> Option<Request> {
+    pub fn prepare(&mut self, routings: &[(ServicePortName, Option<Arc<Routing>>)]) -> Option<ScanRequest> {
         let udp = routings.iter().filter(|(name, _)| name.protocol == Protocol::Udp);
         let changed: HashSet<Destination> =
             udp.flat_map(|(name, routing)| self.replace(name, routing.as_ref())).collect();
         let serving = |to: Destination| (to, self.serving(to));
-        (!changed.is_empty()).then(|| Request::Serving(changed.into_iter().map(serving).collect()))
+        (!changed.is_empty()).then(|| ScanRequest::Serving(changed.into_iter().map(serving).collect()))
     }
 
     /// The kernel holds the rules for everything that was taken in: what they make stale is to be scanned for.
     ///
     /// `is_unused` says of a UDP destination whether our rules have matched no packet for it, so far as they count.
-    pub fn committed(&mut self, now: Instant, is_unused: impl FnMut(Destination) -> bool) -> Option<Request> {
+    pub fn committed(
+        &mut self,
+        now: Instant,
+        is_unused: impl FnMut(Destination) -> bool,
+    ) -> Option<ScanRequest> {
         let (rechecks, if_used) = self.take_rechecks(is_unused);
         let is_needed = !rechecks.is_empty() || !if_used.is_empty();
-        is_needed.then_some(Request::Recheck { committed: now, rechecks, if_used })
+        is_needed.then_some(ScanRequest::Recheck { committed: now, rechecks, if_used })
     }
 
     /// Takes in what a service port does from the next sync on, and returns the destinations that are served by others than
@@ -240,7 +244,7 @@ impl Serving {
         self.0.is_some()
     }
 
-    fn makes_stale(&self, to: Destination, flow: &Flow) -> bool {
+    fn makes_stale(&self, to: Destination, flow: &TrackedFlow) -> bool {
         let Some(lists) = &self.0 else {
             // What was never translated is none of ours: the node's own servers, for example.
             return flow.is_translated();
@@ -253,7 +257,7 @@ impl Serving {
     }
 }
 
-impl Flow {
+impl TrackedFlow {
     fn is_translated(&self) -> bool {
         self.to != self.answered_by
     }
@@ -278,7 +282,7 @@ pub(super) enum Recheck {
 
 /// What the kernel may leave out when it lists flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filter {
+pub struct FlowFilter {
     pub protocol: Protocol,
     /// The only destination address of interest.
     pub destination: Option<IpAddr>,
@@ -288,11 +292,11 @@ pub struct Filter {
 
 /// What a scan makes of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FlowVerdict {
     /// Its destination is not rechecked, or is no frontend and the flow none of ours.
-    Unconcerned,
+    NotConcerned,
     /// Its destination is a frontend, and it may go on.
-    Right(Destination),
+    Current(Destination),
     Stale,
 }
 
@@ -328,7 +332,7 @@ impl Rechecks {
     }
 
     /// The recheck of the address that a flow goes to.
-    pub(super) fn at_address(&self, flow: &Flow) -> Option<(Destination, &Recheck)> {
+    pub(super) fn at_address(&self, flow: &TrackedFlow) -> Option<(Destination, &Recheck)> {
         let address = Destination::Address(flow.to);
         Some((address, self.of.get(&(flow.protocol, address))?))
     }
@@ -336,7 +340,7 @@ impl Rechecks {
     /// The recheck of the node port that a flow goes to. `node_ips` are the addresses of this node at which node ports are served.
     pub(super) fn at_node_port(
         &self,
-        flow: &Flow,
+        flow: &TrackedFlow,
         node_ips: &HashSet<IpAddr>,
     ) -> Option<(Destination, &Recheck)> {
         let node_port = Destination::NodePort(Port::from_api(flow.to.port().into())?);
@@ -349,23 +353,23 @@ impl Rechecks {
 }
 
 impl Recheck {
-    pub(super) fn judge(&self, destination: Destination, flow: &Flow) -> Verdict {
+    pub(super) fn judge(&self, destination: Destination, flow: &TrackedFlow) -> FlowVerdict {
         let is_stale = match self {
             Self::Answerer(serving) => serving.makes_stale(destination, flow),
             Self::Attempts => !flow.is_translated() && !flow.has_reply,
         };
         match self {
-            _ if is_stale => Verdict::Stale,
-            Self::Answerer(serving) if !serving.is_frontend() => Verdict::Unconcerned,
-            Self::Answerer(_) | Self::Attempts => Verdict::Right(destination),
+            _ if is_stale => FlowVerdict::Stale,
+            Self::Answerer(serving) if !serving.is_frontend() => FlowVerdict::NotConcerned,
+            Self::Answerer(_) | Self::Attempts => FlowVerdict::Current(destination),
         }
     }
 }
 
 /// One for each protocol, in a fixed order.
-pub(super) fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> + Clone) -> Vec<Filter> {
+pub(super) fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> + Clone) -> Vec<FlowFilter> {
     let protocols: BTreeSet<Protocol> = of.clone().map(|(protocol, _)| *protocol).collect();
-    let filter = |protocol| Filter {
+    let filter = |protocol| FlowFilter {
         protocol,
         destination: only_ip(of.clone().filter(|(its, _)| *its == protocol).map(|(_, to)| *to)),
         only_attempts: protocol != Protocol::Udp,

@@ -21,7 +21,7 @@ fn routings(endpoints: Option<&[u8]>) -> Vec<(ServicePortName, Option<Arc<Routin
 impl Family {
     fn new() -> Self {
         let mut scanner = Scanner::default();
-        scanner.receive(Request::NodeIps(node_ips()));
+        scanner.receive(ScanRequest::NodeIps(node_ips()));
         Self { flows: Flows::new(Contended::FirstOnly), scanner, now: Instant::now() }
     }
 
@@ -33,7 +33,7 @@ impl Family {
     }
 
     /// Scans a table as often as there is reason to, whenever that is.
-    fn scan_all(&mut self, table: &mut Vec<Flow>) -> usize {
+    fn scan_all(&mut self, table: &mut Vec<TrackedFlow>) -> usize {
         let mut scans = 0;
         loop {
             match self.scanner.next(self.now) {
@@ -49,7 +49,7 @@ impl Family {
     }
 }
 
-fn served(by: u8) -> Flow {
+fn served(by: u8) -> TrackedFlow {
     flow("10.96.0.53:53", &format!("10.244.1.{by}:5353"))
 }
 
@@ -63,7 +63,7 @@ fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
     let Action::Scan(mut scan) = family.scanner.next(family.now + Duration::from_secs(60)) else {
         panic!("a scan is due")
     };
-    let mut stale: Vec<Flow> =
+    let mut stale: Vec<TrackedFlow> =
         table.iter().copied().filter(|flow| family.scanner.judge(&scan, flow)).collect();
     assert_eq!(stale, [served(1), served(2)]);
     // The scan has listed them, and the next sync is about to have one of them back.
@@ -109,7 +109,7 @@ fn node_ports_are_judged_at_the_addresses_that_the_node_has_by_then() {
     family.sync(Some(&[1]));
     family.scan_all(&mut table);
     assert_eq!(table.len(), 1, "another host");
-    family.scanner.receive(Request::NodeIps(["192.168.0.9".parse().unwrap()].into()));
+    family.scanner.receive(ScanRequest::NodeIps(["192.168.0.9".parse().unwrap()].into()));
     family.sync(None);
     family.scan_all(&mut table);
     assert_eq!(table, []);

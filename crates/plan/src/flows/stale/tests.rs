@@ -40,9 +40,9 @@ pub fn dns(serving: &[u8]) -> Arc<Routing> {
     })
 }
 
-pub fn flow(to: &str, answered_by: &str) -> Flow {
+pub fn flow(to: &str, answered_by: &str) -> TrackedFlow {
     let (to, answered_by) = (to.parse().unwrap(), answered_by.parse().unwrap());
-    Flow { protocol: Protocol::Udp, to, answered_by, has_reply: false }
+    TrackedFlow { protocol: Protocol::Udp, to, answered_by, has_reply: false }
 }
 
 pub fn node_ips() -> HashSet<IpAddr> {
@@ -53,13 +53,13 @@ fn take(flows: &mut Flows) -> Rechecks {
     flows.take_rechecks(|_| false).0
 }
 
-fn judge(rechecks: &Rechecks, flow: &Flow) -> Verdict {
+fn judge(rechecks: &Rechecks, flow: &TrackedFlow) -> FlowVerdict {
     let found = rechecks.at_address(flow).or_else(|| rechecks.at_node_port(flow, &node_ips()));
-    found.map_or(Verdict::Unconcerned, |(destination, recheck)| recheck.judge(destination, flow))
+    found.map_or(FlowVerdict::NotConcerned, |(destination, recheck)| recheck.judge(destination, flow))
 }
 
-fn is_stale(rechecks: &Rechecks, flow: Flow) -> bool {
-    judge(rechecks, &flow) == Verdict::Stale
+fn is_stale(rechecks: &Rechecks, flow: TrackedFlow) -> bool {
+    judge(rechecks, &flow) == FlowVerdict::Stale
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn over_tcp_and_sctp_only_attempts_from_before_the_rules_are_stale() {
             ("192.168.0.2:30080", "192.168.0.2:30080", true, false, "a server of the node's own"),
             ("198.51.100.7:30080", "198.51.100.7:30080", false, false, "out in the world"),
         ] {
-            let flow = Flow { protocol, has_reply, ..flow(to, answered_by) };
+            let flow = TrackedFlow { protocol, has_reply, ..flow(to, answered_by) };
             assert_eq!(is_stale(&rechecks, flow), stale, "{to} {answered_by}: {why}");
-            let other = Flow { protocol: Protocol::Udp, ..flow };
+            let other = TrackedFlow { protocol: Protocol::Udp, ..flow };
             assert!(!is_stale(&rechecks, other), "another protocol has other frontends");
         }
     }
@@ -141,10 +141,10 @@ fn services_that_did_not_change_are_not_rechecked() {
     flows.replace(&name("dns"), Some(&dns(&[2])));
     take(&mut flows);
     let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
-    assert_eq!(judge(&take(&mut flows), &astray), Verdict::Unconcerned);
+    assert_eq!(judge(&take(&mut flows), &astray), FlowVerdict::NotConcerned);
     let frontends: Vec<_> = dns(&[2]).frontends().map(|frontend| (Protocol::Udp, frontend)).collect();
     flows.recheck_everything(frontends);
-    assert_eq!(judge(&take(&mut flows), &astray), Verdict::Stale);
+    assert_eq!(judge(&take(&mut flows), &astray), FlowVerdict::Stale);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn the_kernel_leaves_out_what_it_can() {
     let node_port = Destination::NodePort(port(30053));
     let one: IpAddr = [10, 96, 0, 1].into();
     let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
-    let filter = |protocol, destination| Filter { protocol, destination, only_attempts: protocol == tcp };
+    let filter = |protocol, destination| FlowFilter { protocol, destination, only_attempts: protocol == tcp };
     for (keys, wanted) in [
         (vec![], vec![]),
         (vec![(udp, address("10.96.0.1:53"))], vec![filter(udp, Some(one))]),
@@ -298,7 +298,7 @@ fn a_frontend_at_an_address_of_the_node_keeps_its_flows_when_a_node_port_of_that
     flows.replace(&name("dns"), Some(&dns(&[3])));
     let rechecks = take(&mut flows);
     let served = flow("192.168.0.2:30053", "10.244.1.7:5353");
-    assert_eq!(judge(&rechecks, &served), Verdict::Unconcerned, "rules look for the address first");
+    assert_eq!(judge(&rechecks, &served), FlowVerdict::NotConcerned, "rules look for the address first");
     assert!(is_stale(&rechecks, flow("127.0.0.1:30053", "10.244.1.2:5353")), "the node port elsewhere");
 
     flows.replace(&name("external"), None);
