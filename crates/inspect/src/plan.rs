@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use plan::difference::{Class, Difference, Kind};
+use plan::difference::{Class, Difference, DifferenceKind};
 use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
 use proxy::node::Node;
@@ -106,9 +106,9 @@ fn list(differences: &[&Difference]) -> Vec<String> {
     if differences.len() <= MAX_LISTED {
         return differences.iter().map(|it| object(it)).collect();
     }
-    let mut counts: BTreeMap<(Kind, Class), usize> = BTreeMap::new();
+    let mut counts: BTreeMap<(DifferenceKind, Class), usize> = BTreeMap::new();
     differences.iter().for_each(|it| *counts.entry((it.kind, it.object.class())).or_default() += 1);
-    let line = |((kind, class), count): (&(Kind, Class), &usize)| {
+    let line = |((kind, class), count): (&(DifferenceKind, Class), &usize)| {
         let plural = if *count == 1 { "" } else { "s" };
         format!("{} {count} {class}{plural} of no service", kind.sign())
     };
@@ -145,7 +145,11 @@ impl Section {
             None => Vec::new(),
         };
         let count = |kind| {
-            comparison.differences.iter().filter(|it| it.kind == kind || it.kind == Kind::Changed).count()
+            comparison
+                .differences
+                .iter()
+                .filter(|it| it.kind == kind || it.kind == DifferenceKind::Changed)
+                .count()
         };
         Ok(Some(Self {
             family: name(family),
@@ -153,8 +157,8 @@ impl Section {
             contested: comparison.contests(),
             takes_over_from: before.as_ref().map(FormerRules::describe),
             behaviour,
-            add: count(Kind::Missing),
-            remove: count(Kind::Unexpected),
+            add: count(DifferenceKind::Missing),
+            remove: count(DifferenceKind::Unexpected),
             objects: findings(&comparison),
             left_out: rulings.left_out.clone(),
         }))

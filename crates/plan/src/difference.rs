@@ -12,12 +12,12 @@ use crate::nftables::sets::{Element, Set};
 /// One object that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Difference {
-    pub kind: Kind,
+    pub kind: DifferenceKind,
     pub object: KernelObject,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum DifferenceKind {
     /// Desired, but not in the kernel.
     Missing,
     /// In the kernel, but not desired.
@@ -58,14 +58,14 @@ pub fn persistent(first: &[Difference], second: Vec<Difference>) -> Vec<Differen
 }
 
 impl Difference {
-    pub fn new(kind: Kind, object: KernelObject) -> Self {
+    pub fn new(kind: DifferenceKind, object: KernelObject) -> Self {
         Self { kind, object }
     }
 
     /// The object, and what is different about it unless the kind says it.
     pub fn text(&self) -> String {
         match (self.kind, &self.object) {
-            (Kind::Changed, KernelObject::SavedChain { .. }) => {
+            (DifferenceKind::Changed, KernelObject::SavedChain { .. }) => {
                 format!("{}: its rules are in another order", self.object)
             }
             (_, object) => object.to_string(),
@@ -73,7 +73,7 @@ impl Difference {
     }
 }
 
-impl Kind {
+impl DifferenceKind {
     /// What a sync does to such an object.
     pub fn sign(self) -> char {
         match self {
@@ -120,7 +120,7 @@ impl fmt::Display for Difference {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DifferenceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "missing",

@@ -9,7 +9,7 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::accounting;
-use plan::difference::{Difference, KernelObject, Kind};
+use plan::difference::{Difference, DifferenceKind, KernelObject};
 use plan::iptables::chains::{FORWARD, Jump, SERVICES, Table, saved_chains};
 use plan::iptables::compare::{Tolerance, compare};
 use plan::iptables::desired::DesiredRules;
@@ -158,7 +158,7 @@ impl Inspection {
             if !exists {
                 let object =
                     KernelObject::SavedRule { table, chain: jump.from.to_owned(), rule: jump.rule() };
-                all.push(Difference::new(Kind::Missing, object));
+                all.push(Difference::new(DifferenceKind::Missing, object));
             }
         }
         Ok(all)

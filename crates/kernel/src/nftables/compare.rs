@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
-use plan::difference::{Class, Difference, KernelObject, Kind};
+use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
@@ -180,7 +180,10 @@ impl Inspection {
             let rules: usize = program.chains.iter().map(|chain| chain.rules.len()).sum();
             let (chains, sets) = (program.chains.len(), program.sets.len());
             let table = format!("table {family} {TABLE} ({chains} chains, {rules} rules, {sets} sets)");
-            return Ok(vec![Difference::new(Kind::Missing, KernelObject::Other(Class::Table, table))]);
+            return Ok(vec![Difference::new(
+                DifferenceKind::Missing,
+                KernelObject::Other(Class::Table, table),
+            )]);
         }
         let sets = self.reader().sets()?;
         let mut all = self.compare_sets(&program, &sets);
@@ -193,11 +196,11 @@ impl Inspection {
         let chain = |kind, name: &str| Difference::new(kind, KernelObject::Chain(name.to_owned()));
         for desired in &program.chains {
             let Some(found) = by_name.get(&*desired.name) else {
-                all.push(chain(Kind::Missing, &desired.name));
+                all.push(chain(DifferenceKind::Missing, &desired.name));
                 continue;
             };
             if !is_entered_as(found, desired) {
-                all.push(chain(Kind::Changed, &desired.name));
+                all.push(chain(DifferenceKind::Changed, &desired.name));
             }
             let found = rules.get(&*desired.name).map(Vec::as_slice).unwrap_or_default();
             all.extend(compare_rules(desired, found, self.family()));
@@ -210,7 +213,7 @@ impl Inspection {
         let desired: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
         let further = by_name.into_keys().filter(|name| !desired.contains(name));
         let unexpected = further.filter(|name| is_foreign || is_affinity_chain(name));
-        all.extend(unexpected.map(|name| chain(Kind::Unexpected, name)));
+        all.extend(unexpected.map(|name| chain(DifferenceKind::Unexpected, name)));
         Ok(all)
     }
 
@@ -218,7 +221,7 @@ impl Inspection {
         let mut all = Vec::new();
         for set in program.sets.iter().filter(|set| self.declared(**set, found).is_none()) {
             let exists = found.iter().any(|found| found.name == set.name());
-            let kind = if exists { Kind::Changed } else { Kind::Missing };
+            let kind = if exists { DifferenceKind::Changed } else { DifferenceKind::Missing };
             let noun = if set.data().is_empty() { "set" } else { "map" };
             let object = KernelObject::Other(Class::Set, format!("{noun} {}", set.name()));
             all.push(Difference::new(kind, object));
@@ -243,11 +246,12 @@ impl Inspection {
         let of_kind = |kind, elements: Vec<Element>| {
             elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
         };
-        let mut all: Vec<Difference> =
-            of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
+        let mut all: Vec<Difference> = of_kind(DifferenceKind::Unexpected, unexpected)
+            .chain(of_kind(DifferenceKind::Missing, missing))
+            .collect();
         if uncounted > 0 {
             let text = format!("{uncounted} elements of {}", set.name());
-            all.push(Difference::new(Kind::Unexpected, KernelObject::Other(Class::Element, text)));
+            all.push(Difference::new(DifferenceKind::Unexpected, KernelObject::Other(Class::Element, text)));
         }
         Ok(all)
     }
@@ -297,18 +301,18 @@ fn compare_rules(desired: &Chain, found: &[FoundRule], family: Family) -> Vec<Di
     let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
     let mut all = Vec::new();
     for (missing, _) in desired.rules.iter().zip(&prints).filter(|(_, print)| !held.contains(print)) {
-        all.push(rule(Kind::Missing, format!("rule {} {}", desired.name, missing.show(family))));
+        all.push(rule(DifferenceKind::Missing, format!("rule {} {}", desired.name, missing.show(family))));
     }
     for unexpected in found.iter().filter(|found| !prints.contains(&found.fingerprint)) {
         let expressions: Vec<&str> = unexpected.expression_names().collect();
         let comment = unexpected.comment.as_ref().map(|comment| format!(" comment \"{comment}\""));
         let (name, handle, expressions) = (&desired.name, unexpected.handle, expressions.join(" "));
         let text = format!("rule {name} handle {handle} ({expressions}){}", comment.unwrap_or_default());
-        all.push(rule(Kind::Unexpected, text));
+        all.push(rule(DifferenceKind::Unexpected, text));
     }
     if all.is_empty() && held != prints {
         let text = format!("chain {}: its rules are in another order, or repeated", desired.name);
-        all.push(Difference::new(Kind::Changed, KernelObject::Other(Class::Chain, text)));
+        all.push(Difference::new(DifferenceKind::Changed, KernelObject::Other(Class::Chain, text)));
     }
     all
 }

@@ -2,7 +2,7 @@
 
 use kernel::iptables::{Inspection, Rules, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
-use plan::difference::{Difference, Kind};
+use plan::difference::{Difference, DifferenceKind};
 use plan::served::KernelComparison;
 
 use crate::commands::{Commands, VARIANTS};
@@ -122,7 +122,7 @@ fn a_cluster_that_became_large_may_still_have_comments() {
         assert_eq!(differences(&machine), [""; 0], "a stale chain waits for its time");
         let found = elsewhere(&mut machine).differences;
         assert!(
-            found.iter().all(|it| it.kind == Kind::Unexpected && it.text().contains("KUBE-SEP-")),
+            found.iter().all(|it| it.kind == DifferenceKind::Unexpected && it.text().contains("KUBE-SEP-")),
             "{found:?}"
         );
     });

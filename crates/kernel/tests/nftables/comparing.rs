@@ -2,7 +2,7 @@
 
 use super::*;
 use kernel::inspection::DesiredState;
-use plan::difference::Kind;
+use plan::difference::DifferenceKind;
 use plan::served::KernelComparison;
 
 fn all(family: Family) -> Changes {
@@ -137,7 +137,7 @@ fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
         let outcome = table.sync(all(Family::V4)).unwrap();
         let elements = found.with_owners().filter(|(_, service)| service.is_some()).count();
         assert_eq!(elements, outcome.added, "each element has an owner here");
-        assert!(found.differences.iter().all(|it| it.kind == Kind::Missing));
+        assert!(found.differences.iter().all(|it| it.kind == DifferenceKind::Missing));
     });
 }
 
@@ -182,7 +182,7 @@ fn what_no_client_sticks_to_any_more_is_unexpected() {
                 "-timeouts {",
             ];
             let is_of_affinity = parts.iter().any(|part| it.text().contains(part));
-            assert!(it.kind == Kind::Unexpected && is_of_affinity, "{it}");
+            assert!(it.kind == DifferenceKind::Unexpected && is_of_affinity, "{it}");
         }
     });
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::difference::{Difference, KernelObject, Kind};
+use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::iptables::chains::{FIREWALL, Purpose, Table};
 use crate::iptables::listing::{Listing, without_comment};
 
@@ -33,8 +33,8 @@ pub fn compare(
     let mut all = Vec::new();
     for (name, rules) in &desired.0 {
         let Some(found) = actual.0.get(name) else {
-            all.push(chain(Kind::Missing, name));
-            all.extend(rules.iter().map(|text| rule(Kind::Missing, name, text)));
+            all.push(chain(DifferenceKind::Missing, name));
+            all.extend(rules.iter().map(|text| rule(DifferenceKind::Missing, name, text)));
             continue;
         };
         let has_optional_comments = tolerance.comments
@@ -44,11 +44,11 @@ pub fn compare(
         } else {
             rule_differences(rules, found, String::as_str)
         };
-        all.extend(missing.into_iter().map(|text| rule(Kind::Missing, name, text)));
+        all.extend(missing.into_iter().map(|text| rule(DifferenceKind::Missing, name, text)));
         // KUBE-FIREWALL is kubelet's, too.
         if name != FIREWALL {
-            all.extend(unexpected.into_iter().map(|text| rule(Kind::Unexpected, name, text)));
-            all.extend(is_reordered.then(|| chain(Kind::Changed, name)));
+            all.extend(unexpected.into_iter().map(|text| rule(DifferenceKind::Unexpected, name, text)));
+            all.extend(is_reordered.then(|| chain(DifferenceKind::Changed, name)));
         }
     }
     let is_unexpected = |name: &str| {
@@ -58,8 +58,8 @@ pub fn compare(
             && !tolerance.stale.contains(name)
     };
     for (name, rules) in actual.0.iter().filter(|(name, _)| is_unexpected(name)) {
-        all.push(chain(Kind::Unexpected, name));
-        all.extend(rules.iter().map(|text| rule(Kind::Unexpected, name, text)));
+        all.push(chain(DifferenceKind::Unexpected, name));
+        all.extend(rules.iter().map(|text| rule(DifferenceKind::Unexpected, name, text)));
     }
     all
 }

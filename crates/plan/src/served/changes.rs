@@ -7,7 +7,7 @@ use model::address::host_port;
 use model::names::{Protocol, ServicePortName};
 
 use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
-use crate::difference::{Difference, Kind};
+use crate::difference::{Difference, DifferenceKind};
 use crate::nftables::elements::Frontend;
 
 /// What differs of one service port, or of what belongs to no service port that is known.
@@ -15,7 +15,7 @@ use crate::nftables::elements::Frontend;
 pub struct ServedChange<'a> {
     pub service: Option<ServicePortName>,
     /// Whether the service port is desired, but not in the kernel, or the other way round.
-    pub kind: Kind,
+    pub kind: DifferenceKind,
     /// What users notice. Empty if they notice nothing.
     pub facts: Vec<Fact>,
     /// Never empty.
@@ -25,7 +25,7 @@ pub struct ServedChange<'a> {
 /// Something that a service port should do and does not, or does and should not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    pub kind: Kind,
+    pub kind: DifferenceKind,
     pub text: String,
 }
 
@@ -44,12 +44,12 @@ impl KernelComparison {
                 [&before, &after].map(|owners| owners.get(&service.as_ref()).cloned().unwrap_or_default());
             let all = |kind| differences.iter().all(|difference| difference.kind == kind);
             let kind = match &service {
-                Some(name) if !names.contains(name) => Kind::Unexpected,
-                Some(_) if before.is_empty() && !after.is_empty() => Kind::Missing,
-                Some(_) => Kind::Changed,
-                None if all(Kind::Unexpected) => Kind::Unexpected,
-                None if all(Kind::Missing) => Kind::Missing,
-                None => Kind::Changed,
+                Some(name) if !names.contains(name) => DifferenceKind::Unexpected,
+                Some(_) if before.is_empty() && !after.is_empty() => DifferenceKind::Missing,
+                Some(_) => DifferenceKind::Changed,
+                None if all(DifferenceKind::Unexpected) => DifferenceKind::Unexpected,
+                None if all(DifferenceKind::Missing) => DifferenceKind::Missing,
+                None => DifferenceKind::Changed,
             };
             let facts = Sides { before, after, hairpins: [&actual.hairpins, &desired.hairpins] }.facts();
             ServedChange { service, kind, facts, differences }
@@ -71,13 +71,14 @@ impl Sides<'_> {
         let [actual, desired] = self.hairpins;
         let mut all = Vec::new();
         for (kind, side, other, hairpins, other_hairpins) in [
-            (Kind::Unexpected, &self.before, &self.after, actual, desired),
-            (Kind::Missing, &self.after, &self.before, desired, actual),
+            (DifferenceKind::Unexpected, &self.before, &self.after, actual, desired),
+            (DifferenceKind::Missing, &self.after, &self.before, desired, actual),
         ] {
             let mut say = |text: String| all.push(Fact { kind, text });
             for (frontend, service) in side {
                 let also = other.get(frontend).map(|it| lines(frontend, it)).unwrap_or_default();
-                let has_details = kind == Kind::Missing || other.get(frontend).is_some_and(|it| it.forwards);
+                let has_details =
+                    kind == DifferenceKind::Missing || other.get(frontend).is_some_and(|it| it.forwards);
                 let is_told = |line: &(Scope, String)| {
                     !also.contains(line) && (line.0 == Scope::Frontend || has_details)
                 };
@@ -135,8 +136,8 @@ fn lines(frontend: &Frontend, service: &ServedFrontend) -> Vec<(Scope, String)> 
 }
 
 /// Session affinity that is only on this side, unless it comes or goes with all frontends that have it.
-fn affinity(kind: Kind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
-    let is_new = kind == Kind::Missing && other.is_empty();
+fn affinity(kind: DifferenceKind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
+    let is_new = kind == DifferenceKind::Missing && other.is_empty();
     let lasts = |frontend: &Frontend| other.get(frontend).is_some_and(|it| it.forwards);
     let told = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
     let also: BTreeSet<u32> = other.values().filter_map(|it| it.affinity).collect();

@@ -7,7 +7,7 @@ use model::address::Family;
 use model::names::ServicePortName;
 
 use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
-use crate::difference::{Difference, KernelObject, Kind};
+use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::Frontend;
 use crate::nftables::sets::{Data, Element, Set, show_range};
@@ -31,9 +31,9 @@ impl KernelComparison {
                 | KernelObject::SavedRule { .. } => None,
             })
         };
-        let missing: HashSet<&Element> = of_kind(Kind::Missing).collect();
+        let missing: HashSet<&Element> = of_kind(DifferenceKind::Missing).collect();
         let held = elements.iter().filter(|element| !missing.contains(element));
-        let mut actual = Served::from_elements(held.chain(of_kind(Kind::Unexpected)), family);
+        let mut actual = Served::from_elements(held.chain(of_kind(DifferenceKind::Unexpected)), family);
         let mut desired = Served::from_elements(elements, family);
         desired.claim(table);
         actual.name_after(&desired);

@@ -10,7 +10,7 @@ use model::routing::{Endpoint, Routing, Traffic};
 use testkit::routings;
 
 use super::*;
-use crate::difference::{KernelObject, Kind};
+use crate::difference::{DifferenceKind, KernelObject};
 use crate::iptables::compare::{Tolerance, compare};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::listing::Listing;
@@ -104,7 +104,9 @@ fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
     let of_kind = |kind, elements: Vec<Element>| {
         elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
     };
-    let all = of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
+    let all = of_kind(DifferenceKind::Unexpected, unexpected)
+        .chain(of_kind(DifferenceKind::Missing, missing))
+        .collect();
     KernelComparison::of_elements(&table, &desired, all, 0)
 }
 
@@ -353,7 +355,10 @@ fn any_element_that_is_unexpected_is_found() {
         held.push(element);
         held.sort_unstable();
         let found = elements_compared(held, CLUSTER).differences;
-        assert_eq!(found, [Difference::new(Kind::Unexpected, KernelObject::Element(FAMILY, element))]);
+        assert_eq!(
+            found,
+            [Difference::new(DifferenceKind::Unexpected, KernelObject::Element(FAMILY, element))]
+        );
     }
 }
 
@@ -374,7 +379,10 @@ fn any_rule_that_is_missing_repeated_or_out_of_order_is_found() {
                 let mut changed = rules.clone();
                 changed.remove(at);
                 let found = with(changed);
-                assert!(found.len() == 1 && found[0].kind == Kind::Missing, "{chain} {at}: {found:?}");
+                assert!(
+                    found.len() == 1 && found[0].kind == DifferenceKind::Missing,
+                    "{chain} {at}: {found:?}"
+                );
                 let mut changed = rules.clone();
                 changed.insert(at, rules[at].clone());
                 let found = with(changed);
