@@ -16,6 +16,7 @@ use model::address::Family;
 use model::names::Protocol;
 
 use crate::options::Options;
+pub use plan::mode::Mode;
 use testkit::lab::{Address, CROWD, ClientPlace, Lab, NODE_PORT, Place, TARGET};
 use testkit::manifests::{ALL, Endpoint, Object, write};
 use testkit::namespace::Namespace;
@@ -120,13 +121,6 @@ pub enum Fate {
     Untouched,
     /// One thing in nftables mode, another in iptables mode, as with the reference.
     Differs(Box<Self>, Box<Self>),
-}
-
-/// What decides where the reference's modes differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Nftables,
-    Iptables,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::iptables::chains::lower_case;
 use crate::mark::Mark;
+use crate::mode::Mode;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::timeouts::rounded;
@@ -42,13 +43,6 @@ pub struct Settings {
     pub node_port_addresses: NodePortAddresses,
     /// Whether node ports answer at 127.0.0.1, which no more than one mode in one family can.
     pub serves_localhost: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    Iptables,
-    Nftables,
 }
 
 /// Everything there is to say about a packet.

@@ -10,6 +10,7 @@ pub mod flows;
 pub mod fuzz;
 pub mod iptables;
 pub mod mark;
+pub mod mode;
 pub mod nftables;
 pub mod served;
 mod shards;

@@ -12,6 +12,7 @@ use model::local::{FromPod, NodePortAddresses};
 use plan::explain;
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
+use plan::mode::Mode;
 use settings::config::{Config, DetectLocal, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
@@ -92,8 +93,8 @@ pub struct Parts {
 pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::Settings> {
     let node_port_addresses = node_port_addresses(config, family, node);
     let mode = match config.mode {
-        ProxyMode::Nftables => explain::Mode::Nftables,
-        ProxyMode::Iptables => explain::Mode::Iptables,
+        ProxyMode::Nftables => Mode::Nftables,
+        ProxyMode::Iptables => Mode::Iptables,
         ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
     };
     Ok(explain::Settings {
@@ -101,7 +102,7 @@ pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<e
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,
         from_pod: from_pod(config, family, node),
-        serves_localhost: mode == explain::Mode::Iptables
+        serves_localhost: mode == Mode::Iptables
             && config.localhost_node_ports
             && family == Family::V4
             && node_port_addresses.contain_ipv4_loopback,

@@ -7,17 +7,13 @@ use std::process::ExitStatus;
 use model::address::Family;
 use rustix::process::Signal;
 
+pub use plan::mode::Mode;
+
 use crate::cluster::http::{self, HttpResponse};
 use testkit::namespace::Namespace;
 use testkit::network::pod_cidr;
 use testkit::process::Process;
 use testkit::wait::eventually;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Nftables,
-    Iptables,
-}
 
 pub const HEALTH_ADDRESS: &str = "127.0.0.1:10256";
 pub const METRICS_ADDRESS: &str = "127.0.0.1:10249";
@@ -27,15 +23,6 @@ pub const METRICS_ADDRESS: &str = "127.0.0.1:10249";
 pub struct Proxy {
     process: Process,
     node: Namespace,
-}
-
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nftables => "nftables",
-            Self::Iptables => "iptables",
-        }
-    }
 }
 
 /// The flags that all tests share.

@@ -8,8 +8,9 @@ use anyhow::Context as _;
 use kernel::iptables::{Programs, Runner};
 use kernel::{interfaces, nftables};
 use model::address::Family;
+use plan::explain::Explanation;
 use plan::explain::live::{Live, through_rules, through_sets};
-use plan::explain::{Explanation, Mode};
+use plan::mode::Mode;
 use settings::config::ProxyMode;
 
 use crate::behaviour::FormerRules;

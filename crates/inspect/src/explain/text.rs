@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use plan::explain::live::Live;
 use plan::explain::{
-    Explanation, Fate, Frontend, HealthCheck, Kind, Masquerade, Mode, Origin, Policy, PolicyField,
-    PolicyValue, Reason, Target, Unused, UnusedReason,
+    Explanation, Fate, Frontend, HealthCheck, Kind, Masquerade, Origin, Policy, PolicyField, PolicyValue,
+    Reason, Target, Unused, UnusedReason,
 };
+use plan::mode::Mode;
 
 pub fn of(explanation: &Explanation) -> String {
     let Explanation { source, protocol, destination, .. } = explanation;
@@ -66,15 +67,8 @@ pub fn of(explanation: &Explanation) -> String {
     out
 }
 
-fn mode(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Iptables => "iptables",
-        Mode::Nftables => "nftables",
-    }
-}
-
 fn frontend(explanation: &Explanation) -> String {
-    let mode = mode(explanation.mode);
+    let mode = explanation.mode.name();
     if let Some(HealthCheck { namespace, service, .. }) = &explanation.health_check {
         return format!("health-check node port of {namespace}/{service} ({mode} mode)");
     }

@@ -17,6 +17,7 @@ use crate::iptables::listing::Listing;
 use crate::iptables::program::{Abilities, Settings};
 use crate::iptables::rules::EndpointComments;
 use crate::mark::Mark;
+use crate::mode::Mode;
 use crate::nftables::desired::{DesiredTable, difference};
 use crate::nftables::elements::frontends;
 use crate::nftables::program;
@@ -37,12 +38,6 @@ const CLUSTER: &str = "
     service ns/dns 10.96.0.53 dns:53/UDP metrics:9153
     slice   ns/dns-1 of dns dns:53/UDP metrics:9153 | 10.244.0.9 local
 ";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Nftables,
-    Iptables,
-}
 
 const MODES: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
 

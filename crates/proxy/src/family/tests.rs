@@ -16,6 +16,7 @@ use model::names::ServicePortName;
 use plan::explain;
 use plan::flows::Contended;
 use plan::mark::Mark;
+use plan::mode::Mode;
 use watch::recorder::Recorder;
 
 use super::*;
@@ -131,7 +132,7 @@ fn start(family: Family) -> Started {
         flows,
         node_port_addresses: node_port_addresses.clone(),
         tracing: explain::Settings {
-            mode: explain::Mode::Nftables,
+            mode: Mode::Nftables,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
             from_pod: None,
