@@ -7,7 +7,7 @@ use kernel::outcome::Outcome;
 use kernel::sysctl::Sysctls;
 use model::address::Family;
 use model::cluster::Cluster;
-use plan::iptables::program::Settings;
+use plan::iptables::program::RuleSettings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
@@ -34,7 +34,7 @@ impl IptablesNode {
         let (rules, node_port_ips) = namespace.enter(|| {
             let exec = Arc::new(Programs::of(programs.path()));
             let rules = Rules::through(exec, family).unwrap();
-            let settings = Settings {
+            let settings = RuleSettings {
                 family,
                 mark: Mark::from_bit(options.masquerade_bit).unwrap(),
                 masquerade_all: options.masquerade_all,

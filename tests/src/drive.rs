@@ -23,11 +23,11 @@ pub struct NftablesSync {
 }
 
 impl NftablesSync {
-    pub fn open(settings: nftables_plan::program::Settings) -> Result<Self, CommitError> {
+    pub fn open(settings: nftables_plan::program::ProgramSettings) -> Result<Self, CommitError> {
         Ok(Self::new(Table::open(settings.family)?, settings))
     }
 
-    pub fn new(table: Table, settings: nftables_plan::program::Settings) -> Self {
+    pub fn new(table: Table, settings: nftables_plan::program::ProgramSettings) -> Self {
         Self { plan: nftables_plan::plan::Plan::new(settings), table }
     }
 
@@ -65,13 +65,13 @@ pub struct IptablesSync {
 }
 
 impl IptablesSync {
-    pub fn new(rules: Rules, settings: iptables_plan::program::Settings) -> Self {
+    pub fn new(rules: Rules, settings: iptables_plan::program::RuleSettings) -> Self {
         Self::with_period(rules, settings, SYNC_PERIOD)
     }
 
     pub fn with_period(
         rules: Rules,
-        settings: iptables_plan::program::Settings,
+        settings: iptables_plan::program::RuleSettings,
         sync_period: Duration,
     ) -> Self {
         let plan = iptables_plan::plan::Plan::new(settings, rules.manner(), sync_period);

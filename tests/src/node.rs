@@ -5,7 +5,7 @@ use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
 use plan::mark::Mark;
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 
 use crate::drive::NftablesSync;
 use crate::feed::{add, cluster, replace};
@@ -34,7 +34,7 @@ impl NftablesNode {
         manifests: &str,
     ) -> (Self, Outcome) {
         let addresses = options.node_port_addresses(family);
-        let settings = Settings {
+        let settings = ProgramSettings {
             family,
             mark: Mark::from_bit(options.masquerade_bit).unwrap(),
             masquerade_all: options.masquerade_all,

@@ -34,7 +34,7 @@ use model::local::{FromPod, NodePortAddresses};
 use netlink::testing::in_fresh_netns;
 use plan::iptables::chains::Purpose;
 use plan::iptables::plan::{Manner, Plan};
-use plan::iptables::program::Settings;
+use plan::iptables::program::RuleSettings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
@@ -241,11 +241,11 @@ impl Load {
 /// The commands that the reference runs for a change that has been made already, so that they change nothing.
 struct Reference {
     runner: Runner,
-    settings: Settings,
+    settings: RuleSettings,
 }
 
 impl Reference {
-    fn new(commands: &Commands, settings: Settings) -> Self {
+    fn new(commands: &Commands, settings: RuleSettings) -> Self {
         Self { runner: Runner::open(commands.programs(), Family::V4).unwrap(), settings }
     }
 
@@ -324,8 +324,8 @@ fn of_children() -> f64 {
     ticks as f64 * 10.0
 }
 
-fn settings(rules: &Rules) -> Settings {
-    Settings {
+fn settings(rules: &Rules) -> RuleSettings {
+    RuleSettings {
         family: Family::V4,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,

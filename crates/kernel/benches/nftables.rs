@@ -34,7 +34,7 @@ use netlink::nftables::{Batch, Connection};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 
 use drive::NftablesSync;
 use testkit::bench::clusters::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
@@ -442,8 +442,8 @@ fn percentiles(name: &str, spent: &[Spent]) {
 
 // What the cluster is made of.
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> ProgramSettings {
+    ProgramSettings {
         family: Family::V4,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,

@@ -28,7 +28,7 @@ use plan::difference::Difference;
 use plan::iptables::chains::saved_chains;
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::plan::{Attempt, Manner, Scope};
-use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
+use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, RuleSettings};
 
 use crate::outcome::Outcome;
 use crate::sysctl::Sysctls;
@@ -173,7 +173,7 @@ impl Rules {
 }
 
 /// Makes the machine fit for these rules, once. Changes no rule.
-pub fn set_up(settings: &Settings, sysctls: &Sysctls) -> io::Result<()> {
+pub fn set_up(settings: &RuleSettings, sysctls: &Sysctls) -> io::Result<()> {
     const NAME: &str = "net/ipv4/conf/all/route_localnet";
     if !settings.serves_localhost() {
         return Ok(());

@@ -35,7 +35,7 @@ use live::Live;
 
 /// What the path of a packet depends on besides services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ExplainSettings {
     pub mode: Mode,
     pub mark: Mark,
     pub masquerade_all: bool,
@@ -299,7 +299,7 @@ pub enum Unanswerable {
 /// lie in slots as in a kernel that held none before.
 pub fn explain(
     packet: &Packet,
-    settings: &Settings,
+    settings: &ExplainSettings,
     addresses: &[IpAddr],
     cluster: &Cluster,
 ) -> Result<Explanation, Unanswerable> {
@@ -309,7 +309,7 @@ pub fn explain(
 /// The same where endpoints have slots already, which only the nftables mode has.
 pub fn explain_in_slots<'a>(
     packet: &Packet,
-    settings: &Settings,
+    settings: &ExplainSettings,
     addresses: &[IpAddr],
     cluster: &Cluster,
     slots: impl Fn(&ServicePortName) -> SlotAssignment<'a>,
@@ -325,7 +325,7 @@ pub fn explain_in_slots<'a>(
 /// A packet, and all that the reasons for its path depend on.
 struct Question<'a> {
     context: Context<'a>,
-    settings: &'a Settings,
+    settings: &'a ExplainSettings,
     is_from_pod: bool,
     to_this_node: bool,
     /// The service ports that claim the destination, by address or by node port, in the order of their names.
@@ -368,7 +368,7 @@ struct Candidate {
 impl<'a> Question<'a> {
     fn new(
         packet: &'a Packet,
-        settings: &'a Settings,
+        settings: &'a ExplainSettings,
         addresses: &'a [IpAddr],
         cluster: &'a Cluster,
     ) -> Result<Self, Unanswerable> {
@@ -615,7 +615,7 @@ impl From<PacketVerdict> for Fate {
 }
 
 impl PacketContext {
-    fn of(packet: &Packet, settings: &Settings) -> Self {
+    fn of(packet: &Packet, settings: &ExplainSettings) -> Self {
         Self {
             interface: packet.interface.clone(),
             from_pod: settings.from_pod.as_ref().map(|from_pod| match from_pod {
@@ -671,7 +671,7 @@ fn is_at(addresses: &Addresses, is_asked: impl Fn(IpAddr) -> bool) -> bool {
     is_asked(addresses.cluster_ip) || external.copied().any(is_asked)
 }
 
-fn is_from_pod(context: &Context<'_>, settings: &Settings) -> Result<bool, Unanswerable> {
+fn is_from_pod(context: &Context<'_>, settings: &ExplainSettings) -> Result<bool, Unanswerable> {
     let Some(from_pod) = &settings.from_pod else { return Ok(false) };
     let is_known = context.packet.interface.is_some() || context.is_from_node();
     let by_interface = |is_theirs: bool| {

@@ -1,7 +1,7 @@
 //! The iptables mode: the reference's chains and rules, byte for byte, and how to change them cheaply.
 //!
 //! ```text
-//!   Settings ──▶ program: rules that no service adds to ─┐
+//!   RuleSettings ──▶ program: rules that no service adds to ─┐
 //!   Routing  ──▶ unit: a service port's own chains,      ├─▶ plan ─▶ restore inputs, one or several
 //!                its lines in the shared chains ─────────┘
 //! ```

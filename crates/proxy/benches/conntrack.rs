@@ -28,7 +28,7 @@ use netlink::conntrack::{Connection, Direction, Flow};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 
 use drive::NftablesSync;
 use proxy::flows::{FlowFollower, ScanReport};
@@ -125,7 +125,7 @@ impl Node {
             cluster.apply(&udp(service(number)));
             cluster.apply(&udp(slice(number, 2, None)));
         }
-        let settings = Settings {
+        let settings = ProgramSettings {
             family: Family::V4,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,

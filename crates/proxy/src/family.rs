@@ -57,7 +57,7 @@ pub struct Start {
     pub backend: Box<dyn Backend>,
     pub flows: FlowFollower,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: explain::Settings,
+    pub tracing: explain::ExplainSettings,
     pub pause: Pause,
     /// After a failure.
     pub sync_period: Duration,

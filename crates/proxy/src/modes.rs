@@ -86,18 +86,18 @@ impl Access {
 pub struct Parts {
     pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: explain::Settings,
+    pub tracing: explain::ExplainSettings,
 }
 
 /// What the way of packets depends on in the mode that the configuration asks for.
-pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::Settings> {
+pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::ExplainSettings> {
     let node_port_addresses = node_port_addresses(config, family, node);
     let mode = match config.mode {
         ProxyMode::Nftables => Mode::Nftables,
         ProxyMode::Iptables => Mode::Iptables,
         ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
     };
-    Ok(explain::Settings {
+    Ok(explain::ExplainSettings {
         mode,
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,
@@ -181,8 +181,8 @@ pub fn nftables_settings(
     config: &Config,
     family: Family,
     node: &Node,
-) -> anyhow::Result<plan::nftables::program::Settings> {
-    Ok(plan::nftables::program::Settings {
+) -> anyhow::Result<plan::nftables::program::ProgramSettings> {
+    Ok(plan::nftables::program::ProgramSettings {
         family,
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,
@@ -197,8 +197,8 @@ pub fn iptables_settings(
     family: Family,
     node: &Node,
     abilities: Abilities,
-) -> anyhow::Result<plan::iptables::program::Settings> {
-    Ok(plan::iptables::program::Settings {
+) -> anyhow::Result<plan::iptables::program::RuleSettings> {
+    Ok(plan::iptables::program::RuleSettings {
         family,
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,

@@ -11,13 +11,13 @@ use model::cluster::Cluster;
 use model::names::Port;
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::listing::Listing;
-use plan::iptables::program::Settings as IptablesSettings;
+use plan::iptables::program::RuleSettings;
 use plan::iptables::rules::EndpointComments;
 use plan::iptables::run::Tables;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
-use plan::nftables::program::{Program, Settings};
+use plan::nftables::program::{Program, ProgramSettings};
 use plan::nftables::run::{AffinityChange, Sets, Slots};
 use plan::nftables::sets::{Data, Element, Key, Set};
 use plan::walk::{Context, Packet, PacketVerdict, Path};
@@ -74,8 +74,8 @@ pub fn judge_in(case: &Case, family: Family, mode: Mode, mutation: Mutation<'_>)
 }
 
 /// What the program of a case depends on.
-pub fn settings(family: Family, options: &Options) -> Settings {
-    Settings {
+pub fn settings(family: Family, options: &Options) -> ProgramSettings {
+    ProgramSettings {
         family,
         mark: Mark::from_bit(options.masquerade_bit).unwrap(),
         masquerade_all: options.masquerade_all,
@@ -187,7 +187,7 @@ impl<'a> Node<'a> {
     }
 
     fn desired_rules(&self) -> DesiredRules {
-        let settings = IptablesSettings {
+        let settings = RuleSettings {
             family: self.family,
             mark: Mark::from_bit(self.options.masquerade_bit).unwrap(),
             masquerade_all: self.options.masquerade_all,

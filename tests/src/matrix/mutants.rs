@@ -10,7 +10,7 @@ use std::sync::Arc;
 use model::address::Family;
 use model::local::FromPod;
 use model::names::Protocol;
-use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::program::{Chain, Program, ProgramSettings};
 use plan::nftables::run::{Sets, run};
 use plan::nftables::sets::{Element, EndpointList, Key, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
@@ -215,7 +215,7 @@ fn variants(subjects: &[Subject]) -> Vec<Variant> {
 }
 
 /// Everything that rules depend on, except for numbers and names.
-fn every_setting() -> Vec<Settings> {
+fn every_setting() -> Vec<ProgramSettings> {
     let ways = [
         DetectLocal::No,
         DetectLocal::PodCidr,
@@ -235,7 +235,7 @@ fn every_setting() -> Vec<Settings> {
     all
 }
 
-fn program_of(settings: &Settings) -> Program {
+fn program_of(settings: &ProgramSettings) -> Program {
     Program::new(settings, &BTreeSet::from([SECONDS]))
 }
 
@@ -247,14 +247,14 @@ fn canonical(chain: &str) -> String {
     by.map_or(chain.to_owned(), |by| by.affinity_chain(SECONDS))
 }
 
-/// Settings with the same rules, but for numbers and names.
-fn typical(settings: Settings) -> Settings {
+/// ProgramSettings with the same rules, but for numbers and names.
+fn typical(settings: ProgramSettings) -> ProgramSettings {
     let from_pod = settings.from_pod.map(|from_pod| match from_pod {
         FromPod::Source(net) => FromPod::Source(net),
         FromPod::Interface(_) => FromPod::Interface("cbr0".into()),
         FromPod::InterfacePrefix(_) => FromPod::InterfacePrefix("cb".into()),
     });
-    Settings { mark: self::settings(FAMILY, &Options::default()).mark, from_pod, ..settings }
+    ProgramSettings { mark: self::settings(FAMILY, &Options::default()).mark, from_pod, ..settings }
 }
 
 impl Variant {
@@ -305,7 +305,7 @@ impl std::fmt::Display for Mutant<'_> {
 }
 
 impl Subject {
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> ProgramSettings {
         match self {
             Self::Case(case) => settings(FAMILY, &case.options),
             Self::Likelihood(..) | Self::Move(..) => settings(FAMILY, &Options::default()),

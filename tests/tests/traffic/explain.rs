@@ -14,7 +14,7 @@ use model::address::Family;
 use model::cluster::Cluster;
 use model::names::Protocol;
 use plan::explain::live::{through_rules, through_sets};
-use plan::explain::{Explanation, Fate, Packet, Settings, Target, explain};
+use plan::explain::{ExplainSettings, Explanation, Fate, Packet, Target, explain};
 use plan::mark::Mark;
 use plan::mode::Mode;
 use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET};
@@ -144,7 +144,7 @@ fn run(
     let mut subject = start(&lab.network.node, family, options);
     let addresses = lab.network.node.enter(|| kernel::interfaces::addresses().unwrap());
     let node_port_addresses = options.node_port_addresses(family);
-    let settings = Settings {
+    let settings = ExplainSettings {
         mode,
         mark: Mark::from_bit(options.masquerade_bit).unwrap(),
         masquerade_all: options.masquerade_all,

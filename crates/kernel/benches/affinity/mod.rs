@@ -9,7 +9,7 @@ use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use netlink::nftables::Connection;
 use netlink::testing::run as command;
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 
 use crate::drive::NftablesSync;
 use testkit::bench::clusters::{Fate, deletions, here, service, slice};
@@ -63,7 +63,7 @@ pub fn report() {
 }
 
 /// With so many timeouts; without affinity if there are none.
-pub fn measure(timeouts: usize, settings: Settings) {
+pub fn measure(timeouts: usize, settings: ProgramSettings) {
     let endpoint: SocketAddr = "10.200.0.1:8080".parse().unwrap();
     command("ip link set lo up");
     command(&format!("ip address add {} dev lo", endpoint.ip()));
@@ -128,7 +128,7 @@ fn only(endpoint: SocketAddr) -> Vec<Event> {
     vec![service(UNRELATED), serving(endpoint)]
 }
 
-fn restart(events: &[Event], settings: Settings) -> (NftablesSync, f64) {
+fn restart(events: &[Event], settings: ProgramSettings) -> (NftablesSync, f64) {
     let mut cluster = Cluster::new(here());
     events.iter().for_each(|event| _ = cluster.apply(event));
     let changes = cluster.take_changes();

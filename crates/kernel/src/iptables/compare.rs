@@ -16,7 +16,7 @@ use plan::iptables::desired::DesiredRules;
 use plan::iptables::listing::Listing;
 use plan::iptables::plan::Plan;
 use plan::iptables::present::PresentRules;
-use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
+use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, RuleSettings};
 use plan::served::KernelComparison;
 
 use super::runner::Runner;
@@ -38,7 +38,7 @@ impl RulesSnapshot {
     /// `endpoints` counts all there are, usable or not; `interfaces` are the addresses of the node.
     pub fn new(
         access: &Rules,
-        settings: Settings,
+        settings: RuleSettings,
         routings: Vec<(ServicePortName, Arc<Routing>)>,
         endpoints: usize,
         interfaces: &[IpAddr],

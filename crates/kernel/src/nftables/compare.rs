@@ -10,7 +10,7 @@ use model::address::Family;
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
-use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::program::{Chain, Program, ProgramSettings};
 use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
 use plan::nftables::steps::{Held, HeldTable, TableContent};
 use plan::served::KernelComparison;
@@ -45,7 +45,7 @@ impl From<DesiredTable> for TableSnapshot {
 impl TableSnapshot {
     /// What the table should hold for a process that starts with these routings and adopts the table.
     pub fn new(
-        settings: Settings,
+        settings: ProgramSettings,
         routings: Vec<Changed>,
         service_cidrs: Vec<IpNet>,
         node_port_ips: Vec<IpAddr>,

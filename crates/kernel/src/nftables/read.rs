@@ -10,7 +10,7 @@ use model::names::Port;
 use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
-use plan::nftables::program::{Chain, Program, Settings};
+use plan::nftables::program::{Chain, Program, ProgramSettings};
 use plan::nftables::sets::{Data, Element, Key, LookupBy, Set, SetKind, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
@@ -74,7 +74,7 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    pub fn find(&mut self, settings: &Settings) -> io::Result<Found> {
+    pub fn find(&mut self, settings: &ProgramSettings) -> io::Result<Found> {
         let tables = self.connection.tables(wire_family(self.family))?;
         let Some(table) = tables.into_iter().find(|table| table.name == TABLE) else {
             return Ok(Found::Absent);

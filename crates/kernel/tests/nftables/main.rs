@@ -40,18 +40,18 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
 use plan::mark::Mark;
 use plan::nftables::desired::{Changed, boundaries};
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 use plan::nftables::sets::{LookupBy, Set};
 use plan::nftables::steps::{HeldTable, Steps, TableContent};
 
 use drive::NftablesSync;
 
-fn settings(family: Family) -> Settings {
+fn settings(family: Family) -> ProgramSettings {
     let pods = match family {
         Family::V4 => "10.244.0.0/16",
         Family::V6 => "fd00:10:244::/56",
     };
-    Settings {
+    ProgramSettings {
         family,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,

@@ -6,7 +6,7 @@ use model::address::Family;
 use model::cluster::Considered;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, Kind, Masquerade, Question, Reason, Settings};
+use super::{Answer, Candidate, End, ExplainSettings, Kind, Masquerade, Question, Reason};
 use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, lower_case,
 };
@@ -55,9 +55,9 @@ pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
     Answer { matched, end, chains, otherwise: rest.map(|path| path.verdict.into()) }
 }
 
-impl Settings {
-    fn iptables(&self, family: Family) -> program::Settings {
-        program::Settings {
+impl ExplainSettings {
+    fn iptables(&self, family: Family) -> program::RuleSettings {
+        program::RuleSettings {
             family,
             mark: self.mark,
             masquerade_all: self.masquerade_all,

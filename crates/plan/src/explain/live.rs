@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Explanation, Fate, PacketContext, PodsBy};
 use crate::iptables::run::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
-use crate::nftables::program::{Program, Settings};
+use crate::nftables::program::{Program, ProgramSettings};
 use crate::nftables::run::{self as nftables, Sets};
 use crate::nftables::timeouts;
 use crate::walk::{Context, Packet, Walk};
@@ -116,9 +116,9 @@ impl Explanation {
         }
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> ProgramSettings {
         let PacketContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
-        Settings {
+        ProgramSettings {
             family: Family::of(self.destination.ip()),
             mark: Mark::from_bits(*mark),
             masquerade_all: *masquerade_all,

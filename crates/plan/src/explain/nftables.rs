@@ -6,7 +6,7 @@ use model::cluster::Considered;
 use model::names::ServicePortName;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, Kind, Masquerade, Question, Reason, Settings, traffic};
+use super::{Answer, Candidate, End, ExplainSettings, Kind, Masquerade, Question, Reason, traffic};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
@@ -33,9 +33,9 @@ pub(super) fn answer<'q, 's>(
     reasons(question, &program, &walk)
 }
 
-impl Settings {
-    pub(super) fn nftables(&self, family: Family) -> program::Settings {
-        program::Settings {
+impl ExplainSettings {
+    pub(super) fn nftables(&self, family: Family) -> program::ProgramSettings {
+        program::ProgramSettings {
             family,
             mark: self.mark,
             masquerade_all: self.masquerade_all,

@@ -22,7 +22,7 @@ const CLIENT: &str = "203.0.113.9";
 
 /// A node with one service, `shop/web`, with every kind of frontend.
 struct World {
-    settings: Settings,
+    settings: ExplainSettings,
     service: api::Service,
     endpoints: Vec<api::Endpoint>,
     service_cidr: bool,
@@ -39,7 +39,7 @@ fn world(mode: Mode, endpoints: &[&str]) -> World {
           healthCheckNodePort: 30999
         status: {loadBalancer: {ingress: [{ip: 198.51.100.2}]}}";
     World {
-        settings: Settings {
+        settings: ExplainSettings {
             mode,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
@@ -428,7 +428,7 @@ fn what_is_missing_from_sets_shows() {
 
 /// The tables of a world, as `iptables-save` prints them.
 fn rules(world: &World) -> [String; 2] {
-    let settings = crate::iptables::program::Settings {
+    let settings = crate::iptables::program::RuleSettings {
         family: Family::V4,
         mark: world.settings.mark,
         masquerade_all: false,

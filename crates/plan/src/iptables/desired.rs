@@ -8,13 +8,13 @@ use model::routing::Routing;
 
 use crate::iptables::chains::{SERVICES, Table};
 use crate::iptables::listing::{Listing, as_saved};
-use crate::iptables::program::{Fixed, NAT_CHAINS, Settings};
+use crate::iptables::program::{Fixed, NAT_CHAINS, RuleSettings};
 use crate::iptables::rules::{EndpointComments, Unit};
 
 /// What the desired rules follow from. A snapshot: routings are shared.
 #[derive(Clone, Debug)]
 pub struct DesiredRules {
-    pub settings: Settings,
+    pub settings: RuleSettings,
     /// In the order of their names.
     pub services: Vec<(ServicePortName, Arc<Routing>, EndpointComments)>,
     /// The last rules of nat KUBE-SERVICES.
@@ -44,7 +44,7 @@ impl DesiredRules {
 }
 
 struct Tables<'a> {
-    settings: &'a Settings,
+    settings: &'a RuleSettings,
     filter: Listing,
     nat: Listing,
 }

@@ -24,7 +24,7 @@ use model::routing::Routing;
 use crate::iptables::chains::{Purpose, ServiceChain, SharedChain, Table};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::edits::{PerChain, Splice};
-use crate::iptables::program::{Abilities, Counters, Settings};
+use crate::iptables::program::{Abilities, Counters, RuleSettings};
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
 use crate::iptables::rules::{EndpointComments, Line, Unit};
 
@@ -72,7 +72,7 @@ pub struct RuleCounts {
 /// What the kernel should hold, what it holds, and when what is due.
 #[derive(Debug)]
 pub struct Plan {
-    settings: Settings,
+    settings: RuleSettings,
     manner: Manner,
     sync_period: Duration,
 
@@ -141,7 +141,7 @@ pub struct Attempt<'a> {
 
 impl Plan {
     /// Stale chains of large clusters are removed once per sync period.
-    pub fn new(settings: Settings, manner: Manner, sync_period: Duration) -> Self {
+    pub fn new(settings: RuleSettings, manner: Manner, sync_period: Duration) -> Self {
         Self {
             settings,
             manner,
@@ -186,12 +186,12 @@ impl Plan {
         self.settled.entry(name).or_insert(before);
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &RuleSettings {
         &self.settings
     }
 
     /// Every rule may follow from the settings: if they change, all are written.
-    pub fn change_settings(&mut self, settings: Settings) {
+    pub fn change_settings(&mut self, settings: RuleSettings) {
         self.needs_full |= self.settings != settings;
         self.settings = settings;
     }
@@ -204,7 +204,7 @@ impl Plan {
     /// The packet counters that the kernel has: a rule whose counter is missing is written without it.
     pub fn use_counters(&mut self, counters: Counters) {
         let abilities = Abilities { counters, ..self.settings.abilities };
-        self.change_settings(Settings { abilities, ..self.settings.clone() });
+        self.change_settings(RuleSettings { abilities, ..self.settings.clone() });
     }
 
     /// The addresses that the node has now. Returns those at which node ports were asked for but cannot be served.
@@ -518,7 +518,7 @@ impl Entry {
         Self { routing, comments: EndpointComments::Written, lines: PerChain::default(), rules: 0 }
     }
 
-    fn render(&self, name: &ServicePortName, settings: &Settings) -> Unit {
+    fn render(&self, name: &ServicePortName, settings: &RuleSettings) -> Unit {
         Unit::render(name, &self.routing, settings, self.comments)
     }
 

@@ -13,13 +13,13 @@ use crate::mark::Mark;
 
 /// What the rules of one family depend on, besides services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct RuleSettings {
     pub family: Family,
     pub mark: Mark,
     pub masquerade_all: bool,
     /// How traffic from pods is known; some rules are left out when it is not.
     pub from_pod: Option<FromPod>,
-    /// As configured; see [`Settings::serves_localhost`] for whether it comes to anything.
+    /// As configured; see [`RuleSettings::serves_localhost`] for whether it comes to anything.
     pub localhost_node_ports: bool,
     pub node_port_addresses: NodePortAddresses,
     pub abilities: Abilities,
@@ -52,7 +52,7 @@ pub type Fixed = (&'static str, String);
 pub const NAT_CHAINS: [&str; 4] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
 const FILTER_CHAINS: [&str; 5] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];
 
-impl Settings {
+impl RuleSettings {
     /// Whether node ports answer at 127.0.0.1; IPv6 cannot route from loopback to a pod.
     pub fn serves_localhost(&self) -> bool {
         self.localhost_node_ports

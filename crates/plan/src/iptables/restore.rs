@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
 use crate::iptables::chains::{MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, SharedChain, Table};
-use crate::iptables::program::{Fixed, NAT_CHAINS, Settings};
+use crate::iptables::program::{Fixed, NAT_CHAINS, RuleSettings};
 use crate::iptables::quoting::word;
 use crate::iptables::rules::{Chain, Line, Unit};
 
@@ -126,7 +126,12 @@ impl Section {
 }
 
 /// Everything at once, to the byte as the reference does it. Units come in the order of their names.
-pub fn whole(settings: &Settings, tail: &[String], units: Vec<Unit>, stale: &BTreeSet<String>) -> Restore {
+pub fn whole(
+    settings: &RuleSettings,
+    tail: &[String],
+    units: Vec<Unit>,
+    stale: &BTreeSet<String>,
+) -> Restore {
     let mut restore = Restore::default();
     let Restore { filter, nat } = &mut restore;
     settings.filter_chains().for_each(|chain| filter.chain(chain));
@@ -150,7 +155,7 @@ pub fn whole(settings: &Settings, tail: &[String], units: Vec<Unit>, stale: &BTr
 /// The same in several runs, of about so many rules each, such that at no time a packet meets a chain that is missing
 /// or written in part: what a chain jumps to comes before it, and the ways in come last.
 pub fn in_batches(
-    settings: &Settings,
+    settings: &RuleSettings,
     tail: &[String],
     units: Vec<Unit>,
     stale: &BTreeSet<String>,
@@ -215,13 +220,13 @@ impl Batches {
 }
 
 /// The fixed chains that services' own chains jump to or rely on.
-fn ground(settings: &Settings, nat: &mut Section) {
+fn ground(settings: &RuleSettings, nat: &mut Section) {
     [POSTROUTING, MARK_MASQ].into_iter().for_each(|chain| nat.chain(chain));
     nat.append_fixed(&settings.masquerading());
 }
 
 /// The fixed chains of the filter table, and all shared chains: what leads packets to services' own chains.
-fn gates(settings: &Settings, tail: &[String], lines: &[Line], restore: &mut Restore) {
+fn gates(settings: &RuleSettings, tail: &[String], lines: &[Line], restore: &mut Restore) {
     let Restore { filter, nat } = restore;
     settings.filter_chains().for_each(|chain| filter.chain(chain));
     filter.append_fixed(&settings.martians());

@@ -19,7 +19,7 @@ use model::routing::{Endpoint, Routing, Traffic};
 use crate::iptables::chains::{
     MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, SharedChain, lower_case,
 };
-use crate::iptables::program::{LOCALHOST_NODE_PORTS, Settings};
+use crate::iptables::program::{LOCALHOST_NODE_PORTS, RuleSettings};
 use crate::iptables::quoting::comment;
 
 /// Everything the kernel holds for one service port, in the order in which the reference writes it.
@@ -58,7 +58,7 @@ impl Unit {
     pub fn render(
         name: &ServicePortName,
         routing: &Routing,
-        settings: &Settings,
+        settings: &RuleSettings,
         comments: EndpointComments,
     ) -> Self {
         let writer = Writer::new(name, routing, settings);
@@ -66,7 +66,7 @@ impl Unit {
     }
 
     /// Only what it adds to the shared chains.
-    pub fn render_lines(name: &ServicePortName, routing: &Routing, settings: &Settings) -> Vec<Line> {
+    pub fn render_lines(name: &ServicePortName, routing: &Routing, settings: &RuleSettings) -> Vec<Line> {
         Writer::new(name, routing, settings).lines()
     }
 
@@ -107,11 +107,11 @@ struct Writer<'a> {
     protocol: &'static str,
     chains: Namer,
     routing: &'a Routing,
-    settings: &'a Settings,
+    settings: &'a RuleSettings,
 }
 
 impl<'a> Writer<'a> {
-    fn new(name: &ServicePortName, routing: &'a Routing, settings: &'a Settings) -> Self {
+    fn new(name: &ServicePortName, routing: &'a Routing, settings: &'a RuleSettings) -> Self {
         let protocol = lower_case(routing.protocol);
         Self { name: name.to_string(), protocol, chains: Namer::new(name), routing, settings }
     }

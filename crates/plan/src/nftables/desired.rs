@@ -15,7 +15,7 @@ use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{Frontend, SharedElement, SlotAssignment, Unit, frontends, shared_elements};
-use crate::nftables::program::{Program, Settings, affinity_chains};
+use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
@@ -27,7 +27,7 @@ pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 /// The desired content of the table of one family. To clone it is cheap, whatever it holds.
 #[derive(Clone, Debug)]
 pub struct DesiredTable {
-    settings: Settings,
+    settings: ProgramSettings,
     units: Shards<ServicePortName, Unit>,
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<Frontend, Vec<ServicePortName>>,
@@ -49,7 +49,7 @@ type Contended = BTreeMap<Frontend, Vec<ServicePortName>>;
 
 impl DesiredTable {
     /// A table of this program that no Service has anything in.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ProgramSettings) -> Self {
         Self {
             settings,
             units: Shards::default(),
@@ -62,7 +62,7 @@ impl DesiredTable {
         }
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &ProgramSettings {
         &self.settings
     }
 

@@ -17,7 +17,7 @@ use crate::flows::Destination;
 use crate::nftables::claims::Contention;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{Frontend, SlotAssignment};
-use crate::nftables::program::Settings;
+use crate::nftables::program::ProgramSettings;
 use crate::nftables::sets::Set;
 use crate::nftables::steps::{Held, HeldTable, Steps};
 
@@ -50,7 +50,7 @@ enum Actual {
 }
 
 impl Plan {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ProgramSettings) -> Self {
         Self {
             desired: DesiredTable::new(settings),
             actual: Actual::Unknown,

@@ -9,7 +9,7 @@
 //!   postrouting          100  masquerading
 //! ```
 //!
-//! All that differs between nodes is in [`Settings`]; all that differs between services is in the sets. Only the kernel
+//! All that differs between nodes is in [`ProgramSettings`]; all that differs between services is in the sets. Only the kernel
 //! wants a timeout to be a constant of a rule: so each timeout of session affinity that is in use has two chains `learn-N`.
 
 use std::borrow::Cow;
@@ -27,7 +27,7 @@ use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ProgramSettings {
     pub family: Family,
     pub mark: Mark,
     pub masquerade_all: bool,
@@ -79,7 +79,7 @@ pub struct Program {
 
 impl Program {
     /// `timeouts` are the seconds of session affinity that any service asks for.
-    pub fn new(settings: &Settings, timeouts: &BTreeSet<u32>) -> Self {
+    pub fn new(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Self {
         let mut sets: Vec<Set> = Set::fixed().collect();
         sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
         let mut chains: Vec<Chain> = Vec::new();
@@ -97,7 +97,7 @@ const FRONTEND: [Field; 3] = [Field::Destination, Field::Protocol, Field::Destin
 const NODE_PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
 
 /// From the address a client used to the endpoint it gets.
-fn choosing(settings: &Settings) -> Vec<Chain> {
+fn choosing(settings: &ProgramSettings) -> Vec<Chain> {
     let mark = settings.mark;
     let mut services = vec![rule([
         Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
@@ -149,7 +149,7 @@ fn choosing(settings: &Settings) -> Vec<Chain> {
     ]
 }
 
-fn cluster_ip(settings: &Settings) -> Vec<Rule> {
+fn cluster_ip(settings: &ProgramSettings) -> Vec<Rule> {
     let mark = Statement::SetMark(settings.mark);
     let mut rules = Vec::new();
     if settings.masquerade_all {
@@ -165,7 +165,7 @@ fn cluster_ip(settings: &Settings) -> Vec<Rule> {
 
 /// Clients from outside keep their address and so can only be served from this node. Pods and the node itself get what
 /// they would get from the cluster IP.
-fn external_local(settings: &Settings, outside: &'static str, inside: &'static str) -> Vec<Rule> {
+fn external_local(settings: &ProgramSettings, outside: &'static str, inside: &'static str) -> Vec<Rule> {
     let mut rules = Vec::new();
     if let Some(from_pod) = &settings.from_pod {
         rules.push(rule([is(from_pod), Statement::Goto(inside)]).because("short-circuit pod traffic"));
@@ -205,7 +205,7 @@ fn key(by: LookupBy) -> &'static [Field] {
 }
 
 /// What becomes of packets that found no endpoint.
-fn checking(settings: &Settings) -> Vec<Chain> {
+fn checking(settings: &ProgramSettings) -> Vec<Chain> {
     let allowed = [&FRONTEND[..], &[Field::Source]].concat();
     let at_node = || at_node_port_address(settings, false);
     let node_port = |set| Statement::In(NODE_PORT.into(), set);
@@ -267,7 +267,7 @@ fn checking(settings: &Settings) -> Vec<Chain> {
 }
 
 /// After the choice and before masquerading, both the client and the endpoint are there to be seen.
-fn learning(settings: &Settings) -> Vec<Chain> {
+fn learning(settings: &ProgramSettings) -> Vec<Chain> {
     let is_sticky = |by| Statement::Affinity(by, Affinity::Has);
     let chains_for = |by: LookupBy| {
         let [cluster, local, remember] = names(by);
@@ -394,7 +394,7 @@ fn entries() -> Vec<Chain> {
 
 /// Loopback never serves node ports in this mode. Whether an address is the node's has to be asked only before the
 /// packet has been routed.
-fn at_node_port_address(settings: &Settings, before_routing: bool) -> Vec<Statement> {
+fn at_node_port_address(settings: &ProgramSettings, before_routing: bool) -> Vec<Statement> {
     if !settings.node_ports_everywhere {
         return vec![Statement::In(vec![Field::Destination], Set::NodePortIps)];
     }

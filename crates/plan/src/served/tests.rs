@@ -14,7 +14,7 @@ use crate::difference::{DifferenceKind, KernelObject};
 use crate::iptables::compare::{Tolerance, compare};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::listing::Listing;
-use crate::iptables::program::{Abilities, Settings};
+use crate::iptables::program::{Abilities, RuleSettings};
 use crate::iptables::rules::EndpointComments;
 use crate::mark::Mark;
 use crate::mode::Mode;
@@ -50,7 +50,7 @@ fn sorted(lines: &str) -> Routings {
 }
 
 fn table(lines: &str) -> DesiredTable {
-    let mut table = DesiredTable::new(program::Settings {
+    let mut table = DesiredTable::new(program::ProgramSettings {
         family: FAMILY,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,
@@ -62,7 +62,7 @@ fn table(lines: &str) -> DesiredTable {
 }
 
 fn tables(lines: &str) -> [Listing; 2] {
-    let settings = Settings {
+    let settings = RuleSettings {
         family: FAMILY,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,

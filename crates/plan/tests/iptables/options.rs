@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use model::address::Family;
 use model::cluster::Here;
 use model::local::{FromPod, NodePortAddresses};
-use plan::iptables::program::{Abilities, Counters, Settings};
+use plan::iptables::program::{Abilities, Counters, RuleSettings};
 use plan::mark::Mark;
 use serde::Deserialize;
 
@@ -83,12 +83,12 @@ impl Options {
         }
     }
 
-    pub fn settings(&self) -> Settings {
+    pub fn settings(&self) -> RuleSettings {
         let family = self.family();
         let detect = &self.detect_local;
         let interface = detect.bridge_interface.clone().map(FromPod::Interface);
         let prefix = detect.interface_name_prefix.clone().map(FromPod::InterfacePrefix);
-        Settings {
+        RuleSettings {
             family,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: self.masquerade_all,

@@ -10,7 +10,7 @@ use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use plan::flows::Contended;
 use plan::iptables::plan::{Plan, RuleCounts, Scope};
-use plan::iptables::program::Settings;
+use plan::iptables::program::RuleSettings;
 use settings::duration::Duration as GoDuration;
 
 use super::{Backend, SyncError, Watch};
@@ -26,7 +26,7 @@ pub struct Iptables {
 }
 
 impl Iptables {
-    pub fn new(rules: Rules, settings: Settings, sync_period: Duration, metrics: Arc<Metrics>) -> Self {
+    pub fn new(rules: Rules, settings: RuleSettings, sync_period: Duration, metrics: Arc<Metrics>) -> Self {
         // There from the start, so that an alert sees the first failure.
         let family = [ip_family(rules.family())];
         metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);

@@ -15,7 +15,7 @@ use plan::flows::{Contended, Destination};
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::SlotAssignment;
 use plan::nftables::plan::Plan;
-use plan::nftables::program::Settings;
+use plan::nftables::program::ProgramSettings;
 use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
 
@@ -38,7 +38,7 @@ pub struct Nftables {
 const NAMED: usize = 3;
 
 impl Nftables {
-    pub fn new(table: Table, settings: Settings, metrics: Arc<Metrics>) -> Self {
+    pub fn new(table: Table, settings: ProgramSettings, metrics: Arc<Metrics>) -> Self {
         // There from the start, so that an alert sees the first failure. Nothing is left to clean up after a sync here,
         // but dashboards ask for it.
         let family = [ip_family(table.family())];

@@ -20,7 +20,7 @@ pub struct Syncing {
     pub backend: Box<dyn Backend>,
     pub pace: Pace,
     /// How packets go through the rules of the backend.
-    pub tracing: explain::Settings,
+    pub tracing: explain::ExplainSettings,
     /// Whether the kernel has held what it should.
     pub has_synced: bool,
     /// What to do after the first sync.
@@ -43,7 +43,7 @@ impl Syncing {
         backend: Box<dyn Backend>,
         (pause, sync_period): (Pause, Duration),
         node_port_addresses: NodePortAddresses,
-        tracing: explain::Settings,
+        tracing: explain::ExplainSettings,
         take_over: TakeOver,
     ) -> Self {
         let (Pause::Always(min_sync) | Pause::InProportion(min_sync)) = pause;

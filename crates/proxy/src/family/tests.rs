@@ -131,7 +131,7 @@ fn start(family: Family) -> Started {
         backend: Box::new(FakeBackend { held: held.clone(), gate: gated }),
         flows,
         node_port_addresses: node_port_addresses.clone(),
-        tracing: explain::Settings {
+        tracing: explain::ExplainSettings {
             mode: Mode::Nftables,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,

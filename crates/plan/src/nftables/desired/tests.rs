@@ -54,8 +54,8 @@ impl FakeTable {
     }
 }
 
-pub fn settings() -> Settings {
-    Settings {
+pub fn settings() -> ProgramSettings {
+    ProgramSettings {
         family: Family::V4,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,
