@@ -56,8 +56,8 @@ pub struct Explanation {
     pub mode: Mode,
     pub origin: Origin,
     /// What of a service it is sent to; `None` if no service has its destination.
-    pub frontend: Option<Frontend>,
-    pub policy: Option<Policy>,
+    pub frontend: Option<ExplainedFrontend>,
+    pub policy: Option<AppliedPolicy>,
     pub fate: Fate,
     /// Why, unless it is forwarded.
     pub reason: Option<Reason>,
@@ -65,10 +65,10 @@ pub struct Explanation {
     pub to_this_node: bool,
     /// What the proxy itself says to it, if it is a health check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub health_check: Option<HealthCheck>,
+    pub health_check: Option<HealthCheckAnswer>,
     /// Who answers if it is forwarded.
     pub endpoints: Vec<Target>,
-    pub unused: Vec<Unused>,
+    pub unused: Vec<UnusedEndpoint>,
     /// Seconds for which a client goes to the endpoint it went to before.
     pub affinity_seconds: Option<u32>,
     /// The chains it goes through, up to the one that decides.
@@ -94,7 +94,7 @@ pub struct PacketContext {
     pub interface: Option<String>,
     /// How rules know traffic from pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from_pod: Option<PodsBy>,
+    pub from_pod: Option<PodDetection>,
     pub masquerade_all: bool,
     pub mark: u32,
     pub node_ports_everywhere: bool,
@@ -103,7 +103,7 @@ pub struct PacketContext {
 /// See [`FromPod`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum PodsBy {
+pub enum PodDetection {
     Cidr(String),
     Interface(String),
     InterfacePrefix(String),
@@ -122,8 +122,8 @@ pub enum Origin {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Frontend {
-    pub kind: Kind,
+pub struct ExplainedFrontend {
+    pub kind: FrontendKind,
     pub namespace: String,
     pub service: String,
     /// Empty for the only port of a service that does not name it.
@@ -136,7 +136,7 @@ pub struct Frontend {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum FrontendKind {
     #[serde(rename = "clusterIP")]
     ClusterIp,
     #[serde(rename = "externalIP")]
@@ -150,7 +150,7 @@ pub enum Kind {
 /// The traffic policy that binds the packet, or would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Policy {
+pub struct AppliedPolicy {
     pub field: PolicyField,
     pub value: PolicyValue,
     /// Local does not bind what pods and this node send to external addresses.
@@ -210,7 +210,7 @@ pub enum Reason {
 /// What load balancers are told about a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HealthCheck {
+pub struct HealthCheckAnswer {
     pub namespace: String,
     pub service: String,
     /// Ready ones on this node.
@@ -223,7 +223,7 @@ pub struct HealthCheck {
     pub trouble: Option<String>,
 }
 
-impl HealthCheck {
+impl HealthCheckAnswer {
     pub fn new(service: &NamespacedName, local_endpoints: usize, proxy_is_healthy: bool) -> Self {
         Self {
             namespace: service.namespace.to_string(),
@@ -265,7 +265,7 @@ pub enum Masquerade {
 /// An endpoint that can't get the packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unused {
+pub struct UnusedEndpoint {
     pub address: SocketAddr,
     pub on_this_node: bool,
     pub reason: UnusedReason,
@@ -336,13 +336,13 @@ struct Question<'a> {
     /// The destination is the cluster IP of some service, whatever its ports.
     to_cluster_ip: bool,
     /// The destination is where load balancers ask about a service.
-    health_check: Option<HealthCheck>,
+    health_check: Option<HealthCheckAnswer>,
 }
 
 /// What the rules of a mode do with the packet, and why.
 struct Answer<'a> {
     /// The service port by whose rules, and which of its frontends.
-    matched: Option<(&'a Considered<'a>, Kind)>,
+    matched: Option<(&'a Considered<'a>, FrontendKind)>,
     end: End,
     chains: Vec<String>,
     otherwise: Option<Fate>,
@@ -409,7 +409,8 @@ impl<'a> Question<'a> {
             concerned,
             service_cidrs: cluster.service_cidrs(),
             to_cluster_ip: cluster.has_cluster_ip(to.ip()),
-            health_check: health_check.map(|(name, it)| HealthCheck::new(&name, it.local_endpoints, true)),
+            health_check: health_check
+                .map(|(name, it)| HealthCheckAnswer::new(&name, it.local_endpoints, true)),
         })
     }
 
@@ -418,15 +419,15 @@ impl<'a> Question<'a> {
     }
 
     /// The service ports that claim the address, each with what it is to them, in the order of upstream's rules.
-    fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, Kind)> {
+    fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, FrontendKind)> {
         let to = self.destination();
         let at = move |considered: &Considered<'_>| {
             let addresses = &considered.routing.addresses;
             let is_its = considered.routing.port.get() == to.port();
             let kinds = [
-                (Kind::ClusterIp, addresses.cluster_ip == to.ip()),
-                (Kind::ExternalIp, addresses.external_ips.contains(&to.ip())),
-                (Kind::LoadBalancerIp, addresses.load_balancer_ips.contains(&to.ip())),
+                (FrontendKind::ClusterIp, addresses.cluster_ip == to.ip()),
+                (FrontendKind::ExternalIp, addresses.external_ips.contains(&to.ip())),
+                (FrontendKind::LoadBalancerIp, addresses.load_balancer_ips.contains(&to.ip())),
             ];
             kinds.into_iter().filter(move |(_, is_at)| is_its && *is_at).map(|(kind, _)| kind)
         };
@@ -440,19 +441,23 @@ impl<'a> Question<'a> {
     }
 
     /// The service port that has the address, and what it is to it.
-    fn owner_by_address(&self) -> Option<(&Considered<'a>, Kind)> {
+    fn owner_by_address(&self) -> Option<(&Considered<'a>, FrontendKind)> {
         self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
     }
 
     /// The service port that has the port as a node port.
     fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
-        self.by_node_port().min_by_key(|&claim| self.rank(claim, Kind::NodePort))
+        self.by_node_port().min_by_key(|&claim| self.rank(claim, FrontendKind::NodePort))
     }
 
     /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
     /// names.
-    fn rank<'c>(&self, claim: &'c Considered<'_>, kind: Kind) -> (Option<Rank<'c>>, &'c ServicePortName) {
-        let ip = (kind != Kind::NodePort).then_some(self.destination().ip());
+    fn rank<'c>(
+        &self,
+        claim: &'c Considered<'_>,
+        kind: FrontendKind,
+    ) -> (Option<Rank<'c>>, &'c ServicePortName) {
+        let ip = (kind != FrontendKind::NodePort).then_some(self.destination().ip());
         let rank = match self.settings.mode {
             Mode::Nftables => Some(Rank::of(ip, &claim.name, &claim.routing)),
             Mode::Iptables => None,
@@ -475,7 +480,7 @@ impl<'a> Question<'a> {
         let by_node_port = self.owner_by_node_port().filter(|_| self.to_this_node);
         let (matched, reason) = match (by_address, by_node_port) {
             (Some(matched), _) => (Some(matched), Reason::UncheckedFromNode),
-            (None, Some(claim)) => (Some((claim, Kind::NodePort)), Reason::NodePortNotServedHere),
+            (None, Some(claim)) => (Some((claim, FrontendKind::NodePort)), Reason::NodePortNotServedHere),
             (None, None) if self.to_cluster_ip => (None, Reason::NoSuchPort),
             (None, None) if self.health_check.is_some() => (None, Reason::HealthCheck),
             (None, None) => (None, Reason::NoService),
@@ -519,7 +524,7 @@ impl<'a> Question<'a> {
         let short_circuit = matches!(answer.end, End::Translated { short_circuit: true, .. });
         if let Some((claim, kind)) = answer.matched {
             explanation.frontend = Some(self.frontend(claim, kind));
-            explanation.policy = Some(Policy::of(claim, kind, short_circuit));
+            explanation.policy = Some(AppliedPolicy::of(claim, kind, short_circuit));
         }
         match (answer.end, answer.matched) {
             (End::Translated { candidates, traffic, .. }, Some((claim, _))) => {
@@ -554,10 +559,10 @@ impl<'a> Question<'a> {
         explanation
     }
 
-    fn frontend(&self, claim: &Considered<'_>, kind: Kind) -> Frontend {
+    fn frontend(&self, claim: &Considered<'_>, kind: FrontendKind) -> ExplainedFrontend {
         let mut claimants: Vec<&Considered<'_>> = match kind {
-            Kind::NodePort => self.by_node_port().collect(),
-            Kind::ClusterIp | Kind::ExternalIp | Kind::LoadBalancerIp => {
+            FrontendKind::NodePort => self.by_node_port().collect(),
+            FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
                 self.by_address().map(|(claim, _)| claim).collect()
             }
         };
@@ -568,7 +573,7 @@ impl<'a> Question<'a> {
             (Some(rank), Some(runner_up)) => rank.precedence_over(&runner_up),
             (None, _) | (_, None) => Precedence::FirstRule,
         });
-        Frontend {
+        ExplainedFrontend {
             kind,
             namespace: claim.name.service.namespace.to_string(),
             service: claim.name.service.name.to_string(),
@@ -596,10 +601,10 @@ fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) 
 }
 
 /// What traffic through a frontend of this kind gets, from outside.
-fn traffic(routing: &Routing, kind: Kind) -> Traffic {
+fn traffic(routing: &Routing, kind: FrontendKind) -> Traffic {
     match kind {
-        Kind::ClusterIp => routing.internal,
-        Kind::ExternalIp | Kind::LoadBalancerIp | Kind::NodePort => routing.external,
+        FrontendKind::ClusterIp => routing.internal,
+        FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp | FrontendKind::NodePort => routing.external,
     }
 }
 
@@ -619,9 +624,9 @@ impl PacketContext {
         Self {
             interface: packet.interface.clone(),
             from_pod: settings.from_pod.as_ref().map(|from_pod| match from_pod {
-                FromPod::Source(cidr) => PodsBy::Cidr(cidr.to_string()),
-                FromPod::Interface(name) => PodsBy::Interface(name.clone()),
-                FromPod::InterfacePrefix(prefix) => PodsBy::InterfacePrefix(prefix.clone()),
+                FromPod::Source(cidr) => PodDetection::Cidr(cidr.to_string()),
+                FromPod::Interface(name) => PodDetection::Interface(name.clone()),
+                FromPod::InterfacePrefix(prefix) => PodDetection::InterfacePrefix(prefix.clone()),
             }),
             masquerade_all: settings.masquerade_all,
             mark: settings.mark.get(),
@@ -630,11 +635,11 @@ impl PacketContext {
     }
 }
 
-impl Policy {
-    fn of(claim: &Considered<'_>, kind: Kind, short_circuit: bool) -> Self {
+impl AppliedPolicy {
+    fn of(claim: &Considered<'_>, kind: FrontendKind, short_circuit: bool) -> Self {
         let (field, value) = match kind {
-            Kind::ClusterIp => (PolicyField::InternalTrafficPolicy, claim.internal_policy),
-            Kind::ExternalIp | Kind::LoadBalancerIp | Kind::NodePort => {
+            FrontendKind::ClusterIp => (PolicyField::InternalTrafficPolicy, claim.internal_policy),
+            FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp | FrontendKind::NodePort => {
                 (PolicyField::ExternalTrafficPolicy, claim.external_policy)
             }
         };
@@ -646,7 +651,7 @@ impl Policy {
     }
 }
 
-fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<Unused> {
+fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<UnusedEndpoint> {
     let found = claim.unused(policy).into_iter();
     found
         .map(|(candidate, why)| {
@@ -661,7 +666,7 @@ fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<Unused> {
                 }
             };
             let address = SocketAddr::new(candidate.ip, candidate.port.get());
-            Unused { address, on_this_node: candidate.conditions.local, reason, zones }
+            UnusedEndpoint { address, on_this_node: candidate.conditions.local, reason, zones }
         })
         .collect()
 }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use plan::explain::live::Live;
 use plan::explain::{
-    Explanation, Fate, Frontend, HealthCheck, Kind, Masquerade, Origin, Policy, PolicyField, PolicyValue,
-    Reason, Target, Unused, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, Masquerade, Origin,
+    PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
 };
 use plan::mode::Mode;
 
@@ -69,10 +69,10 @@ pub fn of(explanation: &Explanation) -> String {
 
 fn frontend(explanation: &Explanation) -> String {
     let mode = explanation.mode.name();
-    if let Some(HealthCheck { namespace, service, .. }) = &explanation.health_check {
+    if let Some(HealthCheckAnswer { namespace, service, .. }) = &explanation.health_check {
         return format!("health-check node port of {namespace}/{service} ({mode} mode)");
     }
-    let Some(Frontend { kind, namespace, service, port, .. }) = &explanation.frontend else {
+    let Some(ExplainedFrontend { kind, namespace, service, port, .. }) = &explanation.frontend else {
         let what = match explanation.reason {
             Some(Reason::NoSuchPort) => "a cluster IP, but a port that no service has there",
             Some(Reason::UnusedClusterIp) => "a cluster IP that no service has",
@@ -81,10 +81,10 @@ fn frontend(explanation: &Explanation) -> String {
         return format!("{what} ({mode} mode)");
     };
     let kind = match kind {
-        Kind::ClusterIp => "cluster IP",
-        Kind::ExternalIp => "external IP",
-        Kind::LoadBalancerIp => "load-balancer IP",
-        Kind::NodePort => "node port",
+        FrontendKind::ClusterIp => "cluster IP",
+        FrontendKind::ExternalIp => "external IP",
+        FrontendKind::LoadBalancerIp => "load-balancer IP",
+        FrontendKind::NodePort => "node port",
     };
     let port = if port.is_empty() { String::new() } else { format!(":{port}") };
     format!("{kind} of {namespace}/{service}{port} ({mode} mode)")
@@ -97,7 +97,9 @@ fn origin_and_policy(explanation: &Explanation) -> String {
         Origin::Elsewhere => "from outside the cluster",
         Origin::Unknown => "not from this node; whether from a pod the proxy can't tell",
     };
-    let Some(Policy { field, value, short_circuit }) = explanation.policy else { return origin.into() };
+    let Some(AppliedPolicy { field, value, short_circuit }) = explanation.policy else {
+        return origin.into();
+    };
     let field = match field {
         PolicyField::InternalTrafficPolicy => "internalTrafficPolicy",
         PolicyField::ExternalTrafficPolicy => "externalTrafficPolicy",
@@ -170,7 +172,7 @@ fn because(reason: Reason, explanation: &Explanation) -> String {
     because.into()
 }
 
-fn health_check(check: &HealthCheck) -> String {
+fn health_check(check: &HealthCheckAnswer) -> String {
     if let Some(trouble) = &check.trouble {
         return format!("the proxy itself should answer there, but can't: {trouble}");
     }
@@ -214,7 +216,7 @@ fn percent(probability: f64) -> String {
     if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0}%") } else { format!("{percent:.1}%") }
 }
 
-fn why_unused(unused: &Unused) -> String {
+fn why_unused(unused: &UnusedEndpoint) -> String {
     match unused.reason {
         UnusedReason::NotReady => "not ready".into(),
         UnusedReason::Draining => "terminating, while others are ready".into(),

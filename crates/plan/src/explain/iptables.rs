@@ -6,7 +6,7 @@ use model::address::Family;
 use model::cluster::Considered;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, ExplainSettings, Kind, Masquerade, Question, Reason};
+use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Question, Reason};
 use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, lower_case,
 };
@@ -49,7 +49,8 @@ pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
     let is_local = path.chains.iter().any(|chain| Purpose::of(chain) == Some(Purpose::Local));
     let traffic = if is_local { Traffic::ToLocal } else { Traffic::ToCluster };
     let short_circuit = !is_local
-        && matched.is_some_and(|(claim, kind)| kind != Kind::ClusterIp && claim.routing.preserves_client);
+        && matched
+            .is_some_and(|(claim, kind)| kind != FrontendKind::ClusterIp && claim.routing.preserves_client);
     let end = End::Translated { candidates, traffic, short_circuit };
     let rest = walk.paths.iter().find(|path| !path.is_forwarded());
     Answer { matched, end, chains, otherwise: rest.map(|path| path.verdict.into()) }
@@ -76,7 +77,10 @@ fn shown(path: &RulesPath<'_>) -> Vec<String> {
 }
 
 /// The rule that led to the translation from a chain that all service ports share.
-fn translation<'q>(question: &'q Question<'q>, path: &RulesPath<'_>) -> Option<(&'q Considered<'q>, Kind)> {
+fn translation<'q>(
+    question: &'q Question<'q>,
+    path: &RulesPath<'_>,
+) -> Option<(&'q Considered<'q>, FrontendKind)> {
     let target =
         |matched: &Matched<'_, ListedRule<'_>>| SavedRule::parse(&matched.rule.text).target() == Some("DNAT");
     let end = path.rules.iter().position(target)?;
@@ -87,10 +91,10 @@ fn translation<'q>(question: &'q Question<'q>, path: &RulesPath<'_>) -> Option<(
     let rule = SavedRule::parse(&entry.rule.text);
     let says = |what: &str| rule.comment().is_some_and(|comment| comment.ends_with(what));
     let kind = match entry.chain {
-        NODE_PORTS => Kind::NodePort,
-        _ if says(" loadbalancer IP") => Kind::LoadBalancerIp,
-        _ if says(" external IP") => Kind::ExternalIp,
-        _ => Kind::ClusterIp,
+        NODE_PORTS => FrontendKind::NodePort,
+        _ if says(" loadbalancer IP") => FrontendKind::LoadBalancerIp,
+        _ if says(" external IP") => FrontendKind::ExternalIp,
+        _ => FrontendKind::ClusterIp,
     };
     Some((owner, kind))
 }
@@ -127,7 +131,7 @@ fn masquerade(question: &Question<'_>, path: &RulesPath<'_>) -> Option<Masquerad
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &RulesPath<'_>,
-) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
+) -> (Reason, Option<(&'q Considered<'q>, FrontendKind)>) {
     let Some(matched) = path.rules.last() else { return (Reason::NoService, None) };
     let owner = owner(question, matched);
     let refusal =
@@ -137,17 +141,17 @@ fn stop<'q>(
         PROXY_FIREWALL => {
             let is_admitted = owner.is_some_and(|claim| question.is_admitted(&claim.routing));
             let reason = if is_admitted { Reason::NoLocalEndpoints } else { Reason::NotInSourceRanges };
-            (reason, Kind::LoadBalancerIp)
+            (reason, FrontendKind::LoadBalancerIp)
         }
         EXTERNAL_SERVICES if SavedRule::parse(&matched.rule.text).value("--dst-type").is_some() => {
-            (refusal, Kind::NodePort)
+            (refusal, FrontendKind::NodePort)
         }
         EXTERNAL_SERVICES => {
             let ip = path.destination(question.context.packet).ip();
             let is_external = owner.is_some_and(|it| it.routing.addresses.external_ips.contains(&ip));
-            (refusal, if is_external { Kind::ExternalIp } else { Kind::LoadBalancerIp })
+            (refusal, if is_external { FrontendKind::ExternalIp } else { FrontendKind::LoadBalancerIp })
         }
-        _ => (refusal, Kind::ClusterIp),
+        _ => (refusal, FrontendKind::ClusterIp),
     };
     (reason, owner.map(|owner| (owner, kind)))
 }

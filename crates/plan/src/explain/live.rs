@@ -12,7 +12,7 @@ use model::local::FromPod;
 use model::names::Protocol;
 use serde::{Deserialize, Serialize};
 
-use super::{Explanation, Fate, PacketContext, PodsBy};
+use super::{Explanation, Fate, PacketContext, PodDetection};
 use crate::iptables::run::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
 use crate::nftables::program::{Program, ProgramSettings};
@@ -123,9 +123,9 @@ impl Explanation {
             mark: Mark::from_bits(*mark),
             masquerade_all: *masquerade_all,
             from_pod: from_pod.as_ref().and_then(|by| match by {
-                PodsBy::Cidr(cidr) => cidr.parse().ok().map(FromPod::Source),
-                PodsBy::Interface(name) => Some(FromPod::Interface(name.clone())),
-                PodsBy::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+                PodDetection::Cidr(cidr) => cidr.parse().ok().map(FromPod::Source),
+                PodDetection::Interface(name) => Some(FromPod::Interface(name.clone())),
+                PodDetection::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
             }),
             node_ports_everywhere: *node_ports_everywhere,
         }

@@ -6,7 +6,7 @@ use model::cluster::Considered;
 use model::names::ServicePortName;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, ExplainSettings, Kind, Masquerade, Question, Reason, traffic};
+use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Question, Reason, traffic};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
@@ -52,7 +52,7 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
     let chains = chains(program, path);
     let owner = |by| match by {
         LookupBy::Address => question.owner_by_address(),
-        LookupBy::NodePort => question.owner_by_node_port().map(|claim| (claim, Kind::NodePort)),
+        LookupBy::NodePort => question.owner_by_node_port().map(|claim| (claim, FrontendKind::NodePort)),
     };
     if path.is_forwarded() {
         let Some((by, is_inside)) = path.rules.iter().rev().find_map(|matched| translation(matched.rule))
@@ -123,13 +123,13 @@ fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &ProgramPath<'_>,
-    owner: impl Fn(LookupBy) -> Option<(&'q Considered<'q>, Kind)>,
-) -> (Reason, Option<(&'q Considered<'q>, Kind)>) {
+    owner: impl Fn(LookupBy) -> Option<(&'q Considered<'q>, FrontendKind)>,
+) -> (Reason, Option<(&'q Considered<'q>, FrontendKind)>) {
     let sets = path.rules.last().into_iter().flat_map(|matched| &matched.rule.statements);
     let found = sets.filter_map(|statement| match statement {
         Statement::In(_, set) => Some(match set {
             Set::Firewalled => {
-                let owner = owner(LookupBy::Address).map(|(claim, _)| (claim, Kind::LoadBalancerIp));
+                let owner = owner(LookupBy::Address).map(|(claim, _)| (claim, FrontendKind::LoadBalancerIp));
                 (Reason::NotInSourceRanges, owner)
             }
             Set::NoEndpoints(by) => (Reason::NoEndpoints, owner(*by)),

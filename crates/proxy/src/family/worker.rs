@@ -13,7 +13,7 @@ use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
 use model::names::{NamespacedName, ServicePortName};
-use plan::explain::{self, Explanation, HealthCheck};
+use plan::explain::{self, Explanation, HealthCheckAnswer};
 
 use super::drift::DriftWatch;
 use super::inbox::{Inbox, Mail};
@@ -170,7 +170,7 @@ impl Worker {
         let mut explanation = explained.map_err(|error| error.to_string())?;
         if let Some(check) = &mut explanation.health_check {
             let service = NamespacedName::new(&check.namespace, &check.service);
-            *check = HealthCheck::new(&service, check.local_endpoints, reports.health.is_healthy());
+            *check = HealthCheckAnswer::new(&service, check.local_endpoints, reports.health.is_healthy());
             check.trouble = reports.service_health.trouble(&service).map(Into::into);
         }
         Ok(explanation)
