@@ -20,7 +20,7 @@ use model::address::Family;
 pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership};
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 use plan::nftables::steps::{Held, HeldTable, Steps};
 use rustix::io::Errno;
 
@@ -144,7 +144,7 @@ impl Table {
     }
 
     /// New connections that the frontend has counted; none if the kernel has no such frontend.
-    pub fn count(&mut self, frontend: Frontend) -> io::Result<Option<u64>> {
+    pub fn count(&mut self, frontend: FrontendKey) -> io::Result<Option<u64>> {
         self.reader().count(frontend)
     }
 

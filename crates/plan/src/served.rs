@@ -16,7 +16,7 @@ use model::names::{Port, Protocol, ServicePortName};
 
 use crate::difference::Difference;
 use crate::nftables::claims::Precedence;
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 
 mod changes;
 mod contests;
@@ -41,17 +41,17 @@ pub struct KernelComparison {
 /// What the kernel serves, or should serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    pub frontends: BTreeMap<Frontend, ServedFrontend>,
+    pub frontends: BTreeMap<FrontendKey, ServedFrontend>,
     /// Endpoints that may connect to themselves by way of a service. Only the nftables mode says it of each.
     pub hairpins: BTreeSet<(Protocol, ServedEndpoint)>,
     /// By the id under which the nftables mode keeps the clients of a service port: one of its frontends.
-    pub affinity_ids: BTreeMap<u32, Frontend>,
+    pub affinity_ids: BTreeMap<u32, FrontendKey>,
     /// By the name of a chain of iptables.
     pub chains: BTreeMap<String, ServicePortName>,
 }
 
 /// Those of one service port.
-type Frontends<'a> = BTreeMap<Frontend, &'a ServedFrontend>;
+type Frontends<'a> = BTreeMap<FrontendKey, &'a ServedFrontend>;
 
 /// An endpoint that connections go to.
 pub type ServedEndpoint = (IpAddr, Port);
@@ -92,7 +92,7 @@ impl KernelComparison {
 }
 
 impl Served {
-    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
+    pub fn owner(&self, frontend: &FrontendKey) -> Option<&ServicePortName> {
         self.frontends.get(frontend)?.claims.first()
     }
 

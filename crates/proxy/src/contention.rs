@@ -99,14 +99,14 @@ impl Contentions {
 mod tests {
     use model::names::{Port, Protocol};
     use plan::nftables::claims::ContentionChange;
-    use plan::nftables::elements::Frontend;
+    use plan::nftables::elements::FrontendKey;
 
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn contention(change: ContentionChange, loser: usize) -> Contention {
-        let frontend = |n| Frontend {
+        let frontend = |n| FrontendKey {
             ip: Some([203, 0, 113, n].into()),
             protocol: Protocol::Tcp,
             port: Port::from_api(80).unwrap(),

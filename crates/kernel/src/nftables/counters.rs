@@ -8,7 +8,7 @@ use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::Connection;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 use plan::nftables::sets::{LookupBy, Set};
 
 use super::read::{Counted, Reader};
@@ -26,7 +26,7 @@ pub struct Connections {
     pub service: ServicePortName,
     /// None for all of the frontend together.
     pub endpoint: Option<(IpAddr, Port)>,
-    pub frontend: Frontend,
+    pub frontend: FrontendKey,
     pub count: u64,
 }
 

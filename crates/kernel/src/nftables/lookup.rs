@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use model::address::Family;
 use netlink::nftables::{Connection, Value};
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 use plan::nftables::run::{Sets, Slots};
 use plan::nftables::sets::{Element, Key, Set, Type, address};
 use plan::nftables::slots::{SlotRange, slot_ranges};
@@ -89,7 +89,7 @@ impl Sets for Lookup {
 }
 
 fn slot(element: &Element) -> Option<(u32, SocketAddr)> {
-    let (_, slot, endpoint) = Frontend::of_endpoint(element)?;
+    let (_, slot, endpoint) = FrontendKey::of_endpoint(element)?;
     Some((slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
 }
 

@@ -9,7 +9,7 @@ use model::address::Family;
 use model::names::Port;
 use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 use plan::nftables::program::{Chain, Program, ProgramSettings};
 use plan::nftables::sets::{Data, Element, Key, LookupBy, Set, SetKind, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
@@ -60,7 +60,7 @@ impl Reading {
 /// What an element has counted.
 #[derive(Debug)]
 pub struct Counted {
-    pub frontend: Frontend,
+    pub frontend: FrontendKey,
     pub endpoint: Option<(IpAddr, Port)>,
     pub count: u64,
 }
@@ -220,13 +220,13 @@ impl Reader<'_> {
     pub fn counters(&mut self, set: Set, by: LookupBy) -> io::Result<Vec<Counted>> {
         let family = self.family;
         self.read(set, |element| {
-            let (frontend, _) = Frontend::from_key(element.key, by, family)?;
+            let (frontend, _) = FrontendKey::from_key(element.key, by, family)?;
             Some(Counted { frontend, endpoint: endpoint(element, family), count: element.counter?.packets })
         })
     }
 
     /// New connections counted by a frontend; none if there is no such one.
-    pub fn count(&mut self, frontend: Frontend) -> io::Result<Option<u64>> {
+    pub fn count(&mut self, frontend: FrontendKey) -> io::Result<Option<u64>> {
         let by = if frontend.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort };
         let key = Value::concatenation(&[frontend.key().as_bytes()]);
         let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);

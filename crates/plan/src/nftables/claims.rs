@@ -8,7 +8,7 @@ use model::names::{NamespacedName, ServicePortName};
 use model::routing::Routing;
 use model::service::Created;
 
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 
 /// How claims to one frontend are ordered; the least one gets it. No other Service can take a cluster IP. Of the rest, the
 /// Service created first keeps what it has, whatever the later one is called.
@@ -74,7 +74,7 @@ pub struct Contention {
     /// up their claim.
     pub others: BTreeSet<NamespacedName>,
     /// Sorted, never empty.
-    pub frontends: Vec<Frontend>,
+    pub frontends: Vec<FrontendKey>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,11 +85,11 @@ pub enum ContentionChange {
 }
 
 /// Who claimed a frontend and who claims it now, each in the order of their rank.
-pub type Claimants<'a> = (Frontend, &'a [ServicePortName], &'a [ServicePortName]);
+pub type Claimants<'a> = (FrontendKey, &'a [ServicePortName], &'a [ServicePortName]);
 
 /// What became of contentions, in order: one for all frontends to which the same happens between the same Services.
 pub fn contentions<'a>(changes: impl Iterator<Item = Claimants<'a>>) -> Vec<Contention> {
-    let mut groups: BTreeMap<_, Vec<Frontend>> = BTreeMap::new();
+    let mut groups: BTreeMap<_, Vec<FrontendKey>> = BTreeMap::new();
     for (frontend, before, after) in changes {
         let winner = after.first();
         // One claimant is no contention: nothing was told of it, nor is it told that it stays.

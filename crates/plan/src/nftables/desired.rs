@@ -14,7 +14,9 @@ use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
-use crate::nftables::elements::{Frontend, SharedElement, SlotAssignment, Unit, frontends, shared_elements};
+use crate::nftables::elements::{
+    FrontendKey, SharedElement, SlotAssignment, Unit, frontends, shared_elements,
+};
 use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
@@ -30,7 +32,7 @@ pub struct DesiredTable {
     settings: ProgramSettings,
     units: Shards<ServicePortName, Unit>,
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
-    claims: Shards<Frontend, Vec<ServicePortName>>,
+    claims: Shards<FrontendKey, Vec<ServicePortName>>,
     /// How many service ports ask for what several may ask for. Never zero.
     shared: Shards<SharedElement, usize>,
     /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
@@ -45,7 +47,7 @@ pub struct DesiredTable {
 }
 
 /// The claims to frontends that were contended before or during a change, as they were before it.
-type Contended = BTreeMap<Frontend, Vec<ServicePortName>>;
+type Contended = BTreeMap<FrontendKey, Vec<ServicePortName>>;
 
 impl DesiredTable {
     /// A table of this program that no Service has anything in.
@@ -105,7 +107,7 @@ impl DesiredTable {
     /// contended frontends. The steps lead from a table that holds the desired state as it was before.
     pub fn replace(&mut self, changes: Vec<Changed>) -> (Steps, Vec<Contention>) {
         // Whatever the change may touch: what is given up and what is asked for.
-        let mut affected: BTreeSet<Frontend> = BTreeSet::new();
+        let mut affected: BTreeSet<FrontendKey> = BTreeSet::new();
         let mut shared_before: BTreeMap<SharedElement, bool> = BTreeMap::new();
         for (name, routing) in &changes {
             let given_up = self.units.get(name).map(|unit| &unit.routing);
@@ -136,7 +138,7 @@ impl DesiredTable {
 
     /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
     /// However many claim it after that one, they have it neither before nor after.
-    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<Frontend>) -> BTreeSet<ServicePortName> {
+    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<FrontendKey>) -> BTreeSet<ServicePortName> {
         let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
         let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
         change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
@@ -160,7 +162,7 @@ impl DesiredTable {
         let mut shared: Vec<SharedElement> = self.shared.iter().map(|(shared, _)| *shared).collect();
         shared.sort_unstable();
         let mut all: Vec<Element> = shared.iter().map(SharedElement::element).collect();
-        let mut claims: Vec<(Frontend, &Vec<ServicePortName>)> =
+        let mut claims: Vec<(FrontendKey, &Vec<ServicePortName>)> =
             self.claims.iter().map(|(frontend, claims)| (*frontend, claims)).collect();
         claims.sort_unstable_by_key(|(frontend, _)| *frontend);
         for (frontend, claims) in claims {
@@ -272,17 +274,17 @@ impl DesiredTable {
     }
 
     /// Who has the frontend.
-    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
+    pub fn owner(&self, frontend: &FrontendKey) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
     }
 
     /// The service ports that claim the frontend, in the order of precedence.
-    pub fn claims(&self, frontend: &Frontend) -> &[ServicePortName] {
+    pub fn claims(&self, frontend: &FrontendKey) -> &[ServicePortName] {
         self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Why the first of several claims counts.
-    pub fn precedence(&self, frontend: &Frontend) -> Option<Precedence> {
+    pub fn precedence(&self, frontend: &FrontendKey) -> Option<Precedence> {
         let rank = |name| Some(Rank::of(frontend.ip, name, &self.units.get(name)?.routing));
         let [first, second, ..] = self.claims(frontend) else { return None };
         Some(rank(first)?.precedence_over(&rank(second)?))
@@ -294,7 +296,7 @@ impl DesiredTable {
     }
 
     /// What the service port that has the frontend puts in.
-    pub fn owner_unit(&self, frontend: &Frontend) -> Option<&Unit> {
+    pub fn owner_unit(&self, frontend: &FrontendKey) -> Option<&Unit> {
         self.units.get(self.owner(frontend)?)
     }
 
@@ -318,7 +320,8 @@ impl DesiredTable {
     /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
     /// want there. Returns whether there was such a slot. All elements come in order.
     fn keep_slots(&mut self, found: &[Element], different: &[Element]) -> bool {
-        let different = different.iter().filter_map(Frontend::of_endpoint).map(|(frontend, _, _)| frontend);
+        let different =
+            different.iter().filter_map(FrontendKey::of_endpoint).map(|(frontend, _, _)| frontend);
         let owners: BTreeSet<_> = different.filter_map(|frontend| self.owner(&frontend).cloned()).collect();
         for owner in &owners {
             let Some(unit) = self.units.get(owner) else { continue };
@@ -335,7 +338,11 @@ impl DesiredTable {
         !owners.is_empty()
     }
 
-    fn elements_of(&self, frontends: &BTreeSet<Frontend>, names: &BTreeSet<ServicePortName>) -> Vec<Element> {
+    fn elements_of(
+        &self,
+        frontends: &BTreeSet<FrontendKey>,
+        names: &BTreeSet<ServicePortName>,
+    ) -> Vec<Element> {
         let mut elements = Vec::new();
         for (name, unit) in names.iter().filter_map(|name| Some((name, self.units.get(name)?))) {
             self.sticky_endpoints(name, unit, &mut elements);
@@ -381,7 +388,7 @@ impl DesiredTable {
         let claimed = old.map(frontends).unwrap_or_default();
         let asked_for = new.map(frontends).unwrap_or_default();
         // A claim stays where it is if its rank does: many may claim the same frontend.
-        let stays = |frontend: &Frontend| {
+        let stays = |frontend: &FrontendKey| {
             claimed.contains(frontend)
                 && asked_for.contains(frontend)
                 && old.zip(new).is_some_and(|(old, new)| {
@@ -411,7 +418,7 @@ impl DesiredTable {
 
     fn claim(
         &mut self,
-        frontend: &Frontend,
+        frontend: &FrontendKey,
         name: &ServicePortName,
         routing: &Routing,
         contended: &mut Contended,
@@ -428,7 +435,7 @@ impl DesiredTable {
         claims.insert(at, name.clone());
     }
 
-    fn give_up(&mut self, frontend: &Frontend, name: &ServicePortName, contended: &mut Contended) {
+    fn give_up(&mut self, frontend: &FrontendKey, name: &ServicePortName, contended: &mut Contended) {
         let Some(claims) = self.claims.get_mut(frontend) else { return };
         if claims.len() == 1 {
             self.claims.remove(frontend);
@@ -485,7 +492,7 @@ pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
 }
 
 /// What sits in the slots of a frontend; none if nothing does. The elements come in order.
-fn slots(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
+fn slots(found: &[Element], set: Set, frontend: &FrontendKey) -> Option<Vec<Endpoint>> {
     let key = frontend.key();
     let start = found.partition_point(|element| (element.set, element.key) < (set, key));
     let its_own = found
@@ -493,7 +500,7 @@ fn slots(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoin
         .iter()
         .take_while(|element| element.set == set && element.key.as_bytes().starts_with(key.as_bytes()));
     let slots: BTreeMap<u32, Endpoint> = its_own
-        .filter_map(|element| Frontend::of_endpoint(element).map(|(_, slot, endpoint)| (slot, endpoint)))
+        .filter_map(|element| FrontendKey::of_endpoint(element).map(|(_, slot, endpoint)| (slot, endpoint)))
         .collect();
     (!slots.is_empty()).then(|| slots.into_values().collect())
 }

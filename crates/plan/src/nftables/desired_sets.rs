@@ -9,7 +9,7 @@ use foldhash::fast::RandomState;
 use model::address::Family;
 
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::{Frontend, SharedElement, Unit};
+use crate::nftables::elements::{FrontendKey, SharedElement, Unit};
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
 
@@ -19,7 +19,7 @@ pub struct DesiredSets<'a> {
     table: &'a DesiredTable,
     family: Family,
     /// The elements of each frontend that was asked for, sorted.
-    frontends: HashMap<Frontend, Arc<[Element]>, RandomState>,
+    frontends: HashMap<FrontendKey, Arc<[Element]>, RandomState>,
     slots: HashMap<(Set, Key), Slots, RandomState>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> DesiredSets<'a> {
                 return elements.into_iter().find(|element| element.key == key);
             }
             Set::AllowedSources => {
-                let (frontend, source) = Frontend::from_key(bytes, LookupBy::Address, self.family)?;
+                let (frontend, source) = FrontendKey::from_key(bytes, LookupBy::Address, self.family)?;
                 let (elements, source) = (self.elements(frontend), address(source)?);
                 let admits = |element: &&Element| {
                     element.range(self.family).is_some_and(|(first, last)| first <= source && source <= last)
@@ -74,19 +74,19 @@ impl<'a> DesiredSets<'a> {
     fn hairpin(&self, key: Key) -> Option<SharedElement> {
         let length = Type::Address.length(self.family);
         let (source, rest) = key.as_bytes().split_at_checked(length)?;
-        let (destination, _) = Frontend::from_key(rest, LookupBy::Address, self.family)?;
+        let (destination, _) = FrontendKey::from_key(rest, LookupBy::Address, self.family)?;
         let ip = destination.ip.filter(|ip| address(source) == Some(*ip))?;
         Some(SharedElement::Hairpin(ip, destination.protocol, destination.port))
     }
 
     fn of_frontend(&mut self, set: Set, by: LookupBy, key: Key) -> Option<Element> {
-        let (frontend, _) = Frontend::from_key(key.as_bytes(), by, self.family)?;
+        let (frontend, _) = FrontendKey::from_key(key.as_bytes(), by, self.family)?;
         let elements = self.elements(frontend);
         let at = elements.binary_search_by_key(&(set, key), |element| (element.set, element.key)).ok()?;
         elements.get(at).copied()
     }
 
-    fn elements(&mut self, frontend: Frontend) -> Arc<[Element]> {
+    fn elements(&mut self, frontend: FrontendKey) -> Arc<[Element]> {
         let unit = || self.table.owner_unit(&frontend);
         let render = |unit: &Unit| {
             let mut elements = Vec::new();
@@ -110,13 +110,13 @@ impl Sets for DesiredSets<'_> {
             return Ok(slots.clone());
         }
         let (Set::Endpoints(by) | Set::EndpointsInside(by)) = map else { return Ok(Slots::default()) };
-        let Some((asked, _)) = Frontend::from_key(frontend.as_bytes(), by, self.family) else {
+        let Some((asked, _)) = FrontendKey::from_key(frontend.as_bytes(), by, self.family) else {
             return Ok(Slots::default());
         };
         let elements = self.elements(asked);
         let of_map = elements.iter().filter(|element| element.set == map);
         let mut slots: Vec<(u32, SocketAddr)> = of_map
-            .filter_map(Frontend::of_endpoint)
+            .filter_map(FrontendKey::of_endpoint)
             .map(|(_, slot, endpoint)| (slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
             .collect();
         slots.sort_unstable();

@@ -26,7 +26,7 @@ pub struct Unit {
 
 /// What only one service port can have. There are as many owners as service ports that ask for it, and one that gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Frontend {
+pub struct FrontendKey {
     /// None for a node port.
     pub ip: Option<IpAddr>,
     pub protocol: Protocol,
@@ -50,15 +50,15 @@ pub enum SharedElement {
 }
 
 /// Every frontend of a service port, each once.
-pub fn frontends(routing: &Routing) -> Vec<Frontend> {
-    let at = |ip| Frontend { ip: Some(ip), protocol: routing.protocol, port: routing.port };
-    let mut all: Vec<Frontend> = Vec::new();
+pub fn frontends(routing: &Routing) -> Vec<FrontendKey> {
+    let at = |ip| FrontendKey { ip: Some(ip), protocol: routing.protocol, port: routing.port };
+    let mut all: Vec<FrontendKey> = Vec::new();
     for frontend in routing.frontends() {
         let frontend = match frontend {
             routing::Frontend::ClusterIp(address)
             | routing::Frontend::ExternalIp(address)
             | routing::Frontend::LoadBalancerIp(address) => at(address.ip()),
-            routing::Frontend::NodePort(port) => Frontend { ip: None, protocol: routing.protocol, port },
+            routing::Frontend::NodePort(port) => FrontendKey { ip: None, protocol: routing.protocol, port },
         };
         if !all.contains(&frontend) {
             all.push(frontend);
@@ -109,7 +109,7 @@ impl Unit {
     /// [`Routing::cluster`], then those of [`Routing::local`].
     pub fn slots_in(
         &self,
-        mut find: impl FnMut(Set, &Frontend) -> Option<Vec<Endpoint>>,
+        mut find: impl FnMut(Set, &FrontendKey) -> Option<Vec<Endpoint>>,
     ) -> [Vec<Endpoint>; 2] {
         let (mut cluster, mut local) = (None, None);
         for frontend in frontends(&self.routing) {
@@ -126,7 +126,7 @@ impl Unit {
     }
 
     /// Which maps a frontend has endpoints in, for which traffic; the second is for traffic from inside.
-    fn maps_of(&self, frontend: &Frontend) -> [Option<(Set, Traffic)>; 2] {
+    fn maps_of(&self, frontend: &FrontendKey) -> [Option<(Set, Traffic)>; 2] {
         let routing = &self.routing;
         let by = frontend.lookup_by();
         if self.is_cluster_ip(frontend) {
@@ -145,13 +145,13 @@ impl Unit {
         }
     }
 
-    fn is_cluster_ip(&self, frontend: &Frontend) -> bool {
+    fn is_cluster_ip(&self, frontend: &FrontendKey) -> bool {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
     /// What the service port puts in once for all the frontends that are given to it: the endpoints that clients may stick
     /// to. In order.
-    pub fn sticky_endpoints(&self, is_given: impl Fn(&Frontend) -> bool, out: &mut Vec<Element>) {
+    pub fn sticky_endpoints(&self, is_given: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
         let Some(id) = self.id else { return };
         let used: Vec<Traffic> = frontends(&self.routing)
             .iter()
@@ -175,7 +175,7 @@ impl Unit {
 
     /// What the service port puts in for one of its frontends, if the frontend is given to it. Those of one set come in
     /// order.
-    pub fn elements_of(&self, frontend: &Frontend, out: &mut Vec<Element>) {
+    pub fn elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         let routing = &self.routing;
         let key = frontend.key();
         let by = frontend.lookup_by();
@@ -261,7 +261,7 @@ impl SharedElement {
 
 impl Element {
     /// The frontend that it is about.
-    pub fn frontend(&self, family: Family) -> Option<Frontend> {
+    pub fn frontend(&self, family: Family) -> Option<FrontendKey> {
         let by = match self.set {
             Set::Frontends(by)
             | Set::ExternalLocal(by)
@@ -279,7 +279,7 @@ impl Element {
             | Set::Affinity
             | Set::Timeouts(_) => return None,
         };
-        Frontend::from_key(self.key.as_bytes(), by, family).map(|(frontend, _)| frontend)
+        FrontendKey::from_key(self.key.as_bytes(), by, family).map(|(frontend, _)| frontend)
     }
 
     /// The endpoint that an element of [`Set::Hairpin`] is about: its key is the endpoint's address, then a key like that
@@ -287,12 +287,12 @@ impl Element {
     pub fn hairpin(&self, family: Family) -> Option<(Protocol, (IpAddr, Port))> {
         let (_, rest) = self.key.as_bytes().split_at_checked(Type::Address.length(family))?;
         let (endpoint, _) =
-            Frontend::from_key(rest, LookupBy::Address, family).filter(|_| self.set == Set::Hairpin)?;
+            FrontendKey::from_key(rest, LookupBy::Address, family).filter(|_| self.set == Set::Hairpin)?;
         Some((endpoint.protocol, (endpoint.ip?, endpoint.port)))
     }
 }
 
-impl Frontend {
+impl FrontendKey {
     /// The frontend, slot and endpoint of an element of an endpoint map.
     pub fn of_endpoint(element: &Element) -> Option<(Self, u32, Endpoint)> {
         let (Set::Endpoints(by) | Set::EndpointsInside(by)) = element.set else { return None };
@@ -332,7 +332,7 @@ impl Frontend {
     }
 }
 
-impl fmt::Display for Frontend {
+impl fmt::Display for FrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ip {
             Some(ip) => write!(f, "{}/{}", host_port(ip, self.port.get()), self.protocol),

@@ -16,7 +16,7 @@ use model::names::{Port, Protocol, ServicePortName};
 use crate::flows::Destination;
 use crate::nftables::claims::Contention;
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::{Frontend, SlotAssignment};
+use crate::nftables::elements::{FrontendKey, SlotAssignment};
 use crate::nftables::program::ProgramSettings;
 use crate::nftables::sets::Set;
 use crate::nftables::steps::{Held, HeldTable, Steps};
@@ -33,7 +33,7 @@ pub struct Plan {
     /// Whether frontends have counted all packets since the first commit, of which there may not have been one.
     counts_are_complete: Option<bool>,
     /// UDP frontends of which that is not so: they were deleted once, and count from zero when they come back.
-    recounted: HashSet<Frontend>,
+    recounted: HashSet<FrontendKey>,
     /// What became of contended frontends since that was last taken.
     contentions: Vec<Contention>,
 }
@@ -159,12 +159,12 @@ impl Plan {
     }
 
     /// The frontend of that UDP destination, if it has counted every packet since the first commit.
-    pub fn counted_from_start(&self, destination: Destination) -> Option<Frontend> {
+    pub fn counted_from_start(&self, destination: Destination) -> Option<FrontendKey> {
         let (ip, port) = match destination {
             Destination::Address(at) => (Some(at.ip()), Port::from_api(at.port().into())?),
             Destination::NodePort(port) => (None, port),
         };
-        let frontend = Frontend { ip, protocol: Protocol::Udp, port };
+        let frontend = FrontendKey { ip, protocol: Protocol::Udp, port };
         let is_complete = self.counts_are_complete == Some(true) && !self.recounted.contains(&frontend);
         is_complete.then_some(frontend)
     }
@@ -175,7 +175,7 @@ impl Plan {
         let family = self.desired.settings().family;
         let gone = steps.delete.iter().filter_map(|element| {
             let Set::Frontends(by) = element.set else { return None };
-            Frontend::from_key(element.key.as_bytes(), by, family)
+            FrontendKey::from_key(element.key.as_bytes(), by, family)
         });
         self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }

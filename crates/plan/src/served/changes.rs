@@ -8,7 +8,7 @@ use model::names::{Protocol, ServicePortName};
 
 use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
 use crate::difference::{Difference, DifferenceKind};
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 
 /// What differs of one service port, or of what belongs to no service port that is known.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ enum Scope {
     Detail,
 }
 
-fn lines(frontend: &Frontend, service: &ServedFrontend) -> Vec<(Scope, String)> {
+fn lines(frontend: &FrontendKey, service: &ServedFrontend) -> Vec<(Scope, String)> {
     let mut lines = Vec::new();
     if service.forwards {
         lines.push((Scope::Frontend, frontend.to_string()));
@@ -138,7 +138,7 @@ fn lines(frontend: &Frontend, service: &ServedFrontend) -> Vec<(Scope, String)> 
 /// Session affinity that is only on this side, unless it comes or goes with all frontends that have it.
 fn affinity(kind: DifferenceKind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
     let is_new = kind == DifferenceKind::Missing && other.is_empty();
-    let lasts = |frontend: &Frontend| other.get(frontend).is_some_and(|it| it.forwards);
+    let lasts = |frontend: &FrontendKey| other.get(frontend).is_some_and(|it| it.forwards);
     let told = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
     let also: BTreeSet<u32> = other.values().filter_map(|it| it.affinity).collect();
     let seconds: BTreeSet<u32> = told.filter_map(|(_, it)| it.affinity).collect();
@@ -172,8 +172,8 @@ fn endpoints(side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
 }
 
 /// Endpoints, and the frontends that lead there.
-fn targets(side: &Frontends<'_>) -> BTreeMap<ServedEndpoint, BTreeSet<Frontend>> {
-    let mut targets: BTreeMap<ServedEndpoint, BTreeSet<Frontend>> = BTreeMap::new();
+fn targets(side: &Frontends<'_>) -> BTreeMap<ServedEndpoint, BTreeSet<FrontendKey>> {
+    let mut targets: BTreeMap<ServedEndpoint, BTreeSet<FrontendKey>> = BTreeMap::new();
     for (frontend, service) in side {
         service.all_endpoints().for_each(|it| _ = targets.entry(it).or_default().insert(*frontend));
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{Frontends, KernelComparison, Served, ServedFrontend};
 use crate::nftables::claims::Precedence;
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Contest {
@@ -31,7 +31,7 @@ impl KernelComparison {
     pub fn contests(&self) -> Vec<Contest> {
         let Self { desired, actual, .. } = self;
         let (new, by_owner) = (new(desired, actual), desired.by_owner());
-        let contest = |(frontend, service): (&Frontend, &ServedFrontend)| {
+        let contest = |(frontend, service): (&FrontendKey, &ServedFrontend)| {
             let (owner, denied_to) = service.claims.split_first()?;
             let before = actual.frontends.get(frontend);
             let claims_before = before.map(|it| it.claims.as_slice()).unwrap_or_default();
@@ -68,7 +68,7 @@ fn new<'a>(desired: &'a Served, actual: &Served) -> BTreeSet<&'a ServicePortName
 /// Whether another service port has the frontend: it leads elsewhere than another frontend of its desired owner that should
 /// lead to the same endpoints.
 fn changes_owner(
-    frontend: &Frontend,
+    frontend: &FrontendKey,
     service: &ServedFrontend,
     of_owner: &Frontends<'_>,
     actual: &Served,

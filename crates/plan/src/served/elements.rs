@@ -9,7 +9,7 @@ use model::names::ServicePortName;
 use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
 use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::{Data, Element, Set, show_range};
 
 impl KernelComparison {
@@ -97,23 +97,23 @@ impl Served {
     /// belonged to a service port that gets another frontend instead: the only one with the same endpoints, or else the
     /// only one at the same address.
     fn name_after(&mut self, desired: &Self) {
-        let is_new = |frontend: &&Frontend| !self.frontends.contains_key(frontend);
+        let is_new = |frontend: &&FrontendKey| !self.frontends.contains_key(frontend);
         let gained: BTreeSet<&ServicePortName> =
             desired.frontends.keys().filter(is_new).filter_map(|frontend| desired.owner(frontend)).collect();
-        let candidates: Vec<(&Frontend, &ServedFrontend, &ServicePortName)> = desired
+        let candidates: Vec<(&FrontendKey, &ServedFrontend, &ServicePortName)> = desired
             .frontends
             .iter()
             .filter_map(|(frontend, service)| Some((frontend, service, service.claims.first()?)))
             .filter(|(_, _, owner)| gained.contains(owner))
             .collect();
         for (frontend, service) in self.frontends.iter_mut().filter(|(_, it)| it.claims.is_empty()) {
-            let only = |matches: &dyn Fn(&Frontend, &ServedFrontend) -> bool| -> Option<&ServicePortName> {
+            let only = |matches: &dyn Fn(&FrontendKey, &ServedFrontend) -> bool| -> Option<&ServicePortName> {
                 let of_protocol = candidates.iter().filter(|(it, ..)| it.protocol == frontend.protocol);
                 let owners = of_protocol.filter(|(at, it, _)| matches(at, it)).map(|(_, _, owner)| *owner);
                 let owners: BTreeSet<&ServicePortName> = owners.collect();
                 owners.first().filter(|_| owners.len() == 1).copied()
             };
-            let is_at = |ip: IpAddr| move |at: &Frontend, _: &ServedFrontend| at.ip == Some(ip);
+            let is_at = |ip: IpAddr| move |at: &FrontendKey, _: &ServedFrontend| at.ip == Some(ip);
             let owner = desired
                 .owner(frontend)
                 .or_else(|| only(&|_, it| it.endpoints == service.endpoints))

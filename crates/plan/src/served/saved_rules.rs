@@ -16,7 +16,7 @@ use crate::iptables::chains::{EXTERNAL_SERVICES, Jump, NODE_PORTS, PROXY_FIREWAL
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::SavedRule;
 use crate::nftables::claims::Precedence;
-use crate::nftables::elements::Frontend;
+use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::show_range;
 
 impl KernelComparison {
@@ -166,7 +166,7 @@ fn parsed<'a>(table: &'a Listing, chain: &str) -> impl Iterator<Item = SavedRule
     table.0.get(chain).into_iter().flatten().map(|rule| SavedRule::parse(rule))
 }
 
-fn frontend(rule: &SavedRule<'_>) -> Option<Frontend> {
+fn frontend(rule: &SavedRule<'_>) -> Option<FrontendKey> {
     let port = Port::from_api(rule.value("--dport")?.parse().ok()?)?;
     let ip = match rule.value("-d") {
         // One that counts connections to localhost stands before the rule for the node port, and is no other frontend.
@@ -174,7 +174,7 @@ fn frontend(rule: &SavedRule<'_>) -> Option<Frontend> {
         Some(net) => Some(net.parse::<IpNet>().ok()?.addr()),
         None => None,
     };
-    Some(Frontend { ip, protocol: protocol(rule.value("-p")?)?, port })
+    Some(FrontendKey { ip, protocol: protocol(rule.value("-p")?)?, port })
 }
 
 /// As the nftables mode shows it.

@@ -126,7 +126,7 @@ fn told(comparison: &KernelComparison) -> Vec<String> {
 }
 
 /// What the model decided, in the terms of this module.
-fn expected(routings: &Routings) -> BTreeMap<Frontend, ServedFrontend> {
+fn expected(routings: &Routings) -> BTreeMap<FrontendKey, ServedFrontend> {
     let mut all = BTreeMap::new();
     for (name, routing) in routings {
         for frontend in frontends(routing) {
@@ -136,7 +136,7 @@ fn expected(routings: &Routings) -> BTreeMap<Frontend, ServedFrontend> {
     all
 }
 
-fn decided(name: &ServicePortName, routing: &Routing, frontend: &Frontend) -> ServedFrontend {
+fn decided(name: &ServicePortName, routing: &Routing, frontend: &FrontendKey) -> ServedFrontend {
     let is_external = frontend.ip != Some(routing.addresses.cluster_ip);
     let traffic = if is_external { routing.external } else { routing.internal };
     let targets = |traffic| -> BTreeSet<ServedEndpoint> {

@@ -89,7 +89,7 @@ fn frontend((address, (connections, endpoints)): (String, (u64, BTreeMap<String,
     Frontend { address, connections, endpoints: endpoints.collect() }
 }
 
-fn address(frontend: &elements::Frontend, is_v6: bool) -> String {
+fn address(frontend: &elements::FrontendKey, is_v6: bool) -> String {
     match frontend.ip {
         Some(ip) => host_port(ip, frontend.port.get()),
         None if is_v6 => format!("[*]:{}", frontend.port),
@@ -113,7 +113,7 @@ mod tests {
                 protocol: Protocol::Tcp,
             },
             endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(8080))),
-            frontend: elements::Frontend {
+            frontend: elements::FrontendKey {
                 ip: ip.map(|ip| ip.parse().unwrap()),
                 protocol: Protocol::Tcp,
                 port: port(number),

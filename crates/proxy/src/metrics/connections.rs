@@ -7,7 +7,7 @@ use std::{fmt, io};
 use kernel::nftables::Connections;
 use model::address::{Family, host_port};
 use model::names::{Port, ServicePortName};
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 
 use crate::totals::Totals;
 
@@ -73,7 +73,7 @@ type Endpoint = (IpAddr, Port);
 
 /// What was counted since the process began to look. Without an endpoint: everything at the service port.
 #[derive(Debug, Default)]
-struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), Frontend>);
+struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), FrontendKey>);
 
 impl ByEndpoint {
     fn add(&mut self, connections: Vec<Connections>) {
@@ -132,7 +132,7 @@ mod tests {
                 protocol: Protocol::Tcp,
             },
             endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(80))),
-            frontend: Frontend { ip: None, protocol: Protocol::Tcp, port: port(node_port) },
+            frontend: FrontendKey { ip: None, protocol: Protocol::Tcp, port: port(node_port) },
             count,
         }
     }

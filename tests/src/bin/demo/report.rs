@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ::testkit::namespace::Namespace;
 use model::address::Family;
 use netlink::nftables::Connection as Nftables;
-use plan::nftables::elements::Frontend;
+use plan::nftables::elements::FrontendKey;
 use plan::nftables::sets::{LookupBy, Set};
 
 use crate::cluster::{DemoFrontend, DemoPod, FRONTENDS};
@@ -50,7 +50,7 @@ pub fn kernel_counts(node: &Namespace) -> Vec<(&'static DemoFrontend, u64)> {
                 kernel::nftables::TABLE,
                 Set::Frontends(by).name(),
                 |element| {
-                    let (key, _) = Frontend::from_key(element.key, by, Family::V4)?;
+                    let (key, _) = FrontendKey::from_key(element.key, by, Family::V4)?;
                     Some((key, element.counter?.packets))
                 },
             )
@@ -63,7 +63,7 @@ pub fn kernel_counts(node: &Namespace) -> Vec<(&'static DemoFrontend, u64)> {
     found
 }
 
-fn is_for(frontend: &DemoFrontend, key: Frontend) -> bool {
+fn is_for(frontend: &DemoFrontend, key: FrontendKey) -> bool {
     let ip = (!frontend.is_node_port()).then_some(frontend.ip);
     (ip, frontend.protocol, frontend.port) == (key.ip, key.protocol, key.port.get())
 }

@@ -148,9 +148,9 @@ fn ids(plan: &DesiredTable) -> BTreeMap<ServicePortName, u32> {
 }
 
 /// The frontend and service port of an element that says a frontend has affinity.
-fn sticky_key(element: &Element) -> Option<(Frontend, u32)> {
+fn sticky_key(element: &Element) -> Option<(FrontendKey, u32)> {
     let (Set::Sticky(by), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
-    let (frontend, _) = Frontend::from_key(element.key.as_bytes(), by, Family::V4)?;
+    let (frontend, _) = FrontendKey::from_key(element.key.as_bytes(), by, Family::V4)?;
     Some((frontend, sticky.service_port()))
 }
 
@@ -286,7 +286,7 @@ proptest! {
         let used = |set: fn(LookupBy) -> Set, id| {
             let ids: BTreeMap<_, _> = elements.iter().filter_map(sticky_key).filter(|(_, its)| *its == id).collect();
             let its = elements.iter().filter(|element| LookupBy::BOTH.iter().any(|by| element.set == set(*by)));
-            let its = its.filter(|element| Frontend::of_endpoint(element).is_some_and(|(at, _, _)| ids.contains_key(&at)));
+            let its = its.filter(|element| FrontendKey::of_endpoint(element).is_some_and(|(at, _, _)| ids.contains_key(&at)));
             its.filter_map(Element::endpoint).collect::<BTreeSet<_>>()
         };
         for id in elements.iter().filter_map(sticky_key).map(|(_, id)| id).collect::<BTreeSet<_>>() {
@@ -347,11 +347,16 @@ pub fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoi
     })
 }
 
-fn at(ip: [u8; 4]) -> Frontend {
-    Frontend { ip: Some(ip.into()), protocol: Protocol::Tcp, port: port(80) }
+fn at(ip: [u8; 4]) -> FrontendKey {
+    FrontendKey { ip: Some(ip.into()), protocol: Protocol::Tcp, port: port(80) }
 }
 
-fn contention(change: ContentionChange, winner: u8, others: &[u8], frontends: Vec<Frontend>) -> Contention {
+fn contention(
+    change: ContentionChange,
+    winner: u8,
+    others: &[u8],
+    frontends: Vec<FrontendKey>,
+) -> Contention {
     let others = others.iter().map(|number| name(*number).service).collect();
     Contention { change, winner: Some(name(winner).service), others, frontends }
 }
@@ -420,7 +425,7 @@ fn a_claim_ranks_anew_when_its_routing_changes() {
 #[test]
 fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
     let ips: Vec<[u8; 4]> = (1..=20).map(|n| [203, 0, 113, n]).collect();
-    let all: Vec<Frontend> = ips.iter().map(|ip| at(*ip)).collect();
+    let all: Vec<FrontendKey> = ips.iter().map(|ip| at(*ip)).collect();
     let claimant =
         |number: u8, ips: &[[u8; 4]]| Some(plain([10, 96, 0, number], ips, second(number), number));
     let mut plan = desired();
