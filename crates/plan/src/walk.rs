@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::names::Protocol;
 
-use crate::nftables::program::HookPoint;
+use crate::nftables::program::PacketHook;
 
 /// The first packet of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,18 +103,18 @@ impl Context<'_> {
     }
 
     /// The hook at which destinations are translated.
-    pub fn first_hook(&self) -> HookPoint {
-        if self.is_from_node() { HookPoint::Output } else { HookPoint::Prerouting }
+    pub fn first_hook(&self) -> PacketHook {
+        if self.is_from_node() { PacketHook::Output } else { PacketHook::Prerouting }
     }
 
     /// The hooks that come after [`Context::first_hook`], for a packet that now has this destination. What the node sends to
     /// itself leaves it and comes in again.
-    pub fn next_hooks(&self, destination: IpAddr) -> &'static [HookPoint] {
+    pub fn next_hooks(&self, destination: IpAddr) -> &'static [PacketHook] {
         match (self.is_from_node(), self.is_local(destination)) {
-            (true, true) => &[HookPoint::Postrouting, HookPoint::Prerouting, HookPoint::Input],
-            (true, false) => &[HookPoint::Postrouting],
-            (false, true) => &[HookPoint::Input],
-            (false, false) => &[HookPoint::Forward, HookPoint::Postrouting],
+            (true, true) => &[PacketHook::Postrouting, PacketHook::Prerouting, PacketHook::Input],
+            (true, false) => &[PacketHook::Postrouting],
+            (false, true) => &[PacketHook::Input],
+            (false, false) => &[PacketHook::Forward, PacketHook::Postrouting],
         }
     }
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use model::address::Family;
 use model::local::FromPod;
 use model::names::Protocol;
-use plan::nftables::program::{Chain, Program, ProgramSettings};
+use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::run::{Sets, run};
 use plan::nftables::sets::{Element, EndpointList, Key, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
-use plan::nftables::statements::{Affinity, Field, Rule, Statement};
+use plan::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
 use plan::walk::{Context, Packet, PacketVerdict};
 
 use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
@@ -42,7 +42,7 @@ enum Change {
 #[derive(Debug)]
 struct Variant {
     name: String,
-    rules: Vec<Rule>,
+    rules: Vec<ProgramRule>,
     /// Those of [`Subject`] whose program has it, by number.
     subjects: BTreeSet<usize>,
 }
@@ -84,10 +84,11 @@ const EXCUSES: &[Excuse] = &[
     Excuse {
         reason: "what comes in by an interface is not from an address of the node, and what the node sends comes in by none",
         fits: |mutant| {
-            let is = |wanted: fn(&Statement) -> bool| move |rule: &Rule| rule.statements.iter().any(wanted);
+            let is =
+                |wanted: fn(&Statement) -> bool| move |rule: &ProgramRule| rule.statements.iter().any(wanted);
             mutant.swaps(
                 is(|it| matches!(it, Statement::FromInterface(_))),
-                is(|it| matches!(it, Statement::IsLocal(Field::Source))),
+                is(|it| matches!(it, Statement::IsLocal(PacketField::Source))),
             )
         },
     },
@@ -95,7 +96,7 @@ const EXCUSES: &[Excuse] = &[
         reason: "a frontend is in no more than one of the two sets",
         fits: |mutant| {
             let is = |wanted: fn(Set) -> bool| {
-                move |rule: &Rule| {
+                move |rule: &ProgramRule| {
                     rule.statements.iter().any(|it| matches!(it, Statement::In(_, set) if wanted(*set)))
                 }
             };
@@ -108,7 +109,7 @@ const EXCUSES: &[Excuse] = &[
     Excuse {
         reason: "the two lists of a service port are kept apart",
         fits: |mutant| {
-            let list = |rule: &Rule| match rule.statements[..] {
+            let list = |rule: &ProgramRule| match rule.statements[..] {
                 [Statement::Affinity(_, Affinity::Update(list, _))] => Some(list),
                 [Statement::Jump("forget" | "nodeport-forget")] => Some(EndpointList::Cluster),
                 [Statement::Jump("forget-local" | "nodeport-forget-local")] => Some(EndpointList::Local),
@@ -121,10 +122,10 @@ const EXCUSES: &[Excuse] = &[
 ];
 
 /// The first slot of the table that a rule draws from.
-fn table_of(rule: &Rule) -> Option<u32> {
+fn table_of(rule: &ProgramRule) -> Option<u32> {
     match &rule.statements[..] {
         [Statement::Dnat(fields, _)] => match fields.last() {
-            Some(Field::Slot(draw)) => Some(draw.first),
+            Some(PacketField::Slot(draw)) => Some(draw.first),
             _ => None,
         },
         _ => None,
@@ -146,7 +147,7 @@ fn no_rule_of_the_program_can_go_or_move_unnoticed() {
         })
         .collect();
     let other_settings = every_setting().into_iter().flat_map(|settings| program_of(&settings).chains);
-    for Chain { name, rules, .. } in other_settings {
+    for ProgramChain { name, rules, .. } in other_settings {
         let is_tried = variants.iter().any(|it| it.name == canonical(&name) && it.rules == rules);
         assert!(is_tried, "no case has the settings that lead to {name}: {rules:?}");
     }
@@ -203,7 +204,7 @@ fn subjects() -> Vec<Subject> {
 fn variants(subjects: &[Subject]) -> Vec<Variant> {
     let mut variants: Vec<Variant> = Vec::new();
     for (number, subject) in subjects.iter().enumerate() {
-        for Chain { name, rules, .. } in program_of(&typical(subject.settings())).chains {
+        for ProgramChain { name, rules, .. } in program_of(&typical(subject.settings())).chains {
             let name = canonical(&name);
             match variants.iter_mut().find(|it| it.name == name && it.rules == rules) {
                 Some(known) => _ = known.subjects.insert(number),
@@ -284,12 +285,12 @@ impl Mutant<'_> {
         program
     }
 
-    fn swaps(&self, first: impl Fn(&Rule) -> bool, second: impl Fn(&Rule) -> bool) -> bool {
+    fn swaps(&self, first: impl Fn(&ProgramRule) -> bool, second: impl Fn(&ProgramRule) -> bool) -> bool {
         matches!(self.rules(), [one, other] if first(one) && second(other))
     }
 
     /// The rules that are removed or swapped.
-    fn rules(&self) -> &[Rule] {
+    fn rules(&self) -> &[ProgramRule] {
         match self.change {
             Change::Remove(number) => &self.chain.rules[number..=number],
             Change::Swap(first) => &self.chain.rules[first..first + 2],

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use model::address::Family;
 use model::names::Port;
 use netlink::nftables::{self as nft, Batch, Datum, Value, Verdict};
-use plan::nftables::program::Chain;
+use plan::nftables::program::ProgramChain;
 use plan::nftables::sets::{Data, Element, Set};
 use plan::nftables::steps::{Boundaries, NewTable, Steps, Unexpected};
 
@@ -47,7 +47,7 @@ fn add_table(new: &NewTable, declaration: &nft::Table<'_>, batch: &mut Batch) {
 }
 
 /// All chains before the first rule, which may lead to any of them.
-fn add_chains(chains: &[Chain], family: Family, batch: &mut Batch) {
+fn add_chains(chains: &[ProgramChain], family: Family, batch: &mut Batch) {
     for chain in chains {
         batch.add_chain(&nft::Chain { name: &chain.name, hook: hook(chain), comment: None });
     }

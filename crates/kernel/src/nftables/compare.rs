@@ -10,7 +10,7 @@ use model::address::Family;
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
-use plan::nftables::program::{Chain, Program, ProgramSettings};
+use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
 use plan::nftables::steps::{Held, HeldTable, TableContent};
 use plan::served::KernelComparison;
@@ -295,7 +295,7 @@ impl Inspection {
 }
 
 /// Rules are known by the fingerprint that we write beside them; foreign rules have none.
-fn compare_rules(desired: &Chain, found: &[FoundRule], family: Family) -> Vec<Difference> {
+fn compare_rules(desired: &ProgramChain, found: &[FoundRule], family: Family) -> Vec<Difference> {
     let rule = |kind, text| Difference::new(kind, KernelObject::Other(Class::Rule, text));
     let prints: Vec<Option<u64>> = desired.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
     let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();

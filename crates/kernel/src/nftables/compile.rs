@@ -11,14 +11,14 @@ use netlink::nftables::{
     NatFlags, NatKind, NumberGenerator, Register, Registers, RejectWith, Value, Verdict,
 };
 use plan::mark::Mark;
-use plan::nftables::program::{Chain, HookKind, HookPoint};
+use plan::nftables::program::{HookKind, PacketHook, ProgramChain};
 use plan::nftables::sets::{EndpointList, LookupBy, Set, SetKind, Type};
-use plan::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
+use plan::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
 
 use crate::wire_family;
 
 /// Tells a rule of ours from any other, and from what an older version of us would have written. The kernel keeps it.
-pub fn fingerprint(rule: &Rule, family: Family) -> u64 {
+pub fn fingerprint(rule: &ProgramRule, family: Family) -> u64 {
     // Bump when the same statements come to be compiled differently.
     const COMPILER: u32 = 2;
     let mut hasher = DefaultHasher::new();
@@ -28,7 +28,7 @@ pub fn fingerprint(rule: &Rule, family: Family) -> u64 {
 }
 
 /// Adds a rule to the end of its chain.
-pub fn add_rule(batch: &mut nft::Batch, chain: &str, rule: &Rule, family: Family) {
+pub fn add_rule(batch: &mut nft::Batch, chain: &str, rule: &ProgramRule, family: Family) {
     let mut expressions = Vec::new();
     for statement in &rule.statements {
         compile(statement, family, &mut expressions);
@@ -37,18 +37,18 @@ pub fn add_rule(batch: &mut nft::Batch, chain: &str, rule: &Rule, family: Family
     batch.add_rule(&nft::Rule { chain, expressions: &expressions, comment: rule.comment, fingerprint });
 }
 
-pub fn hook(chain: &Chain) -> Option<nft::Hook> {
+pub fn hook(chain: &ProgramChain) -> Option<nft::Hook> {
     chain.hook.map(|hook| nft::Hook {
         kind: match hook.kind {
             HookKind::Filter => nft::ChainKind::Filter,
             HookKind::Nat => nft::ChainKind::Nat,
         },
         point: match hook.point {
-            HookPoint::Prerouting => nft::HookPoint::Prerouting,
-            HookPoint::Input => nft::HookPoint::Input,
-            HookPoint::Forward => nft::HookPoint::Forward,
-            HookPoint::Output => nft::HookPoint::Output,
-            HookPoint::Postrouting => nft::HookPoint::Postrouting,
+            PacketHook::Prerouting => nft::HookPoint::Prerouting,
+            PacketHook::Input => nft::HookPoint::Input,
+            PacketHook::Forward => nft::HookPoint::Forward,
+            PacketHook::Output => nft::HookPoint::Output,
+            PacketHook::Postrouting => nft::HookPoint::Postrouting,
         },
         priority: hook.priority,
         policy: None,
@@ -107,7 +107,7 @@ fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expressio
         Statement::Within(field, net) => within(*field, *net, Comparison::Equal, family, out),
         Statement::NotWithin(field, net) => within(*field, *net, Comparison::NotEqual, family, out),
         Statement::IsLocal(field) => {
-            let source = *field == Field::Source;
+            let source = *field == PacketField::Source;
             out.push(Expression::Fib {
                 source,
                 destination: !source,
@@ -250,13 +250,17 @@ impl Stickiness {
     /// `shown` is the register of which the listing has `meta mark`.
     fn look_up_frontend(&self, shown: Register, out: &mut Vec<Expression<'_>>) {
         out.push(Expression::Meta { key: MetaKey::Mark, to: shown });
-        let fields: &[Field] = match (self.by, self.is_translated) {
-            (LookupBy::Address, false) => &[Field::Destination, Field::Protocol, Field::DestinationPort],
-            (LookupBy::Address, true) => {
-                &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
+        let fields: &[PacketField] = match (self.by, self.is_translated) {
+            (LookupBy::Address, false) => {
+                &[PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort]
             }
-            (LookupBy::NodePort, false) => &[Field::Protocol, Field::DestinationPort],
-            (LookupBy::NodePort, true) => &[Field::Protocol, Field::OriginalDestinationPort],
+            (LookupBy::Address, true) => &[
+                PacketField::OriginalDestination,
+                PacketField::Protocol,
+                PacketField::OriginalDestinationPort,
+            ],
+            (LookupBy::NodePort, false) => &[PacketField::Protocol, PacketField::DestinationPort],
+            (LookupBy::NodePort, true) => &[PacketField::Protocol, PacketField::OriginalDestinationPort],
         };
         let key = load(fields, self.family, &mut self.frontend.clone(), out);
         out.push(Expression::LookupData { map: Set::Sticky(self.by).name().into(), key, to: self.port });
@@ -280,7 +284,7 @@ impl Stickiness {
 
 /// Loads fields one after the other and returns where the first one lies.
 fn load(
-    fields: &[Field],
+    fields: &[PacketField],
     family: Family,
     registers: &mut Registers,
     out: &mut Vec<Expression<'_>>,
@@ -290,23 +294,25 @@ fn load(
         let to = registers.take(length(*field, family));
         first.get_or_insert(to);
         out.push(match field {
-            Field::Source => Expression::source_address(wire_family(family), to),
-            Field::Destination => Expression::destination_address(wire_family(family), to),
-            Field::Protocol => Expression::Meta { key: MetaKey::L4Protocol, to },
-            Field::DestinationPort => Expression::Payload { base: Base::Transport, offset: 2, length: 2, to },
-            Field::OriginalDestination => {
+            PacketField::Source => Expression::source_address(wire_family(family), to),
+            PacketField::Destination => Expression::destination_address(wire_family(family), to),
+            PacketField::Protocol => Expression::Meta { key: MetaKey::L4Protocol, to },
+            PacketField::DestinationPort => {
+                Expression::Payload { base: Base::Transport, offset: 2, length: 2, to }
+            }
+            PacketField::OriginalDestination => {
                 let key = match family {
                     Family::V4 => ConntrackKey::DestinationIpv4,
                     Family::V6 => ConntrackKey::DestinationIpv6,
                 };
                 Expression::Conntrack { key, direction: Some(Direction::Original), to }
             }
-            Field::OriginalDestinationPort => Expression::Conntrack {
+            PacketField::OriginalDestinationPort => Expression::Conntrack {
                 key: ConntrackKey::DestinationPort,
                 direction: Some(Direction::Original),
                 to,
             },
-            Field::Slot(draw) => Expression::Numgen {
+            PacketField::Slot(draw) => Expression::Numgen {
                 generator: NumberGenerator::Random,
                 modulus: draw.count,
                 offset: draw.first,
@@ -317,12 +323,14 @@ fn load(
     first.unwrap_or(Register::FIRST)
 }
 
-fn length(field: Field, family: Family) -> u32 {
+fn length(field: PacketField, family: Family) -> u32 {
     match field {
-        Field::Source | Field::Destination | Field::OriginalDestination => address_length(family),
-        Field::Protocol => 1,
-        Field::DestinationPort | Field::OriginalDestinationPort => 2,
-        Field::Slot(_) => 4,
+        PacketField::Source | PacketField::Destination | PacketField::OriginalDestination => {
+            address_length(family)
+        }
+        PacketField::Protocol => 1,
+        PacketField::DestinationPort | PacketField::OriginalDestinationPort => 2,
+        PacketField::Slot(_) => 4,
     }
 }
 
@@ -358,7 +366,13 @@ fn equal<'a>(value: Value) -> Expression<'a> {
     Expression::Compare { from: Register::FIRST, comparison: Comparison::Equal, value }
 }
 
-fn within(field: Field, net: IpNet, comparison: Comparison, family: Family, out: &mut Vec<Expression<'_>>) {
+fn within(
+    field: PacketField,
+    net: IpNet,
+    comparison: Comparison,
+    family: Family,
+    out: &mut Vec<Expression<'_>>,
+) {
     load(&[field], family, &mut Registers::default(), out);
     if net.prefix_len() < net.max_prefix_len() {
         let zero = match net.addr() {

@@ -10,7 +10,7 @@ use model::names::Port;
 use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
-use plan::nftables::program::{Chain, Program, ProgramSettings};
+use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::sets::{Data, Element, Key, LookupBy, Set, SetKind, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
@@ -281,7 +281,7 @@ pub fn of_set(elements: &[Element], set: Set) -> &[Element] {
 }
 
 /// Whether packets enter the chain where they should.
-pub fn is_entered_as(found: &FoundChain, wanted: &Chain) -> bool {
+pub fn is_entered_as(found: &FoundChain, wanted: &ProgramChain) -> bool {
     match (found.hook, hook(wanted)) {
         // The kernel tells the policy that we left to it.
         (Some(a), Some(b)) => (a.kind, a.point, a.priority) == (b.kind, b.point, b.priority),

@@ -13,7 +13,7 @@ use crate::nftables::elements::SlotAssignment;
 use crate::nftables::program::{self, Program};
 use crate::nftables::run::{ProgramPath, ProgramWalk, run};
 use crate::nftables::sets::{LookupBy, Set};
-use crate::nftables::statements::{Affinity, Field, Rule, Statement};
+use crate::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
 use crate::walk::PacketVerdict;
 
 pub(super) fn answer<'q, 's>(
@@ -80,8 +80,8 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
 
 /// Without base chains, and without those that do nothing but draw a slot.
 fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
-    let draws = |rule: &Rule| {
-        let is_draw = |fields: &[Field]| matches!(fields.last(), Some(Field::Slot(_)));
+    let draws = |rule: &ProgramRule| {
+        let is_draw = |fields: &[PacketField]| matches!(fields.last(), Some(PacketField::Slot(_)));
         matches!(&rule.statements[..], [Statement::Dnat(fields, _)] if is_draw(fields))
     };
     let is_shown = |name: &&&str| {
@@ -92,7 +92,7 @@ fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
 }
 
 /// Which frontends a rule translates, if it does, and whether only those for traffic from inside.
-fn translation(rule: &Rule) -> Option<(LookupBy, bool)> {
+fn translation(rule: &ProgramRule) -> Option<(LookupBy, bool)> {
     rule.statements.iter().find_map(|statement| match statement {
         Statement::Dnat(_, Set::Endpoints(by)) => Some((*by, false)),
         Statement::Dnat(_, Set::EndpointsInside(by)) => Some((*by, true)),
@@ -103,10 +103,10 @@ fn translation(rule: &Rule) -> Option<(LookupBy, bool)> {
 
 /// Why a path is masqueraded: by the first rule that marks it, or else by the one that masquerades.
 fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
-    let marks = |rule: &&Rule| rule.statements.iter().any(|it| matches!(it, Statement::SetMark(_)));
-    let masquerades = |rule: &&Rule| rule.statements.contains(&Statement::Masquerade);
+    let marks = |rule: &&ProgramRule| rule.statements.iter().any(|it| matches!(it, Statement::SetMark(_)));
+    let masquerades = |rule: &&ProgramRule| rule.statements.contains(&Statement::Masquerade);
     let by = |statement: &Statement| match statement {
-        Statement::IsLocal(Field::Source) => Some(Masquerade::FromNode),
+        Statement::IsLocal(PacketField::Source) => Some(Masquerade::FromNode),
         Statement::NotWithin(..) | Statement::NotFromInterface(_) => Some(Masquerade::NotFromPod),
         Statement::Goto(_) => Some(Masquerade::External),
         Statement::In(_, Set::Hairpin) => Some(Masquerade::Hairpin),

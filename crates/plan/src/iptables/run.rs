@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use crate::iptables::chains::{Jump, Table, lower_case};
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::{SavedOption, SavedRule};
-use crate::nftables::program::HookPoint;
+use crate::nftables::program::PacketHook;
 use crate::walk::{self, Context, Matched, PacketVerdict};
 
 pub type RulesWalk<'a> = walk::Walk<'a, ListedRule<'a>, Recent<'a>>;
@@ -127,7 +127,7 @@ pub fn run<'t>(
         let mut on_the_way = vec![path];
         for point in context.next_hooks(destination) {
             // What comes in again has been through nat already.
-            let asks_nat = !context.has_entry && *point != HookPoint::Prerouting;
+            let asks_nat = !context.has_entry && *point != PacketHook::Prerouting;
             on_the_way = run.hook(*point, asks_nat, on_the_way);
         }
         paths.extend(on_the_way);
@@ -146,13 +146,13 @@ struct Run<'t, 'c> {
 
 impl<'t> Run<'t, '_> {
     /// Sends packets through the tables of a hook in the order of their priorities.
-    fn hook(&mut self, point: HookPoint, asks_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
+    fn hook(&mut self, point: PacketHook, asks_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
         let (name, tables): (_, &[Table]) = match point {
-            HookPoint::Prerouting => ("PREROUTING", &[Table::Nat]),
-            HookPoint::Input => ("INPUT", &[Table::Filter]),
-            HookPoint::Forward => ("FORWARD", &[Table::Filter]),
-            HookPoint::Output => ("OUTPUT", &[Table::Nat, Table::Filter]),
-            HookPoint::Postrouting => ("POSTROUTING", &[Table::Nat]),
+            PacketHook::Prerouting => ("PREROUTING", &[Table::Nat]),
+            PacketHook::Input => ("INPUT", &[Table::Filter]),
+            PacketHook::Forward => ("FORWARD", &[Table::Filter]),
+            PacketHook::Output => ("OUTPUT", &[Table::Nat, Table::Filter]),
+            PacketHook::Postrouting => ("POSTROUTING", &[Table::Nat]),
         };
         let asked = tables.iter().filter(|table| asks_nat || **table != Table::Nat);
         asked.fold(paths, |paths, table| self.base_chain(*table, name, paths))

@@ -23,7 +23,7 @@ use model::local::FromPod;
 use crate::mark::Mark;
 use crate::nftables::sets::{EndpointList, LookupBy, Set};
 use crate::nftables::slots::random_slots;
-use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
+use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
 
 /// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,17 +39,17 @@ pub struct ProgramSettings {
 
 /// A chain and its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub struct ProgramChain {
     pub name: Cow<'static, str>,
-    pub hook: Option<Hook>,
-    pub rules: Vec<Rule>,
+    pub hook: Option<ProgramHook>,
+    pub rules: Vec<ProgramRule>,
 }
 
 /// Where packets enter a chain by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hook {
+pub struct ProgramHook {
     pub kind: HookKind,
-    pub point: HookPoint,
+    pub point: PacketHook,
     pub priority: i32,
 }
 
@@ -60,7 +60,7 @@ pub enum HookKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HookPoint {
+pub enum PacketHook {
     Prerouting,
     Input,
     Forward,
@@ -74,7 +74,7 @@ pub struct Program {
     pub family: Family,
     pub sets: Vec<Set>,
     /// Ordered so that each chain comes after those it leads to.
-    pub chains: Vec<Chain>,
+    pub chains: Vec<ProgramChain>,
 }
 
 impl Program {
@@ -82,7 +82,7 @@ impl Program {
     pub fn new(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Self {
         let mut sets: Vec<Set> = Set::fixed().collect();
         sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
-        let mut chains: Vec<Chain> = Vec::new();
+        let mut chains: Vec<ProgramChain> = Vec::new();
         chains.extend(choosing(settings));
         chains.extend(checking(settings));
         chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
@@ -93,11 +93,12 @@ impl Program {
     }
 }
 
-const FRONTEND: [Field; 3] = [Field::Destination, Field::Protocol, Field::DestinationPort];
-const NODE_PORT: [Field; 2] = [Field::Protocol, Field::DestinationPort];
+const FRONTEND: [PacketField; 3] =
+    [PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort];
+const NODE_PORT: [PacketField; 2] = [PacketField::Protocol, PacketField::DestinationPort];
 
 /// From the address a client used to the endpoint it gets.
-fn choosing(settings: &ProgramSettings) -> Vec<Chain> {
+fn choosing(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let mark = settings.mark;
     let mut services = vec![rule([
         Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
@@ -123,7 +124,7 @@ fn choosing(settings: &ProgramSettings) -> Vec<Chain> {
             "frontend",
             vec![
                 rule([
-                    Statement::In(vec![Field::Destination], Set::ClusterIps),
+                    Statement::In(vec![PacketField::Destination], Set::ClusterIps),
                     Statement::Goto("cluster-ip"),
                 ]),
                 rule([
@@ -149,7 +150,7 @@ fn choosing(settings: &ProgramSettings) -> Vec<Chain> {
     ]
 }
 
-fn cluster_ip(settings: &ProgramSettings) -> Vec<Rule> {
+fn cluster_ip(settings: &ProgramSettings) -> Vec<ProgramRule> {
     let mark = Statement::SetMark(settings.mark);
     let mut rules = Vec::new();
     if settings.masquerade_all {
@@ -165,12 +166,16 @@ fn cluster_ip(settings: &ProgramSettings) -> Vec<Rule> {
 
 /// Clients from outside keep their address and so can only be served from this node. Pods and the node itself get what
 /// they would get from the cluster IP.
-fn external_local(settings: &ProgramSettings, outside: &'static str, inside: &'static str) -> Vec<Rule> {
+fn external_local(
+    settings: &ProgramSettings,
+    outside: &'static str,
+    inside: &'static str,
+) -> Vec<ProgramRule> {
     let mut rules = Vec::new();
     if let Some(from_pod) = &settings.from_pod {
         rules.push(rule([is(from_pod), Statement::Goto(inside)]).because("short-circuit pod traffic"));
     }
-    let from_here = Statement::IsLocal(Field::Source);
+    let from_here = Statement::IsLocal(PacketField::Source);
     rules.push(
         rule([from_here, Statement::SetMark(settings.mark), Statement::Goto(inside)])
             .because("short-circuit node traffic"),
@@ -181,7 +186,7 @@ fn external_local(settings: &ProgramSettings, outside: &'static str, inside: &'s
 
 /// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
 /// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
-fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'static str) -> Chain {
+fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'static str) -> ProgramChain {
     let before = affinity(by, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
     let again = rule([Statement::Jump(draw)]).because("should endpoints have moved meanwhile");
@@ -189,15 +194,15 @@ fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'st
 }
 
 /// An endpoint by chance: see [`random_slots`].
-fn draw(name: &'static str, by: LookupBy, endpoints: fn(LookupBy) -> Set) -> Chain {
+fn draw(name: &'static str, by: LookupBy, endpoints: fn(LookupBy) -> Set) -> ProgramChain {
     let by_chance = random_slots()
         .into_iter()
-        .map(|draw| rule([Statement::Dnat([key(by), &[Field::Slot(draw)]].concat(), endpoints(by))]));
+        .map(|draw| rule([Statement::Dnat([key(by), &[PacketField::Slot(draw)]].concat(), endpoints(by))]));
     chain(name, by_chance.collect())
 }
 
 /// What a frontend is known by.
-fn key(by: LookupBy) -> &'static [Field] {
+fn key(by: LookupBy) -> &'static [PacketField] {
     match by {
         LookupBy::Address => &FRONTEND,
         LookupBy::NodePort => &NODE_PORT,
@@ -205,8 +210,8 @@ fn key(by: LookupBy) -> &'static [Field] {
 }
 
 /// What becomes of packets that found no endpoint.
-fn checking(settings: &ProgramSettings) -> Vec<Chain> {
-    let allowed = [&FRONTEND[..], &[Field::Source]].concat();
+fn checking(settings: &ProgramSettings) -> Vec<ProgramChain> {
+    let allowed = [&FRONTEND[..], &[PacketField::Source]].concat();
     let at_node = || at_node_port_address(settings, false);
     let node_port = |set| Statement::In(NODE_PORT.into(), set);
     vec![
@@ -252,14 +257,14 @@ fn checking(settings: &ProgramSettings) -> Vec<Chain> {
                 // Its conntrack entry is older than the rules, and about to be deleted: the next packet is translated. An
                 // endpoint may well be at another Service's external address, but not at a cluster IP.
                 rule([
-                    Statement::In(vec![Field::Destination], Set::ClusterIps),
+                    Statement::In(vec![PacketField::Destination], Set::ClusterIps),
                     Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
                     Statement::Drop,
                 ])
                 .because("Drop what was first sent before there were rules for it"),
-                rule([Statement::In(vec![Field::Destination], Set::ClusterIps), Statement::Reject])
+                rule([Statement::In(vec![PacketField::Destination], Set::ClusterIps), Statement::Reject])
                     .because("Reject traffic to invalid ports of ClusterIPs"),
-                rule([Statement::In(vec![Field::Destination], Set::ServiceCidrs), Statement::Drop])
+                rule([Statement::In(vec![PacketField::Destination], Set::ServiceCidrs), Statement::Drop])
                     .because("Drop traffic to unallocated ClusterIPs"),
             ],
         ),
@@ -267,7 +272,7 @@ fn checking(settings: &ProgramSettings) -> Vec<Chain> {
 }
 
 /// After the choice and before masquerading, both the client and the endpoint are there to be seen.
-fn learning(settings: &ProgramSettings) -> Vec<Chain> {
+fn learning(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let is_sticky = |by| Statement::Affinity(by, Affinity::Has);
     let chains_for = |by: LookupBy| {
         let [cluster, local, remember] = names(by);
@@ -290,9 +295,9 @@ fn learning(settings: &ProgramSettings) -> Vec<Chain> {
     // serve node ports, an external one of this kind is taken for a node port, which does no harm: a client is remembered
     // only with an endpoint of the Service that has the node port.
     let at_node = if settings.node_ports_everywhere {
-        Statement::NotIn(vec![Field::OriginalDestination], Set::ClusterIps)
+        Statement::NotIn(vec![PacketField::OriginalDestination], Set::ClusterIps)
     } else {
-        Statement::In(vec![Field::OriginalDestination], Set::NodePortIps)
+        Statement::In(vec![PacketField::OriginalDestination], Set::NodePortIps)
     };
     let learn = chain(
         "learn",
@@ -316,7 +321,7 @@ fn names(by: LookupBy) -> [&'static str; 3] {
 
 /// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
 /// it went.
-fn forget(name: &'static str, by: LookupBy, list: EndpointList) -> Chain {
+fn forget(name: &'static str, by: LookupBy, list: EndpointList) -> ProgramChain {
     let is_valid = rule([Statement::Affinity(by, Affinity::IsValid(list)), Statement::Return])
         .because("if @sticky-endpoints has what @affinity has for the client");
     chain(name, vec![is_valid, affinity(by, Affinity::Delete(list))])
@@ -324,8 +329,8 @@ fn forget(name: &'static str, by: LookupBy, list: EndpointList) -> Chain {
 
 /// The chains that learn with a timeout: an endpoint may be on both lists of its service port, and the client then sticks
 /// to it whichever of them a frontend uses.
-pub fn affinity_chains(seconds: u32) -> [Chain; 2] {
-    LookupBy::BOTH.map(|by| Chain {
+pub fn affinity_chains(seconds: u32) -> [ProgramChain; 2] {
+    LookupBy::BOTH.map(|by| ProgramChain {
         name: by.affinity_chain(seconds).into(),
         hook: None,
         rules: EndpointList::BOTH
@@ -334,12 +339,17 @@ pub fn affinity_chains(seconds: u32) -> [Chain; 2] {
     })
 }
 
-fn affinity(by: LookupBy, what: Affinity) -> Rule {
+fn affinity(by: LookupBy, what: Affinity) -> ProgramRule {
     rule([Statement::Affinity(by, what)])
 }
 
-fn masquerading(mark: Mark) -> Chain {
-    let hairpin = vec![Field::Source, Field::Destination, Field::Protocol, Field::DestinationPort];
+fn masquerading(mark: Mark) -> ProgramChain {
+    let hairpin = vec![
+        PacketField::Source,
+        PacketField::Destination,
+        PacketField::Protocol,
+        PacketField::DestinationPort,
+    ];
     chain(
         "masquerading",
         vec![
@@ -350,12 +360,12 @@ fn masquerading(mark: Mark) -> Chain {
 }
 
 /// The chains that packets enter by themselves.
-fn entries() -> Vec<Chain> {
+fn entries() -> Vec<ProgramChain> {
     use HookKind::{Filter, Nat};
-    use HookPoint::{Forward, Input, Output, Postrouting, Prerouting};
-    let entry = |name: &'static str, kind, point, priority, rules| Chain {
+    use PacketHook::{Forward, Input, Output, Postrouting, Prerouting};
+    let entry = |name: &'static str, kind, point, priority, rules| ProgramChain {
         name: name.into(),
-        hook: Some(Hook { kind, point, priority }),
+        hook: Some(ProgramHook { kind, point, priority }),
         rules,
     };
     let new = |check| rule([Statement::StateNew, Statement::Jump(check)]);
@@ -396,15 +406,15 @@ fn entries() -> Vec<Chain> {
 /// packet has been routed.
 fn at_node_port_address(settings: &ProgramSettings, before_routing: bool) -> Vec<Statement> {
     if !settings.node_ports_everywhere {
-        return vec![Statement::In(vec![Field::Destination], Set::NodePortIps)];
+        return vec![Statement::In(vec![PacketField::Destination], Set::NodePortIps)];
     }
     let loopback = match settings.family {
         Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
         Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
     };
-    let not_loopback = Statement::NotWithin(Field::Destination, loopback);
+    let not_loopback = Statement::NotWithin(PacketField::Destination, loopback);
     if before_routing {
-        vec![Statement::IsLocal(Field::Destination), not_loopback]
+        vec![Statement::IsLocal(PacketField::Destination), not_loopback]
     } else {
         vec![not_loopback]
     }
@@ -412,7 +422,7 @@ fn at_node_port_address(settings: &ProgramSettings, before_routing: bool) -> Vec
 
 fn is(from_pod: &FromPod) -> Statement {
     match from_pod {
-        FromPod::Source(net) => Statement::Within(Field::Source, *net),
+        FromPod::Source(net) => Statement::Within(PacketField::Source, *net),
         FromPod::Interface(name) => Statement::FromInterface(Interface::Named(name.clone())),
         FromPod::InterfacePrefix(prefix) => Statement::FromInterface(Interface::Prefixed(prefix.clone())),
     }
@@ -420,21 +430,21 @@ fn is(from_pod: &FromPod) -> Statement {
 
 fn not(from_pod: &FromPod) -> Statement {
     match from_pod {
-        FromPod::Source(net) => Statement::NotWithin(Field::Source, *net),
+        FromPod::Source(net) => Statement::NotWithin(PacketField::Source, *net),
         FromPod::Interface(name) => Statement::NotFromInterface(Interface::Named(name.clone())),
         FromPod::InterfacePrefix(prefix) => Statement::NotFromInterface(Interface::Prefixed(prefix.clone())),
     }
 }
 
-fn chain(name: &'static str, rules: Vec<Rule>) -> Chain {
-    Chain { name: name.into(), hook: None, rules }
+fn chain(name: &'static str, rules: Vec<ProgramRule>) -> ProgramChain {
+    ProgramChain { name: name.into(), hook: None, rules }
 }
 
-fn rule(statements: impl IntoIterator<Item = Statement>) -> Rule {
-    Rule { statements: statements.into_iter().collect(), comment: None }
+fn rule(statements: impl IntoIterator<Item = Statement>) -> ProgramRule {
+    ProgramRule { statements: statements.into_iter().collect(), comment: None }
 }
 
-impl Rule {
+impl ProgramRule {
     fn because(self, comment: &'static str) -> Self {
         Self { comment: Some(comment), ..self }
     }

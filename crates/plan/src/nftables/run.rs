@@ -16,14 +16,14 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use model::names::Port;
 
-use crate::nftables::program::{Chain, HookKind, HookPoint, Program};
+use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
 use crate::nftables::sets::{Data, Element, Key, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
-use crate::nftables::statements::{Affinity, Field, Interface, Rule, Statement};
+use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
 use crate::walk::{self, Context, Matched, PacketVerdict};
 
-pub type ProgramWalk<'a> = walk::Walk<'a, Rule, AffinityChange>;
-pub type ProgramPath<'a> = walk::Path<'a, Rule, AffinityChange>;
+pub type ProgramWalk<'a> = walk::Walk<'a, ProgramRule, AffinityChange>;
+pub type ProgramPath<'a> = walk::Path<'a, ProgramRule, AffinityChange>;
 
 /// What the sets of the table hold.
 pub trait Sets {
@@ -75,7 +75,7 @@ pub fn run<'p, S: Sets>(
         let destination = on_the_way.first().map(|path| path.destination(context.packet).ip());
         for point in destination.into_iter().flat_map(|to| context.next_hooks(to)) {
             // What comes in again has been through nat already.
-            let asks_nat = !context.has_entry && *point != HookPoint::Prerouting;
+            let asks_nat = !context.has_entry && *point != PacketHook::Prerouting;
             on_the_way = run.hook(*point, asks_nat, on_the_way)?;
         }
         paths.extend(on_the_way);
@@ -84,7 +84,7 @@ pub fn run<'p, S: Sets>(
 }
 
 struct Run<'p, 'c, S> {
-    chains: HashMap<&'p str, &'p Chain, RandomState>,
+    chains: HashMap<&'p str, &'p ProgramChain, RandomState>,
     program: &'p Program,
     context: &'c Context<'c>,
     sets: &'c mut S,
@@ -132,11 +132,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     /// Sends packets through every base chain of a hook, as far as they get.
     fn hook(
         &mut self,
-        point: HookPoint,
+        point: PacketHook,
         asks_nat: bool,
         mut paths: Vec<ProgramPath<'p>>,
     ) -> Result<Vec<ProgramPath<'p>>, S::Error> {
-        let hooked = |chain: &&'p Chain| {
+        let hooked = |chain: &&'p ProgramChain| {
             chain.hook.is_some_and(|hook| {
                 hook.point == point
                     && match hook.kind {
@@ -145,7 +145,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     }
             })
         };
-        let mut base: Vec<&'p Chain> = self.program.chains.iter().filter(hooked).collect();
+        let mut base: Vec<&'p ProgramChain> = self.program.chains.iter().filter(hooked).collect();
         base.sort_by_key(|chain| chain.hook.map(|hook| hook.priority));
         for chain in base {
             let mut ended = Ended::default();
@@ -164,7 +164,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     /// Runs a chain. Returns the path of what comes to its end, or returns from it.
     fn chain(
         &mut self,
-        chain: &'p Chain,
+        chain: &'p ProgramChain,
         stack: &mut Vec<&'p str>,
         mut path: ProgramPath<'p>,
         ended: &mut Ended<'p>,
@@ -191,7 +191,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         Ok(Some(path))
     }
 
-    fn target(&mut self, name: &'p str, stack: &mut Vec<&'p str>) -> Option<&'p Chain> {
+    fn target(&mut self, name: &'p str, stack: &mut Vec<&'p str>) -> Option<&'p ProgramChain> {
         let chain = self.chains.get(name).copied().filter(|_| stack.len() <= MOST_JUMPS);
         match chain {
             Some(chain) => stack.push(&chain.name),
@@ -202,7 +202,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
 
     fn rule(
         &mut self,
-        matched: Matched<'p, Rule>,
+        matched: Matched<'p, ProgramRule>,
         stack: &[&'p str],
         path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
@@ -276,13 +276,13 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     /// Sends what the map has something for to its endpoint, and leaves the rest of the path. Returns whether nothing is left.
     fn dnat(
         &mut self,
-        fields: &[Field],
+        fields: &[PacketField],
         map: Set,
         stack: &[&'p str],
         path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<bool, S::Error> {
-        let Some((Field::Slot(draw), frontend)) = fields.split_last() else {
+        let Some((PacketField::Slot(draw), frontend)) = fields.split_last() else {
             let Some((ip, port)) = self.find(map, fields, path)?.and_then(|found| found.endpoint()) else {
                 return Ok(false);
             };
@@ -316,15 +316,17 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         path: &mut ProgramPath<'p>,
     ) -> Result<Outcome<'p>, S::Error> {
         const NO: Outcome<'_> = Outcome::Matches(false);
-        let frontend: &[Field] = match (by, what) {
+        let frontend: &[PacketField] = match (by, what) {
             (LookupBy::Address, Affinity::Dnat(_)) => {
-                &[Field::Destination, Field::Protocol, Field::DestinationPort]
+                &[PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort]
             }
-            (LookupBy::Address, _) => {
-                &[Field::OriginalDestination, Field::Protocol, Field::OriginalDestinationPort]
-            }
-            (LookupBy::NodePort, Affinity::Dnat(_)) => &[Field::Protocol, Field::DestinationPort],
-            (LookupBy::NodePort, _) => &[Field::Protocol, Field::OriginalDestinationPort],
+            (LookupBy::Address, _) => &[
+                PacketField::OriginalDestination,
+                PacketField::Protocol,
+                PacketField::OriginalDestinationPort,
+            ],
+            (LookupBy::NodePort, Affinity::Dnat(_)) => &[PacketField::Protocol, PacketField::DestinationPort],
+            (LookupBy::NodePort, _) => &[PacketField::Protocol, PacketField::OriginalDestinationPort],
         };
         let found = self.find(Set::Sticky(by), frontend, path)?;
         let Some(Data::Sticky(sticky)) = found.and_then(|element| element.data) else { return Ok(NO) };
@@ -393,7 +395,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     fn find(
         &mut self,
         set: Set,
-        fields: &[Field],
+        fields: &[PacketField],
         path: &ProgramPath<'_>,
     ) -> Result<Option<Element>, S::Error> {
         match self.key(fields, path) {
@@ -403,32 +405,33 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 
     /// What is looked up for these fields of a packet; nothing has port zero.
-    fn key(&self, fields: &[Field], path: &ProgramPath<'_>) -> Option<Key> {
+    fn key(&self, fields: &[PacketField], path: &ProgramPath<'_>) -> Option<Key> {
         let packet = self.context.packet;
         let port = |port: u16| Port::from_api(port.into());
         fields.iter().try_fold(Key::EMPTY, |key, field| {
             Some(match field {
-                Field::Source | Field::Destination | Field::OriginalDestination => {
+                PacketField::Source | PacketField::Destination | PacketField::OriginalDestination => {
                     key.address(self.address(*field, path)?)
                 }
-                Field::Protocol => key.protocol(packet.protocol),
-                Field::DestinationPort => key.port(port(path.destination(packet).port())?),
-                Field::OriginalDestinationPort => key.port(port(packet.destination.port())?),
-                Field::Slot(_) => return None,
+                PacketField::Protocol => key.protocol(packet.protocol),
+                PacketField::DestinationPort => key.port(port(path.destination(packet).port())?),
+                PacketField::OriginalDestinationPort => key.port(port(packet.destination.port())?),
+                PacketField::Slot(_) => return None,
             })
         })
     }
 
-    fn address(&self, field: Field, path: &ProgramPath<'_>) -> Option<IpAddr> {
+    fn address(&self, field: PacketField, path: &ProgramPath<'_>) -> Option<IpAddr> {
         let packet = self.context.packet;
         match field {
             // After masquerading it is another address of the node, which only what the node sends to itself meets rules with.
-            Field::Source => Some(packet.source),
-            Field::Destination => Some(path.destination(packet).ip()),
-            Field::OriginalDestination => Some(packet.destination.ip()),
-            Field::Protocol | Field::DestinationPort | Field::OriginalDestinationPort | Field::Slot(_) => {
-                None
-            }
+            PacketField::Source => Some(packet.source),
+            PacketField::Destination => Some(path.destination(packet).ip()),
+            PacketField::OriginalDestination => Some(packet.destination.ip()),
+            PacketField::Protocol
+            | PacketField::DestinationPort
+            | PacketField::OriginalDestinationPort
+            | PacketField::Slot(_) => None,
         }
     }
 }

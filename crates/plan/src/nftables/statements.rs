@@ -11,7 +11,7 @@ use crate::nftables::slots::SlotRange;
 
 /// A rule: matches from left to right, then what to do. A statement that does not match ends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct ProgramRule {
     pub statements: Vec<Statement>,
     pub comment: Option<&'static str>,
 }
@@ -22,13 +22,13 @@ pub enum Statement {
     StateNew,
     /// A connection whose destination was translated, by whomever.
     StatusDnat,
-    In(Vec<Field>, Set),
-    NotIn(Vec<Field>, Set),
+    In(Vec<PacketField>, Set),
+    NotIn(Vec<PacketField>, Set),
     /// The field, an address, lies in the prefix.
-    Within(Field, IpNet),
-    NotWithin(Field, IpNet),
+    Within(PacketField, IpNet),
+    NotWithin(PacketField, IpNet),
     /// The field is an address of this node.
-    IsLocal(Field),
+    IsLocal(PacketField),
     FromInterface(Interface),
     NotFromInterface(Interface),
     /// Any of the mark's bits is set.
@@ -36,7 +36,7 @@ pub enum Statement {
     SetMark(Mark),
     ClearMark(Mark),
     /// Sends the connection to what the map has for the key; no match if it has nothing.
-    Dnat(Vec<Field>, Set),
+    Dnat(Vec<PacketField>, Set),
     /// Session affinity. What is done for a frontend that has it; no match for one that has not.
     Affinity(LookupBy, Affinity),
     Masquerade,
@@ -72,7 +72,7 @@ pub enum Affinity {
 
 /// What of a packet, or of its connection, is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
+pub enum PacketField {
     Source,
     Destination,
     Protocol,
@@ -91,7 +91,7 @@ pub enum Interface {
     Prefixed(String),
 }
 
-impl Rule {
+impl ProgramRule {
     /// The rule as `nft list` prints it.
     pub fn show(&self, family: Family) -> String {
         let statements: Vec<_> = self.statements.iter().map(|statement| statement.show(family)).collect();
@@ -106,7 +106,7 @@ impl Rule {
 impl Statement {
     fn show(&self, family: Family) -> String {
         let ip = protocol_name(family);
-        let concat = |fields: &[Field]| {
+        let concat = |fields: &[PacketField]| {
             let fields: Vec<_> = fields.iter().map(|field| field.show(family)).collect();
             fields.join(" . ")
         };
@@ -117,7 +117,7 @@ impl Statement {
             Self::NotIn(fields, set) => format!("{} != @{}", concat(fields), set.name()),
             Self::Within(field, net) => format!("{} {}", field.show(family), show_net(*net)),
             Self::NotWithin(field, net) => format!("{} != {}", field.show(family), show_net(*net)),
-            Self::IsLocal(Field::Source) => "fib saddr type local".into(),
+            Self::IsLocal(PacketField::Source) => "fib saddr type local".into(),
             Self::IsLocal(_) => "fib daddr type local".into(),
             Self::FromInterface(name) => format!("iifname {name}"),
             Self::NotFromInterface(name) => format!("iifname != {name}"),
@@ -169,7 +169,7 @@ impl Affinity {
     }
 }
 
-impl Field {
+impl PacketField {
     fn show(self, family: Family) -> String {
         let ip = protocol_name(family);
         match self {

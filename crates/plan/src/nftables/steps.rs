@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::nftables::program::{Chain, Program};
+use crate::nftables::program::{Program, ProgramChain};
 use crate::nftables::sets::{Element, Set};
 
 /// Where ranges begin, and with `true` the first address after each.
@@ -58,7 +58,7 @@ pub struct Steps {
     pub table: Option<NewTable>,
     pub unexpected: Unexpected,
     /// To be added with their rules, before the elements that lead to them.
-    pub chains: Vec<Chain>,
+    pub chains: Vec<ProgramChain>,
     /// These instead of what the set holds.
     pub service_cidrs: Option<Boundaries>,
     /// These instead of what the set holds.

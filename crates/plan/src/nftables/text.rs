@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 
-use crate::nftables::program::{Chain, Hook, HookKind, HookPoint, Program};
+use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain, ProgramHook};
 use crate::nftables::sets::{Element, Set, SetKind, Type};
 use crate::nftables::statements::protocol_name;
 
@@ -92,17 +92,17 @@ fn example(kind: Type, family: Family) -> String {
 }
 
 /// Some have names, some of those at certain hooks only.
-fn priority(hook: Hook) -> String {
+fn priority(hook: ProgramHook) -> String {
     match (hook.point, hook.priority) {
         (_, 0) => "filter".into(),
-        (HookPoint::Prerouting, -100) => "dstnat".into(),
-        (HookPoint::Prerouting, number @ -110..-100) => format!("dstnat - {}", -100 - number),
-        (HookPoint::Postrouting, 100) => "srcnat".into(),
+        (PacketHook::Prerouting, -100) => "dstnat".into(),
+        (PacketHook::Prerouting, number @ -110..-100) => format!("dstnat - {}", -100 - number),
+        (PacketHook::Postrouting, 100) => "srcnat".into(),
         (_, number) => number.to_string(),
     }
 }
 
-fn write_chain(chain: &Chain, family: Family, text: &mut String) {
+fn write_chain(chain: &ProgramChain, family: Family, text: &mut String) {
     let _ = writeln!(text, "\n\tchain {} {{", chain.name);
     if let Some(hook) = chain.hook {
         let kind = match hook.kind {
@@ -110,11 +110,11 @@ fn write_chain(chain: &Chain, family: Family, text: &mut String) {
             HookKind::Nat => "nat",
         };
         let point = match hook.point {
-            HookPoint::Prerouting => "prerouting",
-            HookPoint::Input => "input",
-            HookPoint::Forward => "forward",
-            HookPoint::Output => "output",
-            HookPoint::Postrouting => "postrouting",
+            PacketHook::Prerouting => "prerouting",
+            PacketHook::Input => "input",
+            PacketHook::Forward => "forward",
+            PacketHook::Output => "output",
+            PacketHook::Postrouting => "postrouting",
         };
         let priority = priority(hook);
         let _ = writeln!(text, "\t\ttype {kind} hook {point} priority {priority}; policy accept;");
