@@ -9,10 +9,10 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use kernel::nftables::{TABLE, TABLE_COMMENT};
 use model::address::Family;
-use plan::iptables::chains::{Jump, Table};
+use plan::iptables::chains::{IptablesTable, Jump};
 use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
-use plan::iptables::rules::Unit;
+use plan::iptables::rules::RuleUnit;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::text::{self, Content};
 use proxy::modes;
@@ -86,14 +86,14 @@ fn iptables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<S
     let tail = settings.tail(&settings.node_port_ips(&rulings.interfaces).0);
     let comments = plan::iptables::plan::Plan::comments_for(rulings.endpoints);
     let units =
-        rulings.routings.iter().map(|(name, routing)| Unit::render(name, routing, &settings, comments));
+        rulings.routings.iter().map(|(name, routing)| RuleUnit::render(name, routing, &settings, comments));
     let mut restore = whole(&settings, &tail, units.collect(), &BTreeSet::new());
     let made: Vec<&str> = settings.filter_chains().collect();
     let mut more: Vec<&str> = Vec::new();
     for jump in Jump::ALL {
         let section = restore.section(jump.table);
         // The kubelet's, which we have no rule for here.
-        if jump.table == Table::Filter && !made.contains(&jump.to) && !more.contains(&jump.to) {
+        if jump.table == IptablesTable::Filter && !made.contains(&jump.to) && !more.contains(&jump.to) {
             more.push(jump.to);
             section.chain(jump.to);
         }

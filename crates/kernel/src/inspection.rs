@@ -9,7 +9,7 @@
 use std::{fmt, io};
 
 use plan::difference::Difference;
-use plan::iptables::chains::Table;
+use plan::iptables::chains::IptablesTable;
 use plan::nftables::sets::Set;
 use plan::served::KernelComparison;
 
@@ -47,7 +47,7 @@ pub enum Part {
     /// The elements of a set.
     Elements(Set),
     /// Our chains in a table of iptables, and the jumps to them.
-    Table(Table),
+    Table(IptablesTable),
 }
 
 impl Inspection {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use model::address::Family;
 
-use crate::iptables::chains::Table;
+use crate::iptables::chains::IptablesTable;
 use crate::nftables::sets::{Element, Set};
 
 /// One object that is not as it should be.
@@ -36,9 +36,9 @@ pub enum KernelObject {
     /// Anything else of the nftables table.
     Other(Class, String),
     /// A chain of iptables. If it changed, its rules are in another order.
-    SavedChain { table: Table, chain: String },
+    SavedChain { table: IptablesTable, chain: String },
     /// A rule of iptables, without `-A` and its chain.
-    SavedRule { table: Table, chain: String, rule: String },
+    SavedRule { table: IptablesTable, chain: String, rule: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -141,13 +141,13 @@ impl Auditor {
 
 #[cfg(test)]
 mod tests {
-    use plan::iptables::chains::Table;
+    use plan::iptables::chains::IptablesTable;
 
     use super::*;
 
     #[test]
     fn a_part_that_could_not_be_read_is_read_once_more_before_the_others() {
-        let [a, b] = [Part::Table(Table::Filter), Part::Table(Table::Nat)];
+        let [a, b] = [Part::Table(IptablesTable::Filter), Part::Table(IptablesTable::Nat)];
         let mut round = Round::default();
         let next = |round: &mut Round| round.next(|| vec![b, a]).unwrap();
         assert_eq!(next(&mut round), a);

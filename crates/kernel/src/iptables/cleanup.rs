@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use model::address::Family;
-use plan::iptables::chains::{CANARY, Jump, Table, saved_chains};
+use plan::iptables::chains::{CANARY, IptablesTable, Jump, saved_chains};
 use plan::iptables::cleanup::leftovers;
 
 use super::error::{Error, Errors};
@@ -27,7 +27,7 @@ pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors>
         }
     };
     let mut errors = Vec::new();
-    let saved = [Table::Nat, Table::Filter].map(|table| (table, runner.save(table.name())));
+    let saved = [IptablesTable::Nat, IptablesTable::Filter].map(|table| (table, runner.save(table.name())));
     for (table, save) in &saved {
         let chains = save.as_ref().ok().map(|save| saved_chains(save).collect::<Vec<&str>>());
         for jump in Jump::own().chain([Jump::FORMER]).filter(|jump| jump.table == *table) {
@@ -52,7 +52,7 @@ fn delete(runner: &Runner, jump: &Jump) -> Result<(), Error> {
     }
 }
 
-fn remove_chains(runner: &Runner, table: Table, save: &str) -> Result<(), Error> {
+fn remove_chains(runner: &Runner, table: IptablesTable, save: &str) -> Result<(), Error> {
     let found: Vec<&str> = saved_chains(save).collect();
     let restore = leftovers(table, &found);
     if restore.is_empty() {

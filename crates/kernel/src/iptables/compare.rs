@@ -10,7 +10,7 @@ use model::names::ServicePortName;
 use model::routing::Routing;
 use netlink::accounting;
 use plan::difference::{Difference, DifferenceKind, KernelObject};
-use plan::iptables::chains::{FORWARD, Jump, SERVICES, Table, saved_chains};
+use plan::iptables::chains::{FORWARD, IptablesTable, Jump, SERVICES, saved_chains};
 use plan::iptables::compare::{Tolerance, compare};
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::listing::Listing;
@@ -22,7 +22,7 @@ use plan::served::KernelComparison;
 use super::runner::Runner;
 use super::{Error, Programs, Rules, Variant};
 
-pub const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
+pub const TABLES: [IptablesTable; 2] = [IptablesTable::Filter, IptablesTable::Nat];
 
 /// What the tables of one family should hold.
 #[derive(Debug)]
@@ -57,11 +57,11 @@ pub fn present(family: Family) -> io::Result<Option<PresentRules>> {
     if !may_have_tables(&runner) || runner.check_presence().is_err() {
         return Ok(None);
     }
-    let nat = runner.save(Table::Nat.name()).map_err(other)?;
+    let nat = runner.save(IptablesTable::Nat.name()).map_err(other)?;
     if saved_chains(&nat).all(|chain| chain != SERVICES) {
         return Ok(None);
     }
-    let filter = runner.save(Table::Filter.name()).map_err(other)?;
+    let filter = runner.save(IptablesTable::Filter.name()).map_err(other)?;
     Ok(PresentRules::read(family, &filter, &nat))
 }
 
@@ -73,7 +73,7 @@ fn may_have_tables(runner: &Runner) -> bool {
     };
     runner.variant() == Variant::Nft
         || std::fs::read_to_string(names)
-            .is_ok_and(|names| names.lines().any(|name| name == Table::Nat.name()))
+            .is_ok_and(|names| names.lines().any(|name| name == IptablesTable::Nat.name()))
 }
 
 /// A comparison of the kernel's tables with the desired ones.
@@ -91,9 +91,9 @@ impl Inspection {
 
     /// Compares both tables.
     pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
-        let [filter, nat] = [self.save(Table::Filter)?, self.save(Table::Nat)?];
-        let mut differences = self.compare_with(Table::Filter, &filter)?;
-        differences.extend(self.compare_with(Table::Nat, &nat)?);
+        let [filter, nat] = [self.save(IptablesTable::Filter)?, self.save(IptablesTable::Nat)?];
+        let mut differences = self.compare_with(IptablesTable::Filter, &filter)?;
+        differences.extend(self.compare_with(IptablesTable::Nat, &nat)?);
         Ok(KernelComparison::of_rules(self.listings(&filter), &[filter, nat], differences))
     }
 
@@ -108,16 +108,16 @@ impl Inspection {
     }
 
     /// Compares one table.
-    pub fn compare(&mut self, table: Table) -> io::Result<Vec<Difference>> {
+    pub fn compare(&mut self, table: IptablesTable) -> io::Result<Vec<Difference>> {
         let actual = self.save(table)?;
-        if table == Table::Nat && self.listings.is_none() {
-            let filter = self.save(Table::Filter)?;
+        if table == IptablesTable::Nat && self.listings.is_none() {
+            let filter = self.save(IptablesTable::Filter)?;
             self.listings(&filter);
         }
         self.compare_with(table, &actual)
     }
 
-    fn save(&self, table: Table) -> io::Result<Listing> {
+    fn save(&self, table: IptablesTable) -> io::Result<Listing> {
         self.desired.runner.save(table.name()).map(|saved| Listing::parse(&saved)).map_err(other)
     }
 
@@ -131,14 +131,14 @@ impl Inspection {
         })
     }
 
-    fn compare_with(&mut self, table: Table, actual: &Listing) -> io::Result<Vec<Difference>> {
+    fn compare_with(&mut self, table: IptablesTable, actual: &Listing) -> io::Result<Vec<Difference>> {
         let mut all = self.missing_jumps(table, actual).map_err(other)?;
         // For the nat table they are there.
         self.listings(actual);
         let Some([filter, nat]) = &self.listings else { return Ok(all) };
         let desired = match table {
-            Table::Filter => filter,
-            Table::Nat => nat,
+            IptablesTable::Filter => filter,
+            IptablesTable::Nat => nat,
         };
         let stale = &self.desired.rules.stale;
         let tolerance = Tolerance { stale, comments: !self.desired.is_exact };
@@ -147,7 +147,7 @@ impl Inspection {
     }
 
     /// Foreign rules may stand before and after the jumps.
-    fn missing_jumps(&self, table: Table, actual: &Listing) -> Result<Vec<Difference>, Error> {
+    fn missing_jumps(&self, table: IptablesTable, actual: &Listing) -> Result<Vec<Difference>, Error> {
         let mut all = Vec::new();
         for jump in Jump::ALL.into_iter().filter(|jump| jump.table == table) {
             let rules = actual.0.get(jump.from).map(Vec::as_slice).unwrap_or_default();

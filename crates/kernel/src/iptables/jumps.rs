@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use plan::iptables::chains::{Jump, Table, saved_chains};
+use plan::iptables::chains::{IptablesTable, Jump, saved_chains};
 use plan::iptables::restore::Restore;
 
 use super::error::Error;
@@ -10,7 +10,7 @@ use super::runner::{Before, Runner};
 
 /// Makes sure of all jumps, and returns the nat table as it was before, unless it could not be read.
 pub fn ensure(runner: &Runner) -> Result<Option<String>, Error> {
-    let saved = [Table::Filter, Table::Nat].map(|table| runner.save(table.name()));
+    let saved = [IptablesTable::Filter, IptablesTable::Nat].map(|table| runner.save(table.name()));
     let [filter, nat] = match saved {
         [Ok(filter), Ok(nat)] => [filter, nat],
         [Err(error), _] | [_, Err(error)] => {
@@ -32,7 +32,7 @@ pub fn ensure(runner: &Runner) -> Result<Option<String>, Error> {
 fn missing(filter: &str, nat: &str) -> (Restore, Vec<Jump>) {
     let mut restore = Restore::default();
     let mut in_doubt = Vec::new();
-    for (table, save) in [(Table::Filter, filter), (Table::Nat, nat)] {
+    for (table, save) in [(IptablesTable::Filter, filter), (IptablesTable::Nat, nat)] {
         let chains: HashSet<&str> = saved_chains(save).collect();
         let rules: HashSet<&str> = save.lines().filter(|line| !line.starts_with("-A KUBE-")).collect();
         let section = restore.section(table);
@@ -100,13 +100,13 @@ mod tests {
 
     #[test]
     fn what_is_there_is_left_alone() {
-        let saved = |table: Table| {
+        let saved = |table: IptablesTable| {
             let jumps = Jump::ALL.into_iter().filter(|jump| jump.table == table);
             let chains = jumps.clone().map(|jump| format!(":{} - [0:0]\n", jump.to));
             let rules = jumps.map(|jump| format!("{}\n", jump.saved()));
             format!("*{}\n{}{}COMMIT\n", table.name(), chains.collect::<String>(), rules.collect::<String>())
         };
-        let (filter, nat) = (saved(Table::Filter), saved(Table::Nat));
+        let (filter, nat) = (saved(IptablesTable::Filter), saved(IptablesTable::Nat));
         let (restore, in_doubt) = missing(&filter, &nat);
         assert!(restore.is_empty() && in_doubt.is_empty(), "{restore} {in_doubt:?}");
 

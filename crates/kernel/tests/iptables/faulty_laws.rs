@@ -14,7 +14,7 @@ use model::cluster::{Changes, Cluster};
 use netlink::faults::{Chance, Fault as NetlinkFault, Faults};
 use netlink::testing::in_fresh_netns;
 use plan::difference::Difference;
-use plan::iptables::chains::Table;
+use plan::iptables::chains::IptablesTable;
 use plan::iptables::program::{INVALID_DROPPED, LOCALHOST_NODE_PORTS};
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
@@ -153,7 +153,7 @@ impl Follower {
 /// A packet that comes to a chain of ours finds the rules of before the sync, or those of after it.
 fn is_not_half_written(before: &Kernel, state: &Kernel, after: &Kernel) {
     let counts_invalid = format!(" -m nfacct --nfacct-name {INVALID_DROPPED}");
-    for table in [Table::Filter, Table::Nat] {
+    for table in [IptablesTable::Filter, IptablesTable::Nat] {
         for chain in state.reachable(table).into_iter().filter(|chain| chain.starts_with("KUBE-")) {
             let [was, rules, will_be] = [before, state, after].map(|kernel| {
                 let rules = kernel.table(table).get(chain)?.iter();

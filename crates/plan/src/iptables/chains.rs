@@ -10,12 +10,12 @@ use crate::iptables::quoting::word;
 
 /// A table we have rules in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
+pub enum IptablesTable {
     Filter,
     Nat,
 }
 
-impl Table {
+impl IptablesTable {
     pub fn name(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -63,10 +63,12 @@ impl SharedChain {
         Self::NodePorts,
     ];
 
-    pub fn table(self) -> Table {
+    pub fn table(self) -> IptablesTable {
         match self {
-            Self::Refused | Self::ExternalRefused | Self::HealthChecks | Self::ProxyFirewall => Table::Filter,
-            Self::Services | Self::NodePorts => Table::Nat,
+            Self::Refused | Self::ExternalRefused | Self::HealthChecks | Self::ProxyFirewall => {
+                IptablesTable::Filter
+            }
+            Self::Services | Self::NodePorts => IptablesTable::Nat,
         }
     }
 
@@ -201,7 +203,7 @@ fn encode(hash: Sha256) -> [u8; 16] {
 /// A rule in a chain of the kernel's that sends packets to one of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Jump {
-    pub table: Table,
+    pub table: IptablesTable,
     pub from: &'static str,
     pub to: &'static str,
     /// Only the first packet of a connection.
@@ -212,7 +214,7 @@ pub struct Jump {
 impl Jump {
     /// In the order in which they are put in front of what is there.
     pub const ALL: [Self; 14] = {
-        use Table::{Filter, Nat};
+        use IptablesTable::{Filter, Nat};
         const EXTERNAL: Option<&str> = Some("kubernetes externally-visible service portals");
         const HEALTH: Option<&str> = Some("kubernetes health check service ports");
         const PORTALS: Option<&str> = Some("kubernetes service portals");
@@ -244,7 +246,7 @@ impl Jump {
 
     /// A jump of releases 1.13 to 1.19, which goes like those of today.
     pub const FORMER: Self = Self {
-        table: Table::Filter,
+        table: IptablesTable::Filter,
         from: "INPUT",
         to: SERVICES,
         only_new: true,

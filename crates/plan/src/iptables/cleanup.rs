@@ -1,8 +1,8 @@
 //! What removes our chains when another mode takes over, or on `--cleanup`. The jumps have gone before.
 
 use crate::iptables::chains::{
-    CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, Purpose,
-    SERVICES, Table,
+    CANARY, EXTERNAL_SERVICES, FORWARD, IptablesTable, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL,
+    Purpose, SERVICES,
 };
 use crate::iptables::restore::Restore;
 
@@ -10,13 +10,13 @@ const NAT: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
 const FILTER: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
 
 /// Removes those of the table's chains that are ours. The kubelet's stay, and so does what belongs to others.
-pub fn leftovers(table: Table, found: &[&str]) -> Restore {
+pub fn leftovers(table: IptablesTable, found: &[&str]) -> Restore {
     let stock: &[&str] = match table {
-        Table::Filter => &FILTER,
-        Table::Nat => &NAT,
+        IptablesTable::Filter => &FILTER,
+        IptablesTable::Nat => &NAT,
     };
     let mut ours: Vec<&str> = stock.iter().copied().filter(|chain| found.contains(chain)).collect();
-    if table == Table::Nat {
+    if table == IptablesTable::Nat {
         let mut services: Vec<&str> =
             found.iter().copied().filter(|chain| belongs_to_a_service(chain)).collect();
         services.sort_unstable();

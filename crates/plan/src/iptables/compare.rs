@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::difference::{Difference, DifferenceKind, KernelObject};
-use crate::iptables::chains::{FIREWALL, Purpose, Table};
+use crate::iptables::chains::{FIREWALL, IptablesTable, Purpose};
 use crate::iptables::listing::{Listing, without_comment};
 
 /// What may differ.
@@ -17,7 +17,7 @@ pub struct Tolerance<'a> {
 }
 
 pub fn compare(
-    table: Table,
+    table: IptablesTable,
     desired: &Listing,
     actual: &Listing,
     tolerance: Tolerance<'_>,
@@ -52,7 +52,7 @@ pub fn compare(
         }
     }
     let is_unexpected = |name: &str| {
-        table == Table::Nat
+        table == IptablesTable::Nat
             && Purpose::of(name).is_some()
             && !desired.0.contains_key(name)
             && !tolerance.stale.contains(name)

@@ -21,12 +21,12 @@ use model::cluster::Changes;
 use model::names::ServicePortName;
 use model::routing::Routing;
 
-use crate::iptables::chains::{Purpose, ServiceChain, SharedChain, Table};
+use crate::iptables::chains::{IptablesTable, Purpose, ServiceChain, SharedChain};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::edits::{PerChain, Splice};
 use crate::iptables::program::{Abilities, Counters, RuleSettings};
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
-use crate::iptables::rules::{EndpointComments, Line, Unit};
+use crate::iptables::rules::{EndpointComments, Line, RuleUnit};
 
 /// With more endpoints than this, rules no longer name them and housekeeping becomes rarer.
 const LARGE_CLUSTER: usize = 1_000;
@@ -336,8 +336,8 @@ impl Plan {
         };
         let settings = &self.settings;
         RuleCounts {
-            filter: settings.martians().len() + lines(Table::Filter) + settings.forwarding().len(),
-            nat: settings.masquerading().len() + lines(Table::Nat) + self.rules + self.tail().len(),
+            filter: settings.martians().len() + lines(IptablesTable::Filter) + settings.forwarding().len(),
+            nat: settings.masquerading().len() + lines(IptablesTable::Nat) + self.rules + self.tail().len(),
             ..RuleCounts::default()
         }
     }
@@ -356,13 +356,13 @@ impl Plan {
         !self.is_large || is_due
     }
 
-    fn render_all(&mut self) -> Vec<Unit> {
+    fn render_all(&mut self) -> Vec<RuleUnit> {
         let comments = self.comments();
         self.lines = PerChain::default();
         self.rules = 0;
         let mut units = Vec::with_capacity(self.units.len());
         for (name, entry) in &mut self.units {
-            let unit = Unit::render(name, &entry.routing, &self.settings, comments);
+            let unit = RuleUnit::render(name, &entry.routing, &self.settings, comments);
             entry.comments = comments;
             entry.count(&unit);
             for chain in SharedChain::ALL {
@@ -375,7 +375,7 @@ impl Plan {
     }
 
     /// The chains of service ports that no service port needs, of those found or, if they could not be read, of those known.
-    fn unwanted(&self, units: &[Unit], found: Option<&[&str]>) -> BTreeSet<String> {
+    fn unwanted(&self, units: &[RuleUnit], found: Option<&[&str]>) -> BTreeSet<String> {
         let wanted: HashSet<ServiceChain, RandomState> =
             units.iter().flat_map(|unit| unit.chains.iter().map(|chain| chain.name)).collect();
         let is_unwanted = |name: &str| {
@@ -410,7 +410,7 @@ impl Plan {
                     entry.count(&unit);
                     unit
                 }
-                None => Unit::default(),
+                None => RuleUnit::default(),
             };
             self.rules = self.rules + after.rules() - before.rules();
 
@@ -455,7 +455,7 @@ impl Plan {
         }
         section.chain(chain.name());
         for (name, entry) in self.units.iter().filter(|(_, entry)| *entry.lines.get(chain) > 0) {
-            let lines = Unit::render_lines(name, &entry.routing, &self.settings);
+            let lines = RuleUnit::render_lines(name, &entry.routing, &self.settings);
             lines
                 .iter()
                 .filter(|line| line.chain == chain)
@@ -518,11 +518,11 @@ impl Entry {
         Self { routing, comments: EndpointComments::Written, lines: PerChain::default(), rules: 0 }
     }
 
-    fn render(&self, name: &ServicePortName, settings: &RuleSettings) -> Unit {
-        Unit::render(name, &self.routing, settings, self.comments)
+    fn render(&self, name: &ServicePortName, settings: &RuleSettings) -> RuleUnit {
+        RuleUnit::render(name, &self.routing, settings, self.comments)
     }
 
-    fn count(&mut self, unit: &Unit) {
+    fn count(&mut self, unit: &RuleUnit) {
         self.lines = PerChain::default();
         unit.lines.iter().for_each(|line| *self.lines.get_mut(line.chain) += 1);
         self.rules = unit.rules();

@@ -7,10 +7,12 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
 
-use crate::iptables::chains::{MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, SharedChain, Table};
+use crate::iptables::chains::{
+    IptablesTable, MARK_MASQ, NODE_PORTS, POSTROUTING, Purpose, SERVICES, SharedChain,
+};
 use crate::iptables::program::{Fixed, NAT_CHAINS, RuleSettings};
 use crate::iptables::quoting::word;
-use crate::iptables::rules::{Chain, Line, Unit};
+use crate::iptables::rules::{Line, RenderedChain, RuleUnit};
 
 /// What one run of `iptables-restore` is told.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -28,10 +30,10 @@ pub struct Section {
 }
 
 impl Restore {
-    pub fn section(&mut self, table: Table) -> &mut Section {
+    pub fn section(&mut self, table: IptablesTable) -> &mut Section {
         match table {
-            Table::Filter => &mut self.filter,
-            Table::Nat => &mut self.nat,
+            IptablesTable::Filter => &mut self.filter,
+            IptablesTable::Nat => &mut self.nat,
         }
     }
 
@@ -99,7 +101,7 @@ impl Section {
     }
 
     /// Writes a service port's own chain, whatever it held before.
-    pub fn rewrite(&mut self, chain: &Chain) {
+    pub fn rewrite(&mut self, chain: &RenderedChain) {
         self.chain(chain.name);
         self.rules.push_str(chain.masquerade.as_deref().unwrap_or_default());
         self.rules.push_str(&chain.rules);
@@ -107,7 +109,7 @@ impl Section {
     }
 
     /// The same for all chains of a unit, in the order of the reference.
-    fn rewrite_all(&mut self, chains: &[Chain]) {
+    fn rewrite_all(&mut self, chains: &[RenderedChain]) {
         for chain in chains {
             self.chain(chain.name);
             self.rules.push_str(chain.masquerade.as_deref().unwrap_or_default());
@@ -129,7 +131,7 @@ impl Section {
 pub fn whole(
     settings: &RuleSettings,
     tail: &[String],
-    units: Vec<Unit>,
+    units: Vec<RuleUnit>,
     stale: &BTreeSet<String>,
 ) -> Restore {
     let mut restore = Restore::default();
@@ -157,7 +159,7 @@ pub fn whole(
 pub fn in_batches(
     settings: &RuleSettings,
     tail: &[String],
-    units: Vec<Unit>,
+    units: Vec<RuleUnit>,
     stale: &BTreeSet<String>,
     limit: usize,
 ) -> Vec<Restore> {
@@ -197,7 +199,7 @@ impl Batches {
         write(&mut self.current);
     }
 
-    pub fn add_chain(&mut self, chain: &Chain) {
+    pub fn add_chain(&mut self, chain: &RenderedChain) {
         self.add(chain.count, |restore| restore.nat.rewrite(chain));
     }
 
@@ -239,8 +241,8 @@ fn gates(settings: &RuleSettings, tail: &[String], lines: &[Line], restore: &mut
 fn append_lines(lines: &[Line], filter: &mut Section, nat: &mut Section) {
     for line in lines {
         let section = match line.chain.table() {
-            Table::Filter => &mut *filter,
-            Table::Nat => &mut *nat,
+            IptablesTable::Filter => &mut *filter,
+            IptablesTable::Nat => &mut *nat,
         };
         section.append(line.chain.name(), &line.rule);
     }

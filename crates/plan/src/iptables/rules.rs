@@ -24,9 +24,9 @@ use crate::iptables::quoting::comment;
 
 /// Everything the kernel holds for one service port, in the order in which the reference writes it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Unit {
+pub struct RuleUnit {
     pub lines: Vec<Line>,
-    pub chains: Vec<Chain>,
+    pub chains: Vec<RenderedChain>,
 }
 
 /// A rule in a chain that is shared, without the words that put it there.
@@ -38,7 +38,7 @@ pub struct Line {
 
 /// A chain of the nat table that is a service port's own.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Chain {
+pub struct RenderedChain {
     pub name: ServiceChain,
     /// The rule that comes first in the chain that cluster-IP traffic enters. Apart, for the reference writes it apart.
     pub masquerade: Option<String>,
@@ -54,7 +54,7 @@ pub enum EndpointComments {
     LeftOut,
 }
 
-impl Unit {
+impl RuleUnit {
     pub fn render(
         name: &ServicePortName,
         routing: &Routing,
@@ -71,8 +71,8 @@ impl Unit {
     }
 
     /// Its chains such that what one jumps to comes before it.
-    pub fn targets_first(&self) -> Vec<&Chain> {
-        let mut chains: Vec<&Chain> = self.chains.iter().collect();
+    pub fn targets_first(&self) -> Vec<&RenderedChain> {
+        let mut chains: Vec<&RenderedChain> = self.chains.iter().collect();
         chains.sort_by_key(|chain| Reverse(chain.name.purpose.depth()));
         chains
     }
@@ -83,7 +83,7 @@ impl Unit {
     }
 }
 
-impl Chain {
+impl RenderedChain {
     fn new(name: ServiceChain) -> Self {
         Self { name, masquerade: None, rules: String::new(), count: 0 }
     }
@@ -184,7 +184,7 @@ impl<'a> Writer<'a> {
         lines
     }
 
-    fn chains(&self, comments: EndpointComments) -> Vec<Chain> {
+    fn chains(&self, comments: EndpointComments) -> Vec<RenderedChain> {
         let routing = self.routing;
         let mut chains = Vec::new();
         if routing.has_endpoints() && routing.is_externally_accessible {
@@ -223,11 +223,11 @@ impl<'a> Writer<'a> {
 
     /// What comes from outside. Where the client's address is to be seen by the endpoint, pods and this node take a
     /// short circuit, for no outsider expects their addresses.
-    fn external(&self) -> Chain {
+    fn external(&self) -> RenderedChain {
         let name = &self.name;
         let to = |verb: &str| comment(format_args!("{verb} for {name} external destinations"));
         let cluster = self.chains.chain(Purpose::Cluster);
-        let mut chain = Chain::new(self.chains.chain(Purpose::External));
+        let mut chain = RenderedChain::new(self.chains.chain(Purpose::External));
         if self.routing.preserves_client {
             if let Some(from_pod) = self.settings.from_pod() {
                 chain.add(format_args!("{} {from_pod} -j {cluster}", to("pod traffic")));
@@ -244,12 +244,12 @@ impl<'a> Writer<'a> {
         chain
     }
 
-    fn firewall(&self) -> Chain {
+    fn firewall(&self) -> RenderedChain {
         let name = &self.name;
         let external = self.chains.chain(Purpose::External);
         let addresses = &self.routing.addresses;
         let why = self.comment("loadbalancer IP");
-        let mut chain = Chain::new(self.chains.chain(Purpose::Firewall));
+        let mut chain = RenderedChain::new(self.chains.chain(Purpose::Firewall));
         for range in &addresses.source_ranges {
             chain.add(format_args!("{why} -s {range} -j {external}"));
         }
@@ -265,8 +265,8 @@ impl<'a> Writer<'a> {
     }
 
     /// One of several endpoints: the one the client had, or else any.
-    fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> Chain {
-        let mut chain = Chain::with_room(self.chains.chain(purpose), targets.len());
+    fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> RenderedChain {
+        let mut chain = RenderedChain::with_room(self.chains.chain(purpose), targets.len());
         let mut add = |target: &Target, condition: fmt::Arguments<'_>| {
             let Target { chain: to, text, .. } = target;
             match comments {
@@ -294,7 +294,7 @@ impl<'a> Writer<'a> {
         chain
     }
 
-    fn endpoint(&self, target: &Target, comments: EndpointComments) -> Chain {
+    fn endpoint(&self, target: &Target, comments: EndpointComments) -> RenderedChain {
         let Self { protocol, .. } = self;
         let Target { endpoint, text, chain } = target;
         let comment = match comments {
@@ -305,7 +305,7 @@ impl<'a> Writer<'a> {
             Some(_) => format!("-m recent --name {chain} --set "),
             None => String::new(),
         };
-        let mut chain = Chain::with_room(*chain, 2);
+        let mut chain = RenderedChain::with_room(*chain, 2);
         // A pod that comes back to itself would see its own address.
         chain.add(format_args!("{comment}-s {} -j {MARK_MASQ}", endpoint.ip));
         let words = format_args!("-m {protocol} -p {protocol}");

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use foldhash::fast::RandomState;
 use ipnet::IpNet;
 
-use crate::iptables::chains::{Jump, Table, lower_case};
+use crate::iptables::chains::{IptablesTable, Jump, lower_case};
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::{SavedOption, SavedRule};
 use crate::nftables::program::PacketHook;
@@ -57,7 +57,7 @@ impl<'a> Tables<'a> {
     /// What `iptables-save` prints of either table.
     pub fn saved(nat: &'a str, filter: &'a str) -> Self {
         let mut tables = Self::default();
-        for (table, text) in [(Table::Nat, nat), (Table::Filter, filter)] {
+        for (table, text) in [(IptablesTable::Nat, nat), (IptablesTable::Filter, filter)] {
             for line in text.lines() {
                 if let Some(chain) = line.strip_prefix(":KUBE-") {
                     let length = "KUBE-".len() + chain.find(' ').unwrap_or(chain.len());
@@ -89,7 +89,7 @@ impl<'a> Tables<'a> {
             tables.of(jump.table).entry(jump.from).or_default().push(rule);
             tables.of(jump.table).entry(jump.to).or_default();
         }
-        for (table, Listing(chains)) in [(Table::Filter, filter), (Table::Nat, nat)] {
+        for (table, Listing(chains)) in [(IptablesTable::Filter, filter), (IptablesTable::Nat, nat)] {
             for (name, rules) in chains {
                 let rules = rules.iter().map(|rule| ListedRule { text: Cow::Borrowed(&**rule) });
                 tables.of(table).insert(name, rules.collect());
@@ -98,17 +98,17 @@ impl<'a> Tables<'a> {
         tables
     }
 
-    fn of(&mut self, table: Table) -> &mut HashMap<&'a str, Vec<ListedRule<'a>>, RandomState> {
+    fn of(&mut self, table: IptablesTable) -> &mut HashMap<&'a str, Vec<ListedRule<'a>>, RandomState> {
         match table {
-            Table::Filter => &mut self.filter,
-            Table::Nat => &mut self.nat,
+            IptablesTable::Filter => &mut self.filter,
+            IptablesTable::Nat => &mut self.nat,
         }
     }
 
-    fn chain(&self, table: Table, name: &str) -> Option<(&'a str, &[ListedRule<'a>])> {
+    fn chain(&self, table: IptablesTable, name: &str) -> Option<(&'a str, &[ListedRule<'a>])> {
         let chains = match table {
-            Table::Filter => &self.filter,
-            Table::Nat => &self.nat,
+            IptablesTable::Filter => &self.filter,
+            IptablesTable::Nat => &self.nat,
         };
         chains.get_key_value(name).map(|(name, rules)| (*name, &rules[..]))
     }
@@ -147,18 +147,23 @@ struct Run<'t, 'c> {
 impl<'t> Run<'t, '_> {
     /// Sends packets through the tables of a hook in the order of their priorities.
     fn hook(&mut self, point: PacketHook, asks_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
-        let (name, tables): (_, &[Table]) = match point {
-            PacketHook::Prerouting => ("PREROUTING", &[Table::Nat]),
-            PacketHook::Input => ("INPUT", &[Table::Filter]),
-            PacketHook::Forward => ("FORWARD", &[Table::Filter]),
-            PacketHook::Output => ("OUTPUT", &[Table::Nat, Table::Filter]),
-            PacketHook::Postrouting => ("POSTROUTING", &[Table::Nat]),
+        let (name, tables): (_, &[IptablesTable]) = match point {
+            PacketHook::Prerouting => ("PREROUTING", &[IptablesTable::Nat]),
+            PacketHook::Input => ("INPUT", &[IptablesTable::Filter]),
+            PacketHook::Forward => ("FORWARD", &[IptablesTable::Filter]),
+            PacketHook::Output => ("OUTPUT", &[IptablesTable::Nat, IptablesTable::Filter]),
+            PacketHook::Postrouting => ("POSTROUTING", &[IptablesTable::Nat]),
         };
-        let asked = tables.iter().filter(|table| asks_nat || **table != Table::Nat);
+        let asked = tables.iter().filter(|table| asks_nat || **table != IptablesTable::Nat);
         asked.fold(paths, |paths, table| self.base_chain(*table, name, paths))
     }
 
-    fn base_chain(&mut self, table: Table, name: &str, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
+    fn base_chain(
+        &mut self,
+        table: IptablesTable,
+        name: &str,
+        paths: Vec<RulesPath<'t>>,
+    ) -> Vec<RulesPath<'t>> {
         let mut ended = Vec::new();
         for path in paths {
             if path.verdict != PacketVerdict::Accept {
@@ -174,7 +179,7 @@ impl<'t> Run<'t, '_> {
     /// Runs a chain. Returns the paths of what comes to its end, or returns from it.
     fn chain(
         &mut self,
-        table: Table,
+        table: IptablesTable,
         name: &str,
         stack: &mut Vec<&'t str>,
         mut open: Vec<RulesPath<'t>>,
@@ -218,7 +223,7 @@ impl<'t> Run<'t, '_> {
 
     fn target(
         &mut self,
-        table: Table,
+        table: IptablesTable,
         rule: &SavedRule<'t>,
         matched: Matched<'t, ListedRule<'t>>,
         stack: &mut Vec<&'t str>,

@@ -15,7 +15,7 @@ use model::routing::{Endpoint, Routing};
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{
-    FrontendKey, SharedElement, SlotAssignment, Unit, frontends, shared_elements,
+    ElementUnit, FrontendKey, SharedElement, SlotAssignment, frontends, shared_elements,
 };
 use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
@@ -30,7 +30,7 @@ pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 #[derive(Clone, Debug)]
 pub struct DesiredTable {
     settings: ProgramSettings,
-    units: Shards<ServicePortName, Unit>,
+    units: Shards<ServicePortName, ElementUnit>,
     /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
     claims: Shards<FrontendKey, Vec<ServicePortName>>,
     /// How many service ports ask for what several may ask for. Never zero.
@@ -265,7 +265,7 @@ impl DesiredTable {
 
     /// Where the endpoints of a service port sit; nowhere if there is no such service port.
     pub fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
-        self.units.get(name).map(Unit::slots).unwrap_or_default()
+        self.units.get(name).map(ElementUnit::slots).unwrap_or_default()
     }
 
     /// Service ports with more endpoints than there are slots for, and how many of each have none.
@@ -296,7 +296,7 @@ impl DesiredTable {
     }
 
     /// What the service port that has the frontend puts in.
-    pub fn owner_unit(&self, frontend: &FrontendKey) -> Option<&Unit> {
+    pub fn owner_unit(&self, frontend: &FrontendKey) -> Option<&ElementUnit> {
         self.units.get(self.owner(frontend)?)
     }
 
@@ -328,7 +328,7 @@ impl DesiredTable {
             let [cluster, local] = unit.slots_in(|set, frontend| {
                 (self.owner(frontend) == Some(owner)).then(|| slots(found, set, frontend))?
             });
-            let unit = Unit::new(
+            let unit = ElementUnit::new(
                 unit.routing.clone(),
                 SlotAssignment { cluster: &cluster, local: &local },
                 unit.id(),
@@ -356,7 +356,7 @@ impl DesiredTable {
         elements
     }
 
-    fn sticky_endpoints(&self, name: &ServicePortName, unit: &Unit, out: &mut Vec<Element>) {
+    fn sticky_endpoints(&self, name: &ServicePortName, unit: &ElementUnit, out: &mut Vec<Element>) {
         unit.sticky_endpoints(|frontend| self.owner(frontend) == Some(name), out);
     }
 
@@ -378,11 +378,11 @@ impl DesiredTable {
         contended: &mut Contended,
     ) {
         let old = self.units.remove(&name);
-        let slots = slots.or(old.as_ref().map(Unit::slots)).unwrap_or_default();
-        let id = old.as_ref().and_then(Unit::id);
+        let slots = slots.or(old.as_ref().map(ElementUnit::slots)).unwrap_or_default();
+        let id = old.as_ref().and_then(ElementUnit::id);
         let unit = routing.map(|routing| {
             let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
-            Unit::new(routing, slots, id)
+            ElementUnit::new(routing, slots, id)
         });
         let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
         let claimed = old.map(frontends).unwrap_or_default();
@@ -406,7 +406,7 @@ impl DesiredTable {
                 self.claim(frontend, &name, routing, contended);
             }
         }
-        match unit.as_ref().map_or(0, Unit::left_out) {
+        match unit.as_ref().map_or(0, ElementUnit::left_out) {
             0 => _ = self.left_out.remove(&name),
             left_out => _ = self.left_out.insert(name.clone(), left_out),
         }

@@ -9,7 +9,7 @@ use foldhash::fast::RandomState;
 use model::address::Family;
 
 use crate::nftables::desired::DesiredTable;
-use crate::nftables::elements::{FrontendKey, SharedElement, Unit};
+use crate::nftables::elements::{ElementUnit, FrontendKey, SharedElement};
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
 
@@ -88,7 +88,7 @@ impl<'a> DesiredSets<'a> {
 
     fn elements(&mut self, frontend: FrontendKey) -> Arc<[Element]> {
         let unit = || self.table.owner_unit(&frontend);
-        let render = |unit: &Unit| {
+        let render = |unit: &ElementUnit| {
             let mut elements = Vec::new();
             unit.elements_of(&frontend, &mut elements);
             elements.sort_unstable();

@@ -15,7 +15,7 @@ use crate::nftables::timeouts::rounded;
 
 /// Everything the kernel holds for one service port.
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub struct ElementUnit {
     pub routing: Arc<Routing>,
     /// What clients stick to it by, if it has session affinity: that of its cluster list, so it is even.
     id: Option<u32>,
@@ -77,8 +77,8 @@ pub fn shared_elements(routing: &Routing) -> impl Iterator<Item = SharedElement>
     [SharedElement::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
 }
 
-impl Unit {
-    /// Renders a routing; endpoints that had a slot keep it. `id` is what `Unit::id` says.
+impl ElementUnit {
+    /// Renders a routing; endpoints that had a slot keep it. `id` is what `ElementUnit::id` says.
     pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: Option<u32>) -> Self {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);

@@ -106,7 +106,7 @@ fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
 }
 
 fn rules_compared(held: &[Listing; 2], after: &str) -> KernelComparison {
-    use crate::iptables::chains::Table::{Filter, Nat};
+    use crate::iptables::chains::IptablesTable::{Filter, Nat};
     let desired = tables(after);
     let tolerance = Tolerance { stale: &BTreeSet::new(), comments: false };
     let mut all = compare(Filter, &desired[0], &held[0], tolerance);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use plan::iptables::chains::{Jump, Purpose, Table};
+use plan::iptables::chains::{IptablesTable, Jump, Purpose};
 use plan::iptables::cleanup;
 use plan::iptables::plan::Scope;
 
@@ -174,12 +174,16 @@ fn e16_cleanup_removes_our_chains_and_nobody_elses() {
     nat.extend(["KUBE-PROXY-CANARY", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP", "CNI-X"]);
     let filter: Vec<&str> =
         world.kernel.filter.keys().map(String::as_str).chain(["KUBE-PROXY-CANARY"]).collect();
-    let got = cleanup::leftovers(Table::Nat, &nat).to_string();
+    let got = cleanup::leftovers(IptablesTable::Nat, &nat).to_string();
     assert_same("E16", &got, &read("E16-nat.restore"));
-    assert_same("E16", &cleanup::leftovers(Table::Filter, &filter).to_string(), &read("E16-filter.restore"));
+    assert_same(
+        "E16",
+        &cleanup::leftovers(IptablesTable::Filter, &filter).to_string(),
+        &read("E16-filter.restore"),
+    );
 
     let old = ["KUBE-SERVICES", "KUBE-XLB-7OZUAIGE4YF4IZGV"];
-    let got = cleanup::leftovers(Table::Nat, &old).to_string();
+    let got = cleanup::leftovers(IptablesTable::Nat, &old).to_string();
     assert!(got.contains(":KUBE-XLB-7OZUAIGE4YF4IZGV - [0:0]\n") && got.contains("-X KUBE-XLB-"), "{got}");
 
     let jumps = Jump::own().map(|jump| {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plan::iptables::chains::{Jump, Table};
+use plan::iptables::chains::{IptablesTable, Jump};
 
 /// Chains of one table with their rules, each without the words that put it there.
 pub type Chains = BTreeMap<String, Vec<String>>;
@@ -28,17 +28,17 @@ impl Kernel {
         Self { filter: chains(&FILTER), nat: chains(&NAT) }
     }
 
-    pub fn table(&self, table: Table) -> &Chains {
+    pub fn table(&self, table: IptablesTable) -> &Chains {
         match table {
-            Table::Filter => &self.filter,
-            Table::Nat => &self.nat,
+            IptablesTable::Filter => &self.filter,
+            IptablesTable::Nat => &self.nat,
         }
     }
 
-    fn table_mut(&mut self, table: Table) -> &mut Chains {
+    fn table_mut(&mut self, table: IptablesTable) -> &mut Chains {
         match table {
-            Table::Filter => &mut self.filter,
-            Table::Nat => &mut self.nat,
+            IptablesTable::Filter => &mut self.filter,
+            IptablesTable::Nat => &mut self.nat,
         }
     }
 
@@ -58,11 +58,11 @@ impl Kernel {
 
     /// Each table as a whole or not at all.
     pub fn restore(&mut self, text: &str) -> Result<(), Refused> {
-        let mut open: Option<(Table, Chains)> = None;
+        let mut open: Option<(IptablesTable, Chains)> = None;
         for (line, number) in text.lines().zip(1..) {
             match (line, &mut open) {
-                ("*filter", None) => open = Some((Table::Filter, self.filter.clone())),
-                ("*nat", None) => open = Some((Table::Nat, self.nat.clone())),
+                ("*filter", None) => open = Some((IptablesTable::Filter, self.filter.clone())),
+                ("*nat", None) => open = Some((IptablesTable::Nat, self.nat.clone())),
                 ("COMMIT", Some(_)) => {
                     let (table, chains) = open.take().unwrap();
                     *self.table_mut(table) = chains;
@@ -83,12 +83,12 @@ impl Kernel {
     }
 
     /// Chains that a packet can come to.
-    pub fn reachable(&self, table: Table) -> BTreeSet<&str> {
+    pub fn reachable(&self, table: IptablesTable) -> BTreeSet<&str> {
         let chains = self.table(table);
         let mut found: BTreeSet<&str> = BTreeSet::new();
         let mut open: Vec<&str> = match table {
-            Table::Filter => FILTER.to_vec(),
-            Table::Nat => NAT.to_vec(),
+            IptablesTable::Filter => FILTER.to_vec(),
+            IptablesTable::Nat => NAT.to_vec(),
         };
         while let Some(chain) = open.pop() {
             if found.insert(chain) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plan::iptables::chains::{Purpose, Table};
+use plan::iptables::chains::{IptablesTable, Purpose};
 use plan::iptables::plan::Manner;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -76,9 +76,9 @@ proptest! {
 }
 
 /// What becomes of packets: without chains that none can come to, and without comments that large clusters lack.
-fn what_counts(kernel: &Kernel) -> BTreeMap<(Table, String), Vec<String>> {
+fn what_counts(kernel: &Kernel) -> BTreeMap<(IptablesTable, String), Vec<String>> {
     let mut counts = BTreeMap::new();
-    for table in [Table::Filter, Table::Nat] {
+    for table in [IptablesTable::Filter, IptablesTable::Nat] {
         for chain in kernel.reachable(table) {
             let rules = kernel.table(table)[chain].iter().map(|rule| without_endpoint_comment(chain, rule));
             counts.insert((table, chain.to_owned()), rules.collect());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
-use plan::iptables::chains::Table;
+use plan::iptables::chains::IptablesTable;
 use plan::iptables::plan::{Manner, Plan, RuleCounts, Scope};
 
 use crate::fake::{Kernel, Refused};
@@ -149,7 +149,7 @@ impl World {
 fn never_half_written(states: &[Kernel]) {
     let (first, last) = (&states[0], &states[states.len() - 1]);
     for state in states {
-        for table in [Table::Filter, Table::Nat] {
+        for table in [IptablesTable::Filter, IptablesTable::Nat] {
             for chain in state.reachable(table) {
                 let rules = state.table(table).get(chain);
                 let was = first.table(table).get(chain);
