@@ -18,7 +18,7 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 /// The nftables mode.
 #[derive(Debug)]
 pub struct NftablesSync {
-    pub plan: nftables_plan::plan::Plan,
+    pub plan: nftables_plan::plan::NftablesPlan,
     pub table: Table,
 }
 
@@ -28,7 +28,7 @@ impl NftablesSync {
     }
 
     pub fn new(table: Table, settings: nftables_plan::program::ProgramSettings) -> Self {
-        Self { plan: nftables_plan::plan::Plan::new(settings), table }
+        Self { plan: nftables_plan::plan::NftablesPlan::new(settings), table }
     }
 
     pub fn sync(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
@@ -58,7 +58,7 @@ impl NftablesSync {
 /// The iptables mode.
 #[derive(Debug)]
 pub struct IptablesSync {
-    pub plan: iptables_plan::plan::Plan,
+    pub plan: iptables_plan::plan::IptablesPlan,
     pub rules: Rules,
     /// How many rules the last attempt wanted.
     pub counts: RuleCounts,
@@ -74,7 +74,7 @@ impl IptablesSync {
         settings: iptables_plan::program::RuleSettings,
         sync_period: Duration,
     ) -> Self {
-        let plan = iptables_plan::plan::Plan::new(settings, rules.manner(), sync_period);
+        let plan = iptables_plan::plan::IptablesPlan::new(settings, rules.limits(), sync_period);
         Self { plan, rules, counts: RuleCounts::default() }
     }
 

@@ -84,7 +84,7 @@ fn iptables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<S
     let abilities = Abilities { random_fully: true, ..Abilities::default() };
     let settings = modes::iptables_settings(config, family, node, abilities)?;
     let tail = settings.tail(&settings.node_port_ips(&rulings.interfaces).0);
-    let comments = plan::iptables::plan::Plan::comments_for(rulings.endpoints);
+    let comments = plan::iptables::plan::IptablesPlan::comments_for(rulings.endpoints);
     let units =
         rulings.routings.iter().map(|(name, routing)| RuleUnit::render(name, routing, &settings, comments));
     let mut restore = whole(&settings, &tail, units.collect(), &BTreeSet::new());

@@ -33,7 +33,7 @@ use model::event::Event;
 use model::local::{FromPod, NodePortAddresses};
 use netlink::testing::in_fresh_netns;
 use plan::iptables::chains::Purpose;
-use plan::iptables::plan::{Manner, Plan};
+use plan::iptables::plan::{IptablesPlan, RestoreLimits};
 use plan::iptables::program::RuleSettings;
 use plan::mark::Mark;
 use tempfile::TempDir;
@@ -261,7 +261,8 @@ impl Reference {
 
     fn text(&self, cluster: &Cluster, events: &[Event]) -> String {
         let changed: Vec<String> = events.iter().filter_map(service_of).collect();
-        let new_plan = || Plan::new(self.settings.clone(), Manner::LEGACY, Duration::from_secs(30));
+        let new_plan =
+            || IptablesPlan::new(self.settings.clone(), RestoreLimits::LEGACY, Duration::from_secs(30));
         let (mut plan, mut own) = (new_plan(), new_plan());
         for (name, routing) in cluster.routings() {
             plan.replace(name.clone(), Some(routing.clone()));

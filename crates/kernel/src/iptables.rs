@@ -27,7 +27,7 @@ use netlink::accounting;
 use plan::difference::Difference;
 use plan::iptables::chains::saved_chains;
 use plan::iptables::desired::DesiredRules;
-use plan::iptables::plan::{Attempt, Manner, Scope};
+use plan::iptables::plan::{Attempt, RestoreLimits, Scope};
 use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, RuleSettings};
 
 use crate::outcome::Outcome;
@@ -97,10 +97,10 @@ impl Rules {
     }
 
     /// How much this variant of the commands is best told at once.
-    pub fn manner(&self) -> Manner {
+    pub fn limits(&self) -> RestoreLimits {
         match self.runner.variant() {
-            Variant::Legacy => Manner::LEGACY,
-            Variant::Nft => Manner::NFT,
+            Variant::Legacy => RestoreLimits::LEGACY,
+            Variant::Nft => RestoreLimits::NFT,
         }
     }
 

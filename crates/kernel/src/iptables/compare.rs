@@ -14,7 +14,7 @@ use plan::iptables::chains::{FORWARD, IptablesTable, Jump, SERVICES, saved_chain
 use plan::iptables::compare::{Tolerance, compare};
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::listing::Listing;
-use plan::iptables::plan::Plan;
+use plan::iptables::plan::IptablesPlan;
 use plan::iptables::present::PresentRules;
 use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, RuleSettings};
 use plan::served::KernelComparison;
@@ -43,7 +43,7 @@ impl RulesSnapshot {
         endpoints: usize,
         interfaces: &[IpAddr],
     ) -> Self {
-        let comments = Plan::comments_for(endpoints);
+        let comments = IptablesPlan::comments_for(endpoints);
         let tail = settings.tail(&settings.node_port_ips(interfaces).0);
         let services = routings.into_iter().map(|(name, routing)| (name, routing, comments)).collect();
         let rules = DesiredRules { settings, services, tail, stale: BTreeSet::new() };

@@ -7,7 +7,7 @@ use kernel::iptables::Variant;
 use model::address::Family;
 use model::cluster::Changes;
 use netlink::testing::in_fresh_netns;
-use plan::iptables::plan::{Manner, Plan};
+use plan::iptables::plan::{IptablesPlan, RestoreLimits};
 use plan::iptables::program::Counters;
 
 use crate::commands::Commands;
@@ -32,7 +32,7 @@ fn objects(number: usize, endpoints: usize) -> String {
 fn in_one_run(machine: &Machine<'_>) -> Saved {
     let mut settings = machine.options.settings();
     settings.abilities.counters = Counters::default();
-    let mut plan = Plan::new(settings, Manner::LEGACY, Duration::from_secs(30));
+    let mut plan = IptablesPlan::new(settings, RestoreLimits::LEGACY, Duration::from_secs(30));
     plan.move_to(&interfaces());
     for (name, routing) in machine.cluster.routings() {
         plan.replace(name.clone(), Some(routing.clone()));

@@ -35,14 +35,14 @@ const FULL_SYNC_PERIOD: Duration = Duration::from_secs(60 * 60);
 
 /// How much the kernel is told at once. What is best differs between the two variants of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct RestoreLimits {
     /// Rules in one run of `iptables-restore`, as far as they can be separated.
     pub batch: usize,
     /// Lines of one shared chain that are changed one by one; if there are more, the chain is written again.
     pub edits: usize,
 }
 
-impl Manner {
+impl RestoreLimits {
     /// Each run reads and writes the whole table: one run. That also makes single lines cheap to find, but hardly cheaper
     /// to change: with 10,000 services 0.85 s instead of 1.05 s. Nothing reports that a foreign writer puts a rule into our
     /// chains, and then a position is that of another line; for a fifth that is not worth it.
@@ -71,9 +71,9 @@ pub struct RuleCounts {
 
 /// What the kernel should hold, what it holds, and when what is due.
 #[derive(Debug)]
-pub struct Plan {
+pub struct IptablesPlan {
     settings: RuleSettings,
-    manner: Manner,
+    limits: RestoreLimits,
     sync_period: Duration,
 
     units: BTreeMap<ServicePortName, Entry>,
@@ -129,7 +129,7 @@ struct Entry {
 #[must_use]
 #[derive(Debug)]
 pub struct Attempt<'a> {
-    plan: &'a mut Plan,
+    plan: &'a mut IptablesPlan,
     now: Instant,
     scope: Scope,
     restores: Vec<Restore>,
@@ -139,12 +139,12 @@ pub struct Attempt<'a> {
     is_settled: bool,
 }
 
-impl Plan {
+impl IptablesPlan {
     /// Stale chains of large clusters are removed once per sync period.
-    pub fn new(settings: RuleSettings, manner: Manner, sync_period: Duration) -> Self {
+    pub fn new(settings: RuleSettings, limits: RestoreLimits, sync_period: Duration) -> Self {
         Self {
             settings,
-            manner,
+            limits,
             sync_period,
             units: BTreeMap::new(),
             settled: BTreeMap::new(),
@@ -166,7 +166,7 @@ impl Plan {
 
     /// From now on no rule is changed by its number: a foreign writer may put another one before it unnoticed.
     pub fn write_whole_chains(&mut self) {
-        self.manner.edits = 0;
+        self.limits.edits = 0;
     }
 
     /// Makes the changes part of the desired state.
@@ -243,7 +243,7 @@ impl Plan {
         self.is_doubtful = true;
     }
 
-    /// Whether the tables have to be compared with [`Plan::desired`] before changes are accepted; not if everything is
+    /// Whether the tables have to be compared with [`IptablesPlan::desired`] before changes are accepted; not if everything is
     /// written anyway.
     pub fn needs_comparison(&self, now: Instant) -> bool {
         self.is_doubtful && self.scope(now) == Scope::Partial
@@ -274,7 +274,7 @@ impl Plan {
         let stale = if removes_stale { &self.stale } else { &nothing };
         let tail = self.tail();
         let RuleCounts { filter, nat, .. } = self.counts();
-        let limit = self.manner.batch;
+        let limit = self.limits.batch;
         let restores = if filter.saturating_add(nat) <= limit {
             vec![whole(&self.settings, &tail, units, stale)]
         } else {
@@ -289,7 +289,7 @@ impl Plan {
             return self.full(now, None);
         }
         self.is_large = self.endpoints > LARGE_CLUSTER;
-        let mut batches = Batches::of(self.manner.batch);
+        let mut batches = Batches::of(self.limits.batch);
         let changes = self.write_chains(&mut batches);
 
         let mut gates = Gates::default();
@@ -448,7 +448,7 @@ impl Plan {
         let cost: usize = splices.iter().map(Splice::cost).sum();
 
         let section = gates.restore.section(chain.table());
-        if cost <= self.manner.edits && cost <= length {
+        if cost <= self.limits.edits && cost <= length {
             splices.iter().for_each(|splice| splice.write(chain.name(), section));
             gates.weight += cost;
             return;

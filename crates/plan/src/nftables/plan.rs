@@ -23,12 +23,12 @@ use crate::nftables::steps::{Held, HeldTable, Steps};
 
 /// The plan for the table of one family.
 #[derive(Debug)]
-pub struct Plan {
+pub struct NftablesPlan {
     desired: DesiredTable,
     actual: Actual,
     /// The node-port IPs are not those of the last steps.
     has_moved: bool,
-    /// A read-back since the last [`Plan::settle`] found drift.
+    /// A read-back since the last [`NftablesPlan::settle`] found drift.
     has_drifted: bool,
     /// Whether frontends have counted all packets since the first commit, of which there may not have been one.
     counts_are_complete: Option<bool>,
@@ -49,7 +49,7 @@ enum Actual {
     Unknown,
 }
 
-impl Plan {
+impl NftablesPlan {
     pub fn new(settings: ProgramSettings) -> Self {
         Self {
             desired: DesiredTable::new(settings),
@@ -87,7 +87,7 @@ impl Plan {
     }
 
     /// Makes the changes part of the desired state and returns the steps that lead there; none if it is not known from
-    /// where: read the kernel back and ask for [`Plan::steps_from`].
+    /// where: read the kernel back and ask for [`NftablesPlan::steps_from`].
     pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
         let Changes { routings, service_cidrs, .. } = changes;
         if matches!(self.actual, Actual::Doubtful(None)) && (!routings.is_empty() || service_cidrs.is_some())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plan::iptables::chains::{IptablesTable, Purpose};
-use plan::iptables::plan::Manner;
+use plan::iptables::plan::RestoreLimits;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -13,9 +13,9 @@ use crate::histories::{Op, op};
 use crate::options::{Options, interfaces};
 use crate::world::World;
 
-fn manner() -> impl Strategy<Value = Manner> {
+fn limits() -> impl Strategy<Value = RestoreLimits> {
     (select(vec![1, 3, 10, 40, usize::MAX]), select(vec![0, 1, 3, 100]))
-        .prop_map(|(batch, edits)| Manner { batch, edits })
+        .prop_map(|(batch, edits)| RestoreLimits { batch, edits })
 }
 
 fn options() -> impl Strategy<Value = Options> {
@@ -32,10 +32,10 @@ proptest! {
     #[test]
     fn partial_syncs_end_where_a_full_one_would(
         options in options(),
-        manner in manner(),
+        limits in limits(),
         ops in vec(op(), 1..40),
     ) {
-        let mut world = World::with_manner(options, manner);
+        let mut world = World::with_limits(options, limits);
         for op in ops {
             match op {
                 Op::Say(line) => drop(world.hear(&line)),

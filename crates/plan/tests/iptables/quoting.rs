@@ -6,7 +6,7 @@ use model::cluster::Cluster;
 use model::event::Event;
 use model::names::{NamespacedName, Protocol, ServicePortName};
 use plan::iptables::chains::{Namer, Purpose};
-use plan::iptables::plan::{Manner, Plan};
+use plan::iptables::plan::{IptablesPlan, RestoreLimits};
 use plan::iptables::quoting::argument;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ impl Names {
             ports.into_iter().for_each(|port| *port = self.port.clone());
             cluster.apply(&event);
         }
-        let mut plan = Plan::new(options.settings(), Manner::LEGACY, Duration::from_secs(30));
+        let mut plan = IptablesPlan::new(options.settings(), RestoreLimits::LEGACY, Duration::from_secs(30));
         plan.move_to(&interfaces());
         for (name, routing) in cluster.take_changes().routings {
             plan.replace(name, routing);

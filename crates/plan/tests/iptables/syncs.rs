@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use plan::iptables::plan::{Attempt, Manner, Plan, RuleCounts, Scope};
+use plan::iptables::plan::{Attempt, IptablesPlan, RestoreLimits, RuleCounts, Scope};
 use plan::iptables::program::Counters;
 
 use crate::fake::Kernel;
@@ -146,8 +146,8 @@ fn what_an_earlier_process_left_is_found_and_removed() {
                 :KUBE-SVC-ZOE7WQMSI2YE7I74 - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n:CNI-OLD - [0:0]\n\
                 -A KUBE-SERVICES -j KUBE-EXT-OLD\n-A KUBE-EXT-OLD -j KUBE-SVC-OLD\n-A KUBE-SVC-OLD -j KUBE-SEP-OLD\n\
                 -A KUBE-SEP-OLD -j ACCEPT\n-A KUBE-SVC-ZOE7WQMSI2YE7I74 -j ACCEPT\nCOMMIT\n";
-    for manner in [Manner::LEGACY, Manner::NFT, Manner { batch: 1, edits: 0 }] {
-        world = World::with_manner(Options::default(), manner);
+    for limits in [RestoreLimits::LEGACY, RestoreLimits::NFT, RestoreLimits { batch: 1, edits: 0 }] {
+        world = World::with_limits(Options::default(), limits);
         world.kernel.restore(left).unwrap();
         world.hear(TWO_SERVICES).sync();
         let chains = world.kernel.nat_chains();
@@ -193,7 +193,8 @@ fn an_address_that_comes_or_goes_changes_one_line() {
 
 #[test]
 fn a_line_goes_to_its_place_and_too_many_are_written_anew() {
-    let mut world = World::with_manner(Options::default(), Manner { edits: 3, ..Manner::LEGACY });
+    let mut world =
+        World::with_limits(Options::default(), RestoreLimits { edits: 3, ..RestoreLimits::LEGACY });
     for n in [1, 3, 5, 7, 9] {
         world.hear(&format!(
             "service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1"
@@ -222,8 +223,8 @@ fn a_line_goes_to_its_place_and_too_many_are_written_anew() {
 
 #[test]
 fn in_batches_the_ways_in_come_last() {
-    let manner = Manner { batch: 20, edits: 100 };
-    let mut world = World::with_manner(Options::default(), manner);
+    let limits = RestoreLimits { batch: 20, edits: 100 };
+    let mut world = World::with_limits(Options::default(), limits);
     for n in 1..=20 {
         world.hear(&format!("service ns/s{n} 10.96.2.{n} p:80@{}", 30_000 + n));
         world.hear(&format!("slice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1 10.244.2.{n}@node-2"));
@@ -287,7 +288,7 @@ fn rules_are_counted_as_the_reference_counts_them() {
 const COUNTERS: Counters = Counters { invalid_dropped: true, localhost_node_ports: true };
 
 /// A full sync in which the kernel has these counters, if the plan asks for them.
-fn full(plan: &mut Plan, now: Instant) -> Attempt<'_> {
+fn full(plan: &mut IptablesPlan, now: Instant) -> Attempt<'_> {
     let counters = if plan.uses_counters() { COUNTERS } else { Counters::default() };
     plan.use_counters(counters);
     plan.full(now, Some(&[]))

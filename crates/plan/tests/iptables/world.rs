@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use plan::iptables::chains::IptablesTable;
-use plan::iptables::plan::{Manner, Plan, RuleCounts, Scope};
+use plan::iptables::plan::{IptablesPlan, RestoreLimits, RuleCounts, Scope};
 
 use crate::fake::{Kernel, Refused};
 use crate::options::{Options, interfaces};
@@ -17,7 +17,7 @@ pub const SYNC_PERIOD: Duration = Duration::from_secs(30);
 pub struct World {
     pub options: Options,
     pub cluster: Cluster,
-    pub plan: Plan,
+    pub plan: IptablesPlan,
     pub kernel: Kernel,
     pub now: Instant,
     /// Whether the kernel's chains can be listed.
@@ -37,11 +37,11 @@ pub struct Synced {
 
 impl World {
     pub fn new(options: Options) -> Self {
-        Self::with_manner(options, Manner { edits: 100, ..Manner::LEGACY })
+        Self::with_limits(options, RestoreLimits { edits: 100, ..RestoreLimits::LEGACY })
     }
 
-    pub fn with_manner(options: Options, manner: Manner) -> Self {
-        let mut plan = Plan::new(options.settings(), manner, SYNC_PERIOD);
+    pub fn with_limits(options: Options, limits: RestoreLimits) -> Self {
+        let mut plan = IptablesPlan::new(options.settings(), limits, SYNC_PERIOD);
         plan.move_to(&interfaces());
         Self {
             plan,
@@ -128,7 +128,7 @@ impl World {
 
     /// What the kernel would hold if all had been written at once.
     pub fn ideal(&self) -> Kernel {
-        let mut plan = Plan::new(self.options.settings(), Manner::LEGACY, SYNC_PERIOD);
+        let mut plan = IptablesPlan::new(self.options.settings(), RestoreLimits::LEGACY, SYNC_PERIOD);
         plan.move_to(&self.interfaces);
         for (name, routing) in self.cluster.routings() {
             plan.replace(name.clone(), Some(routing.clone()));

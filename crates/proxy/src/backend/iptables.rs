@@ -9,7 +9,7 @@ use kernel::iptables::{Error, Rules};
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use plan::flows::Contended;
-use plan::iptables::plan::{Plan, RuleCounts, Scope};
+use plan::iptables::plan::{IptablesPlan, RuleCounts, Scope};
 use plan::iptables::program::RuleSettings;
 use settings::duration::Duration as GoDuration;
 
@@ -19,7 +19,7 @@ use crate::pace::Retry;
 
 #[derive(Debug)]
 pub struct Iptables {
-    plan: Plan,
+    plan: IptablesPlan,
     rules: Rules,
     sync_period: Duration,
     metrics: Arc<Metrics>,
@@ -31,7 +31,7 @@ impl Iptables {
         let family = [ip_family(rules.family())];
         metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);
         metrics.sync_proxy_rules_iptables_partial_restore_failures.add(family, 0.0);
-        let plan = Plan::new(settings, rules.manner(), sync_period);
+        let plan = IptablesPlan::new(settings, rules.limits(), sync_period);
         Self { plan, rules, sync_period, metrics }
     }
 

@@ -14,7 +14,7 @@ use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::SlotAssignment;
-use plan::nftables::plan::Plan;
+use plan::nftables::plan::NftablesPlan;
 use plan::nftables::program::ProgramSettings;
 use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
@@ -26,7 +26,7 @@ use crate::pace::Retry;
 
 #[derive(Debug)]
 pub struct Nftables {
-    plan: Plan,
+    plan: NftablesPlan,
     table: Table,
     contentions: Contentions,
     /// Endpoints that have no slot, by service port, as last logged.
@@ -45,7 +45,7 @@ impl Nftables {
         metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
         metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
         metrics.endpoints_left_out.set(family, 0.0);
-        let plan = Plan::new(settings);
+        let plan = NftablesPlan::new(settings);
         Self { plan, table, contentions: Contentions::default(), left_out: BTreeMap::new(), metrics }
     }
 

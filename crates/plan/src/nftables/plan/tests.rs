@@ -31,7 +31,7 @@ fn of(routings: Vec<Changed>) -> Changes {
 }
 
 /// One sync that reads back where it has to, up to the commit.
-fn steps(plan: &mut Plan, table: &FakeTable, changes: Changes) -> Steps {
+fn steps(plan: &mut NftablesPlan, table: &FakeTable, changes: Changes) -> Steps {
     plan.steps(changes).unwrap_or_else(|| plan.steps_from(table.held(&[])))
 }
 
@@ -40,7 +40,7 @@ proptest! {
     fn whatever_fails_on_the_way_a_sync_that_commits_leads_to_the_desired_state(
         history in proptest::collection::vec((changes(), fate()), 1..8),
     ) {
-        let mut plan = Plan::new(settings());
+        let mut plan = NftablesPlan::new(settings());
         let mut table = FakeTable::default();
         let mut is_known = false;
         for (change, fate) in history {
@@ -75,7 +75,7 @@ proptest! {
 
 #[test]
 fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
-    let mut plan = Plan::new(settings());
+    let mut plan = NftablesPlan::new(settings());
     let cidrs = vec!["10.96.0.0/12".parse().unwrap()];
     let everything = Changes { service_cidrs: Some(cidrs), ..Changes::default() };
     assert!(plan.move_to(vec!["192.0.2.1".parse().unwrap(), "127.0.0.1".parse().unwrap()]));
@@ -99,7 +99,7 @@ fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
 
 #[test]
 fn a_table_that_was_replaced_while_addresses_changed_has_drifted() {
-    let mut plan = Plan::new(settings());
+    let mut plan = NftablesPlan::new(settings());
     plan.steps_from(Held { generation: None, table: HeldTable::Absent });
     plan.settle();
     plan.distrust();
@@ -129,7 +129,7 @@ fn a_udp_frontend_that_came_back_has_not_counted_from_the_start() {
     routing.protocol = Protocol::Udp;
     let routing = std::sync::Arc::new(routing);
     let at = Destination::Address("10.96.0.10:80".parse().unwrap());
-    let mut plan = Plan::new(settings());
+    let mut plan = NftablesPlan::new(settings());
     assert_eq!(plan.counted_from_start(at), None, "nothing was committed yet");
     plan.steps(of(vec![(name.clone(), Some(routing.clone()))]));
     plan.steps_from(Held { generation: None, table: HeldTable::Absent });
