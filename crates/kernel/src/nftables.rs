@@ -1,7 +1,7 @@
 //! The kernel's table of one IP family: read back, and changed by steps, each sync in one transaction.
 //!
 //! ```text
-//!   read ─▶ Held ─▶ plan ─▶ Steps ─▶ commit ─▶ Outcome
+//!   read ─▶ ActualState ─▶ plan ─▶ Steps ─▶ commit ─▶ Outcome
 //! ```
 //!
 //! What to write and when to try again is decided by others.
@@ -21,7 +21,7 @@ pub use netlink::nftables::CommitError;
 use netlink::nftables::{self as nft, Batch, Connection, Ownership};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
-use plan::nftables::steps::{Held, HeldTable, Steps};
+use plan::nftables::steps::{ActualState, ActualTable, Steps};
 use rustix::io::Errno;
 
 use crate::drift::Drift;
@@ -100,13 +100,17 @@ impl Table {
     /// What the kernel holds. Of sets that are too large to be listed it asks for what they should hold. Where tables
     /// have owners, we become the owner of one with our program before its sets are read; what was read when
     /// this fails is then not read again by the next call.
-    pub fn read(&mut self, desired: &DesiredTable) -> Result<Held, CommitError> {
+    pub fn read(&mut self, desired: &DesiredTable) -> Result<ActualState, CommitError> {
         let generation = self.connection.generation()?.id;
         let ours = match self.reader().find(desired.settings())? {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
             Found::Ours(ours) => self.as_able(ours),
-            Found::Absent => return Ok(Held { generation: Some(generation), table: HeldTable::Absent }),
-            Found::Foreign => return Ok(Held { generation: Some(generation), table: HeldTable::Foreign }),
+            Found::Absent => {
+                return Ok(ActualState { generation: Some(generation), table: ActualTable::Absent });
+            }
+            Found::Foreign => {
+                return Ok(ActualState { generation: Some(generation), table: ActualTable::Foreign });
+            }
         };
         self.claim(&ours, generation)?;
         let mut reading = std::mem::take(&mut self.reading);
@@ -119,7 +123,7 @@ impl Table {
         }
         let content = reading.finish(ours.timeouts, ours.unexpected);
         let generation = (!self.is_owned()).then_some(generation);
-        Ok(Held { generation, table: HeldTable::Ours(content) })
+        Ok(ActualState { generation, table: ActualTable::Ours(content) })
     }
 
     /// Makes all changes, or none.

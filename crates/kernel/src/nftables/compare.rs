@@ -12,7 +12,7 @@ use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
 use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
-use plan::nftables::steps::{Held, HeldTable, TableContent};
+use plan::nftables::steps::{ActualState, ActualTable, TableContent};
 use plan::served::KernelComparison;
 
 use super::TABLE;
@@ -167,7 +167,7 @@ impl Inspection {
         let mut elements = read(slots.as_flattened())?;
         elements.sort_unstable();
         let content = TableContent { elements, ids, ..TableContent::default() };
-        self.desired.table.steps_from(&Held { generation: None, table: HeldTable::Ours(content) });
+        self.desired.table.steps_from(&ActualState { generation: None, table: ActualTable::Ours(content) });
         self.elements = self.desired.elements();
         Ok(())
     }

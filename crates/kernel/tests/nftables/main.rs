@@ -42,7 +42,7 @@ use plan::mark::Mark;
 use plan::nftables::desired::{Changed, boundaries};
 use plan::nftables::program::ProgramSettings;
 use plan::nftables::sets::{LookupBy, Set};
-use plan::nftables::steps::{HeldTable, Steps, TableContent};
+use plan::nftables::steps::{ActualTable, Steps, TableContent};
 
 use drive::NftablesSync;
 
@@ -163,7 +163,7 @@ fn generation() -> u32 {
 impl NftablesSync {
     fn content(&mut self) -> TableContent {
         let held = self.table.read(self.plan.desired()).unwrap();
-        let HeldTable::Ours(content) = held.table else { panic!("{held:?}") };
+        let ActualTable::Ours(content) = held.table else { panic!("{held:?}") };
         content
     }
 

@@ -19,7 +19,7 @@ use crate::nftables::elements::{
 };
 use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
-use crate::nftables::steps::{Boundaries, Held, HeldTable, NewTable, Steps, TableContent};
+use crate::nftables::steps::{ActualState, ActualTable, Boundaries, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
@@ -180,14 +180,14 @@ impl DesiredTable {
 
     /// The steps from what the kernel holds to the desired state. Where the kernel has ids and slots that serve as well,
     /// they become the desired ones.
-    pub fn steps_from(&mut self, held: &Held) -> Steps {
+    pub fn steps_from(&mut self, actual: &ActualState) -> Steps {
         let timeouts = self.timeouts();
         let new = |replaces| NewTable { program: Program::new(&self.settings, &timeouts), replaces };
         let nothing = TableContent::default();
-        let (content, table) = match &held.table {
-            HeldTable::Ours(content) => (content, None),
-            HeldTable::Absent => (&nothing, Some(new(false))),
-            HeldTable::Foreign => (&nothing, Some(new(true))),
+        let (content, table) = match &actual.table {
+            ActualTable::Ours(content) => (content, None),
+            ActualTable::Absent => (&nothing, Some(new(false))),
+            ActualTable::Foreign => (&nothing, Some(new(true))),
         };
         self.adopt_ids(&content.ids);
         let (mut delete, mut add) = (Vec::new(), self.elements());
@@ -202,7 +202,7 @@ impl DesiredTable {
         let service_cidrs = self.cidr_boundaries();
         let node_port_ips: BTreeSet<IpAddr> = self.node_port_ips.iter().copied().collect();
         Steps {
-            generation: held.generation,
+            generation: actual.generation,
             is_full: true,
             unexpected: content.unexpected.clone(),
             chains: missing.copied().flat_map(affinity_chains).collect(),

@@ -19,13 +19,13 @@ use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{FrontendKey, SlotAssignment};
 use crate::nftables::program::ProgramSettings;
 use crate::nftables::sets::Set;
-use crate::nftables::steps::{Held, HeldTable, Steps};
+use crate::nftables::steps::{ActualState, ActualTable, Steps};
 
 /// The plan for the table of one family.
 #[derive(Debug)]
 pub struct NftablesPlan {
     desired: DesiredTable,
-    actual: Actual,
+    known: Known,
     /// The node-port IPs are not those of the last steps.
     has_moved: bool,
     /// A read-back since the last [`NftablesPlan::settle`] found drift.
@@ -40,11 +40,11 @@ pub struct NftablesPlan {
 
 /// What is known of the kernel's table.
 #[derive(Debug)]
-enum Actual {
+enum Known {
     /// It holds the desired state.
     Settled,
     /// A foreign writer may have changed it. Before that it held this, or the desired state if that is unchanged.
-    Doubtful(Option<Box<DesiredTable>>),
+    Unverified(Option<Box<DesiredTable>>),
     /// Nothing: no commit has succeeded, or the last one failed.
     Unknown,
 }
@@ -53,7 +53,7 @@ impl NftablesPlan {
     pub fn new(settings: ProgramSettings) -> Self {
         Self {
             desired: DesiredTable::new(settings),
-            actual: Actual::Unknown,
+            known: Known::Unknown,
             has_moved: false,
             has_drifted: false,
             counts_are_complete: None,
@@ -70,10 +70,10 @@ impl NftablesPlan {
     /// The node's addresses at which node ports are asked for, unless all of them serve those. Returns whether that
     /// changes anything.
     pub fn move_to(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
-        let before = matches!(self.actual, Actual::Doubtful(None)).then(|| self.desired.clone());
+        let before = matches!(self.known, Known::Unverified(None)).then(|| self.desired.clone());
         let has_moved = self.desired.replace_node_port_ips(node_port_ips);
         if let Some(before) = before.filter(|_| has_moved) {
-            self.actual = Actual::Doubtful(Some(before.into()));
+            self.known = Known::Unverified(Some(before.into()));
         }
         self.has_moved |= has_moved;
         has_moved
@@ -81,8 +81,8 @@ impl NftablesPlan {
 
     /// A foreign writer may have changed the table: the next sync reads it back.
     pub fn distrust(&mut self) {
-        if matches!(self.actual, Actual::Settled) {
-            self.actual = Actual::Doubtful(None);
+        if matches!(self.known, Known::Settled) {
+            self.known = Known::Unverified(None);
         }
     }
 
@@ -90,12 +90,12 @@ impl NftablesPlan {
     /// where: read the kernel back and ask for [`NftablesPlan::steps_from`].
     pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
         let Changes { routings, service_cidrs, .. } = changes;
-        if matches!(self.actual, Actual::Doubtful(None)) && (!routings.is_empty() || service_cidrs.is_some())
+        if matches!(self.known, Known::Unverified(None)) && (!routings.is_empty() || service_cidrs.is_some())
         {
-            self.actual = Actual::Doubtful(Some(self.desired.clone().into()));
+            self.known = Known::Unverified(Some(self.desired.clone().into()));
         }
         let new_cidrs = service_cidrs.is_some_and(|cidrs| self.desired.replace_service_cidrs(cidrs));
-        if !matches!(self.actual, Actual::Settled) {
+        if !matches!(self.known, Known::Settled) {
             self.contentions.extend(self.desired.accept(routings));
             return None;
         }
@@ -105,21 +105,21 @@ impl NftablesPlan {
         let has_moved = std::mem::take(&mut self.has_moved);
         steps.node_port_ips = has_moved.then(|| self.desired.node_port_ips().iter().copied().collect());
         // From here on what is known of the kernel depends on how the commit goes.
-        self.actual = Actual::Unknown;
+        self.known = Known::Unknown;
         self.remember_recounted(&steps);
         Some(steps)
     }
 
     /// The steps that lead from what the kernel holds to the desired state.
-    pub fn steps_from(&mut self, mut held: Held) -> Steps {
-        if let HeldTable::Ours(content) = &mut held.table {
+    pub fn steps_from(&mut self, mut actual: ActualState) -> Steps {
+        if let ActualTable::Ours(content) = &mut actual.table {
             content.elements.sort_unstable();
         }
-        let mut steps = self.desired.steps_from(&held);
-        self.has_drifted |= match &mut self.actual {
-            Actual::Doubtful(None) => !steps.is_empty(),
-            Actual::Doubtful(Some(before)) => !before.steps_from(&held).is_empty(),
-            Actual::Settled | Actual::Unknown => false,
+        let mut steps = self.desired.steps_from(&actual);
+        self.has_drifted |= match &mut self.known {
+            Known::Unverified(None) => !steps.is_empty(),
+            Known::Unverified(Some(before)) => !before.steps_from(&actual).is_empty(),
+            Known::Settled | Known::Unknown => false,
         };
         steps.has_drifted = self.has_drifted;
         self.has_moved = false;
@@ -133,14 +133,14 @@ impl NftablesPlan {
 
     /// The kernel has committed the last steps.
     pub fn settle(&mut self) {
-        self.actual = Actual::Settled;
+        self.known = Known::Settled;
         self.has_drifted = false;
         self.counts_are_complete.get_or_insert(true);
     }
 
     /// Whether the next sync writes what changed, rather than what a read-back finds.
     pub fn is_settled(&self) -> bool {
-        matches!(self.actual, Actual::Settled)
+        matches!(self.known, Known::Settled)
     }
 
     /// What became of contended frontends since the last call, also in syncs that failed.

@@ -11,15 +11,15 @@ pub type Boundaries = BTreeSet<(IpAddr, bool)>;
 
 /// What the kernel holds, as one read-back found it.
 #[derive(Debug)]
-pub struct Held {
+pub struct ActualState {
     /// The generation of the ruleset at which this was read; none if no other process can change the table.
     pub generation: Option<u32>,
-    pub table: HeldTable,
+    pub table: ActualTable,
 }
 
 /// What goes by the name of our table.
 #[derive(Debug)]
-pub enum HeldTable {
+pub enum ActualTable {
     Absent,
     /// It has another program, that of an older release say: to be replaced.
     Foreign,

@@ -22,7 +22,7 @@ use crate::nftables::desired::{DesiredTable, difference};
 use crate::nftables::elements::frontends;
 use crate::nftables::program;
 use crate::nftables::sets::{Element, Set};
-use crate::nftables::steps::{Held, HeldTable, TableContent};
+use crate::nftables::steps::{ActualState, ActualTable, TableContent};
 
 const FAMILY: Family = Family::V4;
 
@@ -89,13 +89,13 @@ fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
     }
 }
 
-fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
+fn elements_compared(actual: Vec<Element>, after: &str) -> KernelComparison {
     let mut table = table(after);
-    let ids = held.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
-    let content = TableContent { elements: held.clone(), ids, ..TableContent::default() };
-    table.steps_from(&Held { generation: None, table: HeldTable::Ours(content) });
+    let ids = actual.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
+    let content = TableContent { elements: actual.clone(), ids, ..TableContent::default() };
+    table.steps_from(&ActualState { generation: None, table: ActualTable::Ours(content) });
     let desired = table.elements();
-    let (unexpected, missing) = difference(&held, &desired);
+    let (unexpected, missing) = difference(&actual, &desired);
     let of_kind = |kind, elements: Vec<Element>| {
         elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
     };
@@ -105,13 +105,13 @@ fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
     KernelComparison::of_elements(&table, &desired, all, 0)
 }
 
-fn rules_compared(held: &[Listing; 2], after: &str) -> KernelComparison {
+fn rules_compared(actual: &[Listing; 2], after: &str) -> KernelComparison {
     use crate::iptables::chains::IptablesTable::{Filter, Nat};
     let desired = tables(after);
     let tolerance = Tolerance { stale: &BTreeSet::new(), comments: false };
-    let mut all = compare(Filter, &desired[0], &held[0], tolerance);
-    all.extend(compare(Nat, &desired[1], &held[1], tolerance));
-    KernelComparison::of_rules(&desired, held, all)
+    let mut all = compare(Filter, &desired[0], &actual[0], tolerance);
+    all.extend(compare(Nat, &desired[1], &actual[1], tolerance));
+    KernelComparison::of_rules(&desired, actual, all)
 }
 
 /// Each change, and its facts.
@@ -317,9 +317,9 @@ fn a_service_that_goes_is_told_by_its_frontends() {
 fn any_element_that_is_missing_is_found_with_its_service() {
     let all = table(CLUSTER).elements();
     for (at, element) in all.iter().enumerate() {
-        let mut held = all.clone();
-        held.remove(at);
-        let found = elements_compared(held, CLUSTER);
+        let mut actual = all.clone();
+        actual.remove(at);
+        let found = elements_compared(actual, CLUSTER);
         // A slot that is empty in the kernel may be filled otherwise than before; nothing else is.
         let others =
             found.differences.iter().filter(|it| it.object != KernelObject::Element(FAMILY, *element));
@@ -346,10 +346,10 @@ fn any_element_that_is_unexpected_is_found() {
     let (_, unexpected) = difference(&all, &table(&more).elements());
     assert!(unexpected.len() > 10, "{unexpected:?}");
     for element in unexpected {
-        let mut held = all.clone();
-        held.push(element);
-        held.sort_unstable();
-        let found = elements_compared(held, CLUSTER).differences;
+        let mut actual = all.clone();
+        actual.push(element);
+        actual.sort_unstable();
+        let found = elements_compared(actual, CLUSTER).differences;
         assert_eq!(
             found,
             [Difference::new(DifferenceKind::Unexpected, KernelObject::Element(FAMILY, element))]
@@ -364,9 +364,9 @@ fn any_rule_that_is_missing_repeated_or_out_of_order_is_found() {
         let chains = listing.0.iter().filter(|(_, rules)| !rules.is_empty());
         for (chain, rules) in chains {
             let with = |rules: Vec<String>| {
-                let mut held = all.clone();
-                held[table].0.insert(chain.clone(), rules);
-                rules_compared(&held, CLUSTER).differences
+                let mut actual = all.clone();
+                actual[table].0.insert(chain.clone(), rules);
+                rules_compared(&actual, CLUSTER).differences
             };
             // KUBE-FIREWALL is kubelet's, too.
             let is_ours = usize::from(chain != crate::iptables::chains::FIREWALL);
@@ -398,9 +398,9 @@ fn a_lost_rule_belongs_to_its_service() {
     let all = tables(CLUSTER);
     for (chain, rules) in &all[1].0 {
         for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.contains("ns/dns:dns")) {
-            let mut held = all.clone();
-            held[1].0.get_mut(chain).unwrap().remove(at);
-            let found = rules_compared(&held, CLUSTER);
+            let mut actual = all.clone();
+            actual[1].0.get_mut(chain).unwrap().remove(at);
+            let found = rules_compared(&actual, CLUSTER);
             let owners: Vec<_> =
                 found.with_owners().map(|(_, service)| service.unwrap().to_string()).collect();
             assert_eq!(owners, ["ns/dns:dns"], "{chain} {rule}");

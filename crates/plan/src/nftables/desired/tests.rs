@@ -43,14 +43,14 @@ impl FakeTable {
     }
 
     /// What a read-back finds that learns nothing of these sets.
-    pub fn held(&self, unclear: &[Set]) -> Held {
+    pub fn actual(&self, unclear: &[Set]) -> ActualState {
         let mut elements = self.elements();
         elements.retain(|element| !unclear.contains(&element.set));
         let ids = elements.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
         let timeouts = timeouts(&self.elements());
         let content =
             TableContent { timeouts, ids, elements, unclear: unclear.to_vec(), ..TableContent::default() };
-        Held { generation: None, table: HeldTable::Ours(content) }
+        ActualState { generation: None, table: ActualTable::Ours(content) }
     }
 }
 
@@ -185,7 +185,7 @@ proptest! {
         }
         let mut successor = desired();
         successor.accept(routings(&plan));
-        let steps = successor.steps_from(&table.held(&[]));
+        let steps = successor.steps_from(&table.actual(&[]));
         prop_assert!(steps.is_empty(), "{:?}", steps);
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
     }
@@ -203,7 +203,7 @@ proptest! {
 
         let mut successor = desired();
         successor.accept(routings(&plan));
-        table.commit(&successor.steps_from(&table.held(&unclear)));
+        table.commit(&successor.steps_from(&table.actual(&unclear)));
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
     }
 
@@ -251,7 +251,7 @@ proptest! {
         let mut successor = desired();
         successor.accept(routings(&plan));
         successor.adopt_ids(&found);
-        let held: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
+        let actual: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
         let now: BTreeMap<_, _> =
             successor.elements().iter().filter_map(sticky_key).collect();
         let by_id: BTreeMap<u32, BTreeSet<&ServicePortName>> = now.iter().fold(BTreeMap::new(), |mut all, (at, id)| {
@@ -261,12 +261,12 @@ proptest! {
         prop_assert!(by_id.values().all(|owners| owners.len() == 1), "{:?}", by_id);
         for (name, id) in ids(&successor) {
             let kernel: BTreeSet<u32> =
-                held.iter().filter(|(at, _)| successor.owner(at) == Some(&name)).map(|(_, id)| *id).collect();
-            let highest = held.values().max().copied().unwrap_or_default();
+                actual.iter().filter(|(at, _)| successor.owner(at) == Some(&name)).map(|(_, id)| *id).collect();
+            let highest = actual.values().max().copied().unwrap_or_default();
             // Where frontends changed hands it may get either's, or a new one.
             prop_assert!(kernel.contains(&id) || id > highest);
             let alone = kernel.iter().next().filter(|_| kernel.len() == 1);
-            let is_its = |id: &&u32| held.iter().all(|(at, other)| other != *id || successor.owner(at).is_none_or(|it| *it == name));
+            let is_its = |id: &&u32| actual.iter().all(|(at, other)| other != *id || successor.owner(at).is_none_or(|it| *it == name));
             if let Some(kept) = alone.filter(is_its) {
                 prop_assert_eq!(id, *kept);
             }
@@ -274,7 +274,7 @@ proptest! {
         let before = ids(&successor);
         successor.replace(later);
         for (name, id) in ids(&successor) {
-            prop_assert!(before.get(&name) == Some(&id) || held.values().all(|held| *held < id));
+            prop_assert!(before.get(&name) == Some(&id) || actual.values().all(|actual| *actual < id));
         }
     }
 

@@ -32,7 +32,7 @@ fn of(routings: Vec<Changed>) -> Changes {
 
 /// One sync that reads back where it has to, up to the commit.
 fn steps(plan: &mut NftablesPlan, table: &FakeTable, changes: Changes) -> Steps {
-    plan.steps(changes).unwrap_or_else(|| plan.steps_from(table.held(&[])))
+    plan.steps(changes).unwrap_or_else(|| plan.steps_from(table.actual(&[])))
 }
 
 proptest! {
@@ -81,7 +81,7 @@ fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
     assert!(plan.move_to(vec!["192.0.2.1".parse().unwrap(), "127.0.0.1".parse().unwrap()]));
     assert_eq!(plan.steps(everything), None, "nothing is known of the kernel");
     for _ in 0..2 {
-        let steps = plan.steps_from(Held { generation: Some(7), table: HeldTable::Absent });
+        let steps = plan.steps_from(ActualState { generation: Some(7), table: ActualTable::Absent });
         assert_eq!(steps.generation, Some(7));
         assert!(steps.table.is_some() && steps.is_full && !steps.has_drifted);
         assert_eq!(steps.service_cidrs, Some(plan.desired().cidr_boundaries()));
@@ -100,15 +100,15 @@ fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
 #[test]
 fn a_table_that_was_replaced_while_addresses_changed_has_drifted() {
     let mut plan = NftablesPlan::new(settings());
-    plan.steps_from(Held { generation: None, table: HeldTable::Absent });
+    plan.steps_from(ActualState { generation: None, table: ActualTable::Absent });
     plan.settle();
     plan.distrust();
     plan.move_to(vec!["192.0.2.2".parse().unwrap()]);
-    let steps = plan.steps_from(FakeTable::default().held(&[]));
+    let steps = plan.steps_from(FakeTable::default().actual(&[]));
     assert!(!steps.has_drifted && !steps.is_empty(), "the set lacks only what is new");
-    let steps = plan.steps_from(Held { generation: None, table: HeldTable::Foreign });
+    let steps = plan.steps_from(ActualState { generation: None, table: ActualTable::Foreign });
     assert!(steps.has_drifted);
-    let steps = plan.steps_from(FakeTable::default().held(&[]));
+    let steps = plan.steps_from(FakeTable::default().actual(&[]));
     assert!(steps.has_drifted, "not forgotten when the commit failed");
 }
 
@@ -132,7 +132,7 @@ fn a_udp_frontend_that_came_back_has_not_counted_from_the_start() {
     let mut plan = NftablesPlan::new(settings());
     assert_eq!(plan.counted_from_start(at), None, "nothing was committed yet");
     plan.steps(of(vec![(name.clone(), Some(routing.clone()))]));
-    plan.steps_from(Held { generation: None, table: HeldTable::Absent });
+    plan.steps_from(ActualState { generation: None, table: ActualTable::Absent });
     plan.settle();
     assert!(plan.counted_from_start(at).is_some());
     // Whether the kernel took it or not.
