@@ -123,8 +123,8 @@ impl IptablesSync {
         self.plan.move_to(node_port_ips)
     }
 
-    pub fn distrust(&mut self) {
-        self.plan.distrust();
+    pub fn suspect_drift(&mut self) {
+        self.plan.suspect_drift();
     }
 
     pub fn require_full(&mut self) {

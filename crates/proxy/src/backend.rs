@@ -35,7 +35,7 @@ pub trait Backend: fmt::Debug + Send {
     fn move_to(&mut self, node_port_ips: Vec<IpAddr>);
 
     /// A foreign writer may have changed the rules: the next sync compares, and writes what differs.
-    fn distrust(&mut self);
+    fn suspect_drift(&mut self);
 
     /// How to be notified of foreign writers that change our rules. Asked for before the first sync, and after each one
     /// for as long as there is no need.

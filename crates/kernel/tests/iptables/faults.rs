@@ -187,7 +187,7 @@ fn all_rules_flushed_by_a_stranger_are_written_again() {
             if variant == Variant::Nft {
                 hear.recv_timeout(Duration::from_secs(60)).expect("the kernel tells of it");
             }
-            machine.rules.distrust();
+            machine.rules.suspect_drift();
             assert!(machine.sync().is_full);
             machine.saved().without_canaries().assert_same(&before, &format!("{variant:?}"));
         });

@@ -206,7 +206,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
             Op::Grow(large) => follower.imagined = if large { 2_000 } else { 0 },
             Op::Flush if chance.below(3) == 0 => {
                 rig.flush();
-                follower.rules.distrust();
+                follower.rules.suspect_drift();
                 follower.has_failed = true;
             }
             Op::Flush | Op::Wait(_) => {}

@@ -43,7 +43,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
             }
             Op::Flush => {
                 machine.commands.flush(machine.options.family());
-                machine.rules.distrust();
+                machine.rules.suspect_drift();
             }
             Op::CannotSave => machine.commands.fail_once(&save),
             Op::Fail(_) => {

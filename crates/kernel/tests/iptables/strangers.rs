@@ -48,7 +48,7 @@ fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
                 hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?} {round}"));
                 // A machine may be so busy that the flush of one table is news and that of the next is, too.
                 while hear.recv_timeout(SILENCE).is_ok() {}
-                machine.rules.distrust();
+                machine.rules.suspect_drift();
                 assert!(machine.sync().is_full);
                 machine.saved().without_canaries().assert_same(&before, round);
                 wait_for_canaries(&commands);
@@ -77,7 +77,7 @@ fn with_nft_every_change_to_our_rules_is_heard_of() {
             let hear = watched(&mut machine);
             commands.run(command);
             hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{command}"));
-            machine.rules.distrust();
+            machine.rules.suspect_drift();
             machine.sync();
             machine.saved().without_canaries().assert_same(&before, command);
         });
@@ -93,7 +93,7 @@ fn with_nft_a_flush_from_below_is_heard_of() {
         let hear = watched(&mut machine);
         netlink::testing::run("nft flush ruleset");
         hear.recv_timeout(PATIENCE).expect("the tables are gone");
-        machine.rules.distrust();
+        machine.rules.suspect_drift();
         machine.sync();
         machine.saved().without_canaries().assert_same(&before, "flushed by nft");
     });
@@ -113,7 +113,7 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             if variant == Variant::Nft {
                 hear.recv_timeout(PATIENCE).expect("the kernel tells of it");
             }
-            one.rules.distrust();
+            one.rules.suspect_drift();
             let outcome = one.sync();
             assert_eq!(
                 (outcome.is_full, outcome.has_drifted, outcome.writes),
@@ -122,7 +122,7 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             );
             one.saved().assert_same(&before, "nothing was written");
 
-            one.rules.distrust();
+            one.rules.suspect_drift();
             let outcome = one.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert_eq!(
                 (outcome.is_full, outcome.has_drifted),
@@ -132,7 +132,7 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             let before = one.saved();
 
             other.hear("slice ns/a of a p:80 10.244.1.9@node-1").sync();
-            one.rules.distrust();
+            one.rules.suspect_drift();
             let outcome = one.sync();
             assert_eq!(
                 (outcome.is_full, outcome.has_drifted),
@@ -151,7 +151,7 @@ fn a_repair_that_fails_is_told_when_it_succeeds() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
         commands.flush(Family::V4);
-        machine.rules.distrust();
+        machine.rules.suspect_drift();
         commands.fail_once("iptables-restore");
         machine.try_sync().unwrap_err();
         let outcome = machine.sync();
@@ -241,7 +241,7 @@ fn with_nft_a_table_beyond_words_is_not_taken_for_an_empty_one() {
         let chain = |name: &str| netlink::testing::run(&format!("nft list chain ip nat {name}"));
         let services = chain("KUBE-SERVICES");
         for _ in 0..2 {
-            machine.rules.distrust();
+            machine.rules.suspect_drift();
             machine.sync();
             assert_eq!(chain("OUTPUT").matches("jump KUBE-SERVICES").count(), 1);
             assert_eq!(chain("KUBE-SERVICES"), services);

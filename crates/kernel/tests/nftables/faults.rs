@@ -326,7 +326,7 @@ fn live(seed: u64, family: Family, writers: Writers) -> Tally {
             1 => follower.move_to(u8::try_from(chance.below(4)).unwrap()),
             2..4 if writers == Writers::Anyone => {
                 follower.observer.borrow_mut().interfere();
-                follower.table.plan.distrust();
+                follower.table.plan.suspect_drift();
                 follower.has_failed = true;
             }
             _ => {}
@@ -402,7 +402,7 @@ fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost()
             table.sync(serve(&[1, 2])).unwrap();
             assert!(table.is_unused(at).unwrap());
             run("nft flush ruleset");
-            table.plan.distrust();
+            table.plan.suspect_drift();
             let mut faults = Faults::new(seed, 100, &[Fault::AnswerLost]);
             // What was written although its answer was lost is found by the next attempt.
             if faults.during(|| table.sync(Changes::default())).is_err() {

@@ -351,7 +351,7 @@ fn what_a_foreign_writer_changed_is_repaired_by_the_next_sync() {
             table.sync(everything(Family::V4, routings)).unwrap();
             let before = run("nft list table ip kube-proxy");
             run(command);
-            table.plan.distrust();
+            table.plan.suspect_drift();
             assert!(table.sync(Changes::default()).unwrap().has_drifted);
             // Whatever is rewritten has new counters, which are zero here anyway.
             assert_eq!(run("nft list table ip kube-proxy"), before, "{what}");
@@ -369,7 +369,7 @@ fn drift_counts_as_such_whatever_changes_at_the_same_time() {
             let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
             table.sync(with(&[1, 2, 3])).unwrap();
             run(damage);
-            table.plan.distrust();
+            table.plan.suspect_drift();
             let outcome = table.sync(with(&[1, 2])).unwrap();
             assert!(outcome.is_full && outcome.writes == 1);
             assert_eq!(outcome.has_drifted, has_drifted, "{damage}");
@@ -523,7 +523,7 @@ fn a_set_that_cannot_be_read_while_others_write_is_read_once_they_rest() {
         let refused = refused.expect("the list keeps changing while it is read");
         assert!(is_transient(&refused), "{refused}");
         drop(writer);
-        table.plan.distrust();
+        table.plan.suspect_drift();
         let outcome = table.sync(Changes::default()).unwrap();
         assert!(outcome.is_full && outcome.writes == 0);
     });

@@ -239,7 +239,7 @@ impl IptablesPlan {
 
     /// A foreign writer may have changed the tables. It may well have written the same: to write everything again
     /// would only make that one do so, too.
-    pub fn distrust(&mut self) {
+    pub fn suspect_drift(&mut self) {
         self.is_doubtful = true;
     }
 

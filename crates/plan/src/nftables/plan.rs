@@ -80,7 +80,7 @@ impl NftablesPlan {
     }
 
     /// A foreign writer may have changed the table: the next sync reads it back.
-    pub fn distrust(&mut self) {
+    pub fn suspect_drift(&mut self) {
         if matches!(self.known, Known::Settled) {
             self.known = Known::Unverified(None);
         }

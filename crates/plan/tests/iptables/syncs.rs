@@ -325,7 +325,7 @@ fn a_refused_full_sync_is_tried_at_once_without_counters() {
 fn tables_in_doubt_are_compared_and_written_only_if_they_differ() {
     let mut plan = World::new(Options::default()).plan;
     let now = Instant::now();
-    plan.distrust();
+    plan.suspect_drift();
     assert!(!plan.needs_comparison(now), "everything is to be written anyway");
     plan.full(now, Some(&[])).settle();
     assert!(plan.needs_comparison(now));
@@ -335,7 +335,7 @@ fn tables_in_doubt_are_compared_and_written_only_if_they_differ() {
     assert!(attempt.restores().is_empty() && !attempt.has_drifted());
     attempt.settle();
 
-    plan.distrust();
+    plan.suspect_drift();
     plan.compared(true);
     assert_eq!(plan.scope(now), Scope::Full);
     drop(plan.full(now, Some(&[])));

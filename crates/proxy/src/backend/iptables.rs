@@ -132,8 +132,8 @@ impl Backend for Iptables {
         }
     }
 
-    fn distrust(&mut self) {
-        self.plan.distrust();
+    fn suspect_drift(&mut self) {
+        self.plan.suspect_drift();
     }
 
     fn watch(&mut self) -> Option<Watch> {

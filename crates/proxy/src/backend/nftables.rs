@@ -113,8 +113,8 @@ impl Backend for Nftables {
         self.plan.move_to(node_port_ips);
     }
 
-    fn distrust(&mut self) {
-        self.plan.distrust();
+    fn suspect_drift(&mut self) {
+        self.plan.suspect_drift();
     }
 
     fn watch(&mut self) -> Option<Watch> {

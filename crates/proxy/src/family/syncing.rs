@@ -76,8 +76,8 @@ impl Syncing {
     }
 
     /// The next sync compares everything.
-    pub fn distrust(&mut self) {
-        self.backend.distrust();
+    pub fn suspect_drift(&mut self) {
+        self.backend.suspect_drift();
         self.pace.ask();
     }
 

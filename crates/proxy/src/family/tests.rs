@@ -62,7 +62,7 @@ impl Backend for FakeBackend {
 
     fn move_to(&mut self, _: Vec<IpAddr>) {}
 
-    fn distrust(&mut self) {}
+    fn suspect_drift(&mut self) {}
 
     fn watch(&mut self) -> Option<Watch> {
         None

@@ -135,14 +135,14 @@ impl Worker {
     fn drifted(&mut self, drift: Drift) {
         let Some(running) = &mut self.running else { return };
         if running.drift.detected(drift, Instant::now()) {
-            running.syncing.distrust();
+            running.syncing.suspect_drift();
         }
     }
 
     fn sync_if_due(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
         if running.drift.begin(now) {
-            running.syncing.distrust();
+            running.syncing.suspect_drift();
         }
         if !running.syncing.pace.wait(now).is_zero() {
             return;

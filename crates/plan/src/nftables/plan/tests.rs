@@ -49,7 +49,7 @@ proptest! {
                 let before = table.clone();
                 table.0.retain(|(of, _), _| *of != set);
                 is_damaged = table != before;
-                plan.distrust();
+                plan.suspect_drift();
             }
             let steps = steps(&mut plan, &table, of(change));
             prop_assert_eq!(steps.is_full, !is_known || matches!(fate, Fate::Drift(_)));
@@ -102,7 +102,7 @@ fn a_table_that_was_replaced_while_addresses_changed_has_drifted() {
     let mut plan = NftablesPlan::new(settings());
     plan.steps_from(ActualState { generation: None, table: ActualTable::Absent });
     plan.settle();
-    plan.distrust();
+    plan.suspect_drift();
     plan.move_to(vec!["192.0.2.2".parse().unwrap()]);
     let steps = plan.steps_from(FakeTable::default().actual(&[]));
     assert!(!steps.has_drifted && !steps.is_empty(), "the set lacks only what is new");
