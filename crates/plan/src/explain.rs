@@ -1,11 +1,11 @@
-//! What would happen to this packet, and by which rule: a walk through the rules of a mode, and the reasons for it.
+//! What happens to a packet, and which rule decides it: a walk through the rules of a mode, and the reasons for it.
 //!
 //! ```text
 //!   Packet ─▶ service ports that rules may name ─▶ their rules ─▶ run ─▶ Walk ─▶ reasons ─▶ Explanation
 //! ```
 //!
-//! Policy is not decided here: the model has decided it in each routing. Nor is the order of chains known here: the
-//! interpreters, `nftables::run` and `iptables::run`, follow the rules. What is here says why a rule is there.
+//! The model has already decided each policy in the routings, and the interpreters, `nftables::run` and `iptables::run`,
+//! follow the chains. This module finds out why a rule exists.
 
 mod explanation;
 mod iptables;
@@ -36,7 +36,7 @@ pub use explanation::{
     PacketContext, PodDetection, PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
 };
 
-/// What the path of a packet depends on besides services.
+/// What the path of a packet depends on, besides Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExplainSettings {
     pub mode: Mode,
@@ -44,22 +44,22 @@ pub struct ExplainSettings {
     pub masquerade_all: bool,
     pub from_pod: Option<FromPod>,
     pub node_port_addresses: NodePortAddresses,
-    /// Whether node ports answer at 127.0.0.1, which no more than one mode in one family can.
+    /// Whether node ports are served at 127.0.0.1: only the iptables mode can, and only for IPv4.
     pub serves_localhost: bool,
 }
 
-/// Why there is no telling.
+/// Why a packet cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswerable {
     Families,
-    /// Pods are told by the interface, which is not known.
+    /// Packets from pods are recognized by their interface, which the question does not name.
     Interface(FromPod),
-    /// Nobody but a node itself can send to its loopback addresses.
+    /// Only the node itself can send to its loopback addresses.
     Loopback,
 }
 
-/// Explains what becomes of a packet. `addresses` are all that the node has; the cluster is of the packet's family. Endpoints
-/// lie in slots as in a kernel that held none before.
+/// Explains what becomes of a packet. `addresses` are all addresses of the node, and `cluster` is that of the packet's IP
+/// family. Endpoints are assigned to slots as if the kernel had none yet.
 pub fn explain(
     packet: &Packet,
     settings: &ExplainSettings,
@@ -69,7 +69,7 @@ pub fn explain(
     explain_in_slots(packet, settings, addresses, cluster, |_| SlotAssignment::default())
 }
 
-/// The same where endpoints have slots already, which only the nftables mode has.
+/// Like [`explain`], with the slots that endpoints already have. Only the nftables mode uses them.
 pub fn explain_in_slots<'a>(
     packet: &Packet,
     settings: &ExplainSettings,
@@ -85,26 +85,26 @@ pub fn explain_in_slots<'a>(
     Ok(question.explain(answer, cluster.has_changes()))
 }
 
-/// A packet, and all that the reasons for its path depend on.
+/// A packet, and everything that the reasons for its path depend on.
 struct Question<'a> {
     context: Context<'a>,
     settings: &'a ExplainSettings,
     is_from_pod: bool,
     to_this_node: bool,
-    /// The service ports that claim the destination, by address or by node port, in the order of their names.
+    /// The service ports that claim the destination, by address or by node port. Sorted by name.
     claims: Vec<Considered<'a>>,
-    /// All that have rules about the destination or about where it may be translated to, in the order of their names.
+    /// All service ports with rules for the destination, or for one that it may be translated to. Sorted by name.
     concerned: Vec<Considered<'a>>,
     service_cidrs: Vec<ipnet::IpNet>,
-    /// The destination is the cluster IP of some service, whatever its ports.
+    /// The destination is a cluster IP, whether or not its Service has the port.
     to_cluster_ip: bool,
-    /// The destination is where load balancers ask about a service.
+    /// The destination is the health check node port of a Service.
     health_check: Option<HealthCheckAnswer>,
 }
 
 /// What the rules of a mode do with the packet, and why.
 struct Answer<'a> {
-    /// The service port by whose rules, and which of its frontends.
+    /// The service port whose rules decide, and the kind of its frontend.
     matched: Option<(&'a Considered<'a>, FrontendKind)>,
     end: End,
     chains: Vec<String>,
@@ -144,7 +144,8 @@ impl<'a> Question<'a> {
             return Err(Unanswerable::Loopback);
         }
         let claims = cluster.consider(|service, port| {
-            let by_address = port.port.get() == to.port() && is_at(&service.addresses, |ip| ip == to.ip());
+            let by_address =
+                port.port.get() == to.port() && any_address(&service.addresses, |ip| ip == to.ip());
             let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
             port.protocol == packet.protocol && (by_address || by_node_port)
         });
@@ -153,7 +154,7 @@ impl<'a> Question<'a> {
         let ports: HashSet<u16> =
             endpoints().map(|endpoint| endpoint.port.get()).chain([to.port()]).collect();
         let concerned = cluster.consider(|service, port| {
-            is_at(&service.addresses, |ip| ips.contains(&ip))
+            any_address(&service.addresses, |ip| ips.contains(&ip))
                 || port.node_port.is_some_and(|port| ports.contains(&port.get()))
         });
         let to_this_node = context.is_local(to.ip());
@@ -181,18 +182,18 @@ impl<'a> Question<'a> {
         self.context.packet.destination
     }
 
-    /// The service ports that claim the address, each with what it is to them, in the order of upstream's rules.
+    /// The service ports that claim the address, each with the kind of its frontend, in the order of upstream's rules.
     fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, FrontendKind)> {
         let to = self.destination();
         let at = move |considered: &Considered<'_>| {
             let addresses = &considered.routing.addresses;
-            let is_its = considered.routing.port.get() == to.port();
+            let is_its_port = considered.routing.port.get() == to.port();
             let kinds = [
                 (FrontendKind::ClusterIp, addresses.cluster_ip == to.ip()),
                 (FrontendKind::ExternalIp, addresses.external_ips.contains(&to.ip())),
                 (FrontendKind::LoadBalancerIp, addresses.load_balancer_ips.contains(&to.ip())),
             ];
-            kinds.into_iter().filter(move |(_, is_at)| is_its && *is_at).map(|(kind, _)| kind)
+            kinds.into_iter().filter(move |(_, is_at)| is_its_port && *is_at).map(|(kind, _)| kind)
         };
         self.claims.iter().flat_map(move |claim| at(claim).map(move |kind| (claim, kind)))
     }
@@ -203,18 +204,17 @@ impl<'a> Question<'a> {
         self.claims.iter().filter(move |claim| claim.routing.node_port.is_some_and(|its| its.get() == port))
     }
 
-    /// The service port that has the address, and what it is to it.
+    /// The service port that gets the address, and the kind of its frontend.
     fn owner_by_address(&self) -> Option<(&Considered<'a>, FrontendKind)> {
         self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
     }
 
-    /// The service port that has the port as a node port.
+    /// The service port that gets the node port.
     fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
         self.by_node_port().min_by_key(|&claim| self.rank(claim, FrontendKind::NodePort))
     }
 
-    /// How a claim to the destination compares with others. The iptables mode, like upstream, knows only the order of
-    /// names.
+    /// How a claim to the destination compares with others. In the iptables mode, as upstream, only the order of names counts.
     fn rank<'c>(
         &self,
         claim: &'c Considered<'_>,
@@ -228,7 +228,7 @@ impl<'a> Question<'a> {
         (rank, &claim.name)
     }
 
-    /// Whether load-balancer source ranges let it through.
+    /// Whether the load-balancer source ranges allow the packet.
     fn is_admitted(&self, routing: &Routing) -> bool {
         let Addresses { source_ranges, load_balancer_ips, .. } = &*routing.addresses;
         let source = self.context.packet.source;
@@ -237,7 +237,7 @@ impl<'a> Question<'a> {
             || (routing.ranges_admit_node && load_balancer_ips.contains(&source))
     }
 
-    /// What no rule did anything to.
+    /// The answer for a packet that no rule translates or stops.
     fn untouched(&self) -> Answer<'_> {
         let by_address = self.owner_by_address();
         let by_node_port = self.owner_by_node_port().filter(|_| self.to_this_node);
@@ -347,7 +347,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// The endpoints in the order of the routing, whatever order rules have them in.
+/// The endpoints in the order of the routing, which is not that of the rules.
 fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) -> Vec<Target> {
     let known: HashMap<SocketAddr, (usize, bool)> = routing
         .endpoints(traffic)
@@ -363,7 +363,7 @@ fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) 
     candidates.into_iter().map(target).collect()
 }
 
-/// What traffic through a frontend of this kind gets, from outside.
+/// What traffic from outside to a frontend of this kind gets.
 fn traffic(routing: &Routing, kind: FrontendKind) -> Traffic {
     match kind {
         FrontendKind::ClusterIp => routing.internal,
@@ -391,9 +391,9 @@ fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<UnusedEndpoint> 
         .collect()
 }
 
-fn is_at(addresses: &Addresses, is_asked: impl Fn(IpAddr) -> bool) -> bool {
+fn any_address(addresses: &Addresses, matches: impl Fn(IpAddr) -> bool) -> bool {
     let external = addresses.external_ips.iter().chain(&addresses.load_balancer_ips);
-    is_asked(addresses.cluster_ip) || external.copied().any(is_asked)
+    matches(addresses.cluster_ip) || external.copied().any(matches)
 }
 
 fn is_from_pod(context: &Context<'_>, settings: &ExplainSettings) -> Result<bool, Unanswerable> {
@@ -420,8 +420,8 @@ impl std::fmt::Display for Unanswerable {
                 };
                 write!(
                     f,
-                    "the proxy tells pods by the interface their packets come in by ({name:?}): \
-                     say with --interface which one this packet comes in by"
+                    "the proxy recognizes pods by the input interface of their packets ({name:?}): \
+                     name that of this packet with --interface"
                 )
             }
             Self::Loopback => f.write_str("only the node itself can send to its loopback addresses"),

@@ -14,7 +14,7 @@ use crate::mode::Mode;
 use crate::nftables::claims::Precedence;
 use crate::walk::{Packet, PacketVerdict};
 
-/// Everything there is to say about a packet.
+/// What becomes of a packet, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -24,44 +24,44 @@ pub struct Explanation {
     pub destination: SocketAddr,
     pub mode: Mode,
     pub origin: Origin,
-    /// What of a service it is sent to; `None` if no service has its destination.
+    /// The frontend that it is sent to; `None` if no Service has the destination.
     pub frontend: Option<ExplainedFrontend>,
     pub policy: Option<AppliedPolicy>,
     pub fate: Fate,
-    /// Why, unless it is forwarded.
+    /// `None` if it is forwarded.
     pub reason: Option<Reason>,
     /// Whether the destination is an address of this node.
     pub to_this_node: bool,
-    /// What the proxy itself says to it, if it is a health check.
+    /// The answer of the proxy itself, if the packet is a health check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheckAnswer>,
-    /// Who answers if it is forwarded.
+    /// Where the packet may be forwarded to.
     pub endpoints: Vec<Target>,
     pub unused: Vec<UnusedEndpoint>,
-    /// Seconds for which a client goes to the endpoint it went to before.
+    /// The timeout of session affinity.
     pub affinity_seconds: Option<u32>,
-    /// The chains it goes through, up to the one that decides.
+    /// The chains that the packet traverses, up to the one that decides.
     pub chains: Vec<String>,
-    /// Whether the cluster has changed since rules were last written.
+    /// Whether the cluster has changes that no sync has taken yet.
     pub pending: bool,
-    /// What becomes of it if it is not forwarded, where that is left to chance.
+    /// The fate of the packet if random numbers lead it to no endpoint, where that is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<Fate>,
-    /// What the packet, and the rules it meets, depend on besides services.
+    /// What the path depends on, besides Services.
     pub context: PacketContext,
-    /// What the kernel as it is would do; only with `--live`.
+    /// What the kernel does with the rules that it has; only with `--live`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<Live>,
 }
 
-/// What rules ask about a packet, and what the rules themselves depend on.
+/// What rules match on, besides addresses and ports, and the settings that rules depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PacketContext {
-    /// The interface of the node that the packet comes in by.
+    /// The input interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// How rules know traffic from pods.
+    /// How rules recognize traffic from pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_pod: Option<PodDetection>,
     pub masquerade_all: bool,
@@ -78,14 +78,14 @@ pub enum PodDetection {
     InterfacePrefix(String),
 }
 
-/// Where a packet comes from, as far as rules care.
+/// Where a packet comes from, as far as rules distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Origin {
     Node,
     Pod,
     Elsewhere,
-    /// Not this node; the proxy has no way to tell pods from others.
+    /// Not this node; the proxy is not configured to recognize pods.
     Unknown,
 }
 
@@ -95,11 +95,11 @@ pub struct ExplainedFrontend {
     pub kind: FrontendKind,
     pub namespace: String,
     pub service: String,
-    /// Empty for the only port of a service that does not name it.
+    /// Empty if the Service has a single port without a name.
     pub port: String,
     /// Other service ports that claim the same address and port.
     pub denied_to: Vec<String>,
-    /// Why this one has it, if others claim it.
+    /// Why this service port gets the frontend, if others claim it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precedence: Option<Precedence>,
 }
@@ -116,13 +116,13 @@ pub enum FrontendKind {
     NodePort,
 }
 
-/// The traffic policy that binds the packet, or would.
+/// The traffic policy of the frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedPolicy {
     pub field: PolicyField,
     pub value: PolicyValue,
-    /// Local does not bind what pods and this node send to external addresses.
+    /// The policy does not apply: it is Local, and a pod or this node sends to an external address.
     pub short_circuit: bool,
 }
 
@@ -139,17 +139,17 @@ pub enum PolicyValue {
     Local,
 }
 
-/// What the client finds out.
+/// What happens to the packet, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fate {
-    /// One of the endpoints answers.
+    /// It goes to one of the endpoints.
     Forwarded,
-    /// The client gets an error at once.
+    /// The client gets an error immediately.
     Refused,
     /// The client times out.
     Dropped,
-    /// Whatever would happen without a proxy.
+    /// What would happen without a proxy.
     Untouched,
 }
 
@@ -158,36 +158,36 @@ pub enum Fate {
 pub enum Reason {
     /// No usable endpoint exists anywhere.
     NoEndpoints,
-    /// There are endpoints, but none on this node, and policy wants one there.
+    /// There are endpoints, but none on this node, and the policy is Local.
     NoLocalEndpoints,
     NotInSourceRanges,
-    /// A service has this cluster IP, but no such port.
+    /// A Service has this cluster IP, but not this port.
     NoSuchPort,
-    /// An address of a service CIDR that no service has.
+    /// No Service has this address, which is in a service CIDR.
     UnusedClusterIp,
-    /// A node port, but not at this address.
+    /// A node port, at an address that does not serve node ports.
     NodePortNotServedHere,
-    /// The iptables mode does not look at what this node sends to external addresses without endpoints.
+    /// The iptables mode has no rule for what this node sends to external addresses without endpoints.
     UncheckedFromNode,
     /// The proxy itself listens there, for the health checks of load balancers.
     HealthCheck,
-    /// Node ports are served at 127.0.0.1, and so nothing but loopback addresses may send there.
+    /// Node ports are served at 127.0.0.1, so only loopback addresses may send there.
     LoopbackOnly,
     NoService,
 }
 
-/// What load balancers are told about a service.
+/// The answer to the health checks of load balancers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthCheckAnswer {
     pub namespace: String,
     pub service: String,
-    /// Ready ones on this node.
+    /// Ready endpoints on this node.
     pub local_endpoints: usize,
     pub proxy_is_healthy: bool,
-    /// Of HTTP.
+    /// The HTTP status.
     pub status: u16,
-    /// Why the proxy can't listen there, if it can't.
+    /// Why the proxy cannot listen there, if it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -205,25 +205,25 @@ impl HealthCheckAnswer {
     }
 }
 
-/// An endpoint that may get the packet.
+/// An endpoint that the packet may go to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Target {
     pub address: SocketAddr,
     pub probability: f64,
     pub on_this_node: bool,
-    /// Why the endpoint sees an address of this node instead of the client's, if it does.
+    /// Why the packet is masqueraded; `None` if it is not.
     pub masquerade: Option<Masquerade>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Masquerade {
-    /// The configuration says: everything that goes to cluster IPs.
+    /// `masqueradeAll`: everything that goes to cluster IPs.
     All,
-    /// To a cluster IP, and not from a pod.
+    /// To a cluster IP, from outside the cluster.
     NotFromPod,
-    /// To an external address with policy Cluster: the answer must come back through this node.
+    /// To an external address with policy Cluster: replies have to come back through this node.
     External,
     /// From this node to an external address with policy Local.
     FromNode,
@@ -231,14 +231,14 @@ pub enum Masquerade {
     Hairpin,
 }
 
-/// An endpoint that can't get the packet.
+/// An endpoint that the packet cannot go to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnusedEndpoint {
     pub address: SocketAddr,
     pub on_this_node: bool,
     pub reason: UnusedReason,
-    /// Those that hints reserve it for.
+    /// The zones that hints reserve the endpoint for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
 }
@@ -255,7 +255,7 @@ pub enum UnusedReason {
 }
 
 impl From<PacketVerdict> for Fate {
-    /// Of a packet that is not translated.
+    /// The fate of a packet that is not translated.
     fn from(verdict: PacketVerdict) -> Self {
         match verdict {
             PacketVerdict::Accept => Self::Untouched,

@@ -1,4 +1,5 @@
-//! The reasons for a walk through upstream's chains: each rule belongs to a service port, and its chain says what it is for.
+//! The reasons for a walk through upstream's chains. The comment of a rule names its service port, and the chain says what
+//! the rule is for.
 
 use std::collections::BTreeSet;
 
@@ -70,13 +71,13 @@ impl ExplainSettings {
     }
 }
 
-/// Without the kernel's own chains, and without those of endpoints, of which there is one for each.
+/// The chains to show: without the kernel's own, and without those of endpoints, which differ for each endpoint.
 fn shown(path: &RulesPath<'_>) -> Vec<String> {
     let is_shown = |name: &&&str| name.starts_with("KUBE-") && Purpose::of(name) != Some(Purpose::Endpoint);
     path.chains.iter().filter(is_shown).map(|name| (*name).to_owned()).collect()
 }
 
-/// The rule that led to the translation from a chain that all service ports share.
+/// The service port whose rule in a shared chain led to the translation, and the kind of its frontend.
 fn translation<'q>(
     question: &'q Question<'q>,
     path: &RulesPath<'_>,
@@ -111,7 +112,7 @@ fn owner<'q>(
     claims.find(|claim| lower_case(claim.name.protocol) == protocol && claim.name.to_string() == name)
 }
 
-/// Why a path is masqueraded: by the first rule that marks it.
+/// Why a path is masqueraded: the first rule that sets the mark says it.
 fn masquerade(question: &Question<'_>, path: &RulesPath<'_>) -> Option<Masquerade> {
     let is_mark = |matched: &&Matched<'_, ListedRule<'_>>| {
         SavedRule::parse(&matched.rule.text).target() == Some(MARK_MASQ)
@@ -127,7 +128,7 @@ fn masquerade(question: &Question<'_>, path: &RulesPath<'_>) -> Option<Masquerad
     })
 }
 
-/// Why a path is stopped, and whose frontend it is sent to.
+/// Why a path is stopped, and whose frontend the packet is sent to.
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &RulesPath<'_>,

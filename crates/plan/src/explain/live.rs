@@ -1,8 +1,7 @@
-//! What the kernel as it is would do with a packet, compared with what it should do: the same interpreters, run over what the
-//! kernel holds.
+//! What the kernel does with a packet, compared with what it should do: the same interpreters, run over the actual state.
 //!
-//! In nftables mode the sets are read; that the rules are the program's is what `verify` finds out. In iptables mode the
-//! rules themselves are.
+//! In the nftables mode this reads the sets, and takes for granted that the rules are the program's, which `verify` checks. In
+//! the iptables mode it reads the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,22 +19,22 @@ use crate::nftables::run::{self as nftables, Sets};
 use crate::nftables::timeouts;
 use crate::walk::{Context, Packet, Walk};
 
-/// What the kernel would do, and whether that is what it should.
+/// What the kernel does, and whether that agrees with the explanation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Live {
     pub agrees: bool,
     pub fate: Fate,
     pub endpoints: BTreeSet<SocketAddr>,
-    /// Those of them that see an address of this node instead of the client's.
+    /// The endpoints to which the packet is masqueraded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub masqueraded: BTreeSet<SocketAddr>,
-    /// By chance it is forwarded or not: something is missing.
+    /// Some random numbers lead to no endpoint: something is missing.
     pub may_miss: bool,
-    /// Rules of ours that were met and are not understood: someone else has written them.
+    /// Rules on the path that the interpreter does not understand: a foreign writer put them into our chains.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_understood: Vec<String>,
-    /// Rules of another mode that were not followed, if it does not agree: they may be those that serve.
+    /// If the kernel does not agree: rules of the other mode, which may serve the packet and are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_followed: Option<String>,
 }
@@ -80,20 +79,20 @@ impl Live {
     }
 }
 
-/// What the kernel's sets lead the packet to. `addresses` are all that the node has.
+/// Where the kernel's sets lead the packet. `addresses` are all addresses of the node.
 pub fn through_sets<S: Sets>(
     explanation: &Explanation,
     addresses: &[IpAddr],
     sets: &mut S,
 ) -> Result<Live, S::Error> {
-    // Which timeouts are in use is known by the sets; a chain that no packet comes to costs little.
+    // Only the sets know which timeouts are in use; a chain that no packet reaches costs little.
     let program = Program::new(&explanation.settings(), &timeouts::all());
     let packet = explanation.packet();
     let walk = nftables::run(&program, &Context::new(&packet, addresses), sets)?;
     Ok(Live::new(explanation, walk))
 }
 
-/// What the kernel's rules lead the packet to: `nat` and `filter` are what `iptables-save` prints of the two tables.
+/// Where the kernel's rules lead the packet. `nat` and `filter` are what `iptables-save` prints for these tables.
 pub fn through_rules(explanation: &Explanation, nat: &str, filter: &str, addresses: &[IpAddr]) -> Live {
     let tables = Tables::saved(nat, filter);
     let packet = explanation.packet();

@@ -1,5 +1,5 @@
-//! The reasons for a walk through the program of the nftables mode: each rule says by its sets why it is there.
-#![expect(clippy::wildcard_enum_match_arm, reason = "only a few statements and sets say why a rule is there")]
+//! The reasons for a walk through the program of the nftables mode: the sets that a rule looks into tell why it exists.
+#![expect(clippy::wildcard_enum_match_arm, reason = "only a few statements and sets tell why a rule exists")]
 
 use model::address::Family;
 use model::cluster::Considered;
@@ -78,20 +78,20 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
     Answer { matched, end: End::Stopped(path.verdict.into(), reason), chains, otherwise: None }
 }
 
-/// Without base chains, and without those that do nothing but draw a slot.
+/// The chains to show: without base chains, and without those that only try random slots.
 fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
-    let draws = |rule: &ProgramRule| {
-        let is_draw = |fields: &[PacketField]| matches!(fields.last(), Some(PacketField::Slot(_)));
-        matches!(&rule.statements[..], [Statement::Dnat(fields, _)] if is_draw(fields))
+    let tries_slot = |rule: &ProgramRule| {
+        let has_slot = |fields: &[PacketField]| matches!(fields.last(), Some(PacketField::Slot(_)));
+        matches!(&rule.statements[..], [Statement::Dnat(fields, _)] if has_slot(fields))
     };
     let is_shown = |name: &&&str| {
         let chain = program.chains.iter().find(|chain| chain.name == **name);
-        chain.is_some_and(|chain| chain.hook.is_none() && !chain.rules.iter().all(draws))
+        chain.is_some_and(|chain| chain.hook.is_none() && !chain.rules.iter().all(tries_slot))
     };
     path.chains.iter().filter(is_shown).map(|name| (*name).to_owned()).collect()
 }
 
-/// Which frontends a rule translates, if it does, and whether only those for traffic from inside.
+/// If a rule translates: how it looks up frontends, and whether it is only for traffic from inside.
 fn translation(rule: &ProgramRule) -> Option<(LookupBy, bool)> {
     rule.statements.iter().find_map(|statement| match statement {
         Statement::Dnat(_, Set::Endpoints(by)) => Some((*by, false)),
@@ -101,7 +101,7 @@ fn translation(rule: &ProgramRule) -> Option<(LookupBy, bool)> {
     })
 }
 
-/// Why a path is masqueraded: by the first rule that marks it, or else by the one that masquerades.
+/// Why a path is masqueraded: the first rule that sets the mark says it, or else the rule that masquerades.
 fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
     let marks = |rule: &&ProgramRule| rule.statements.iter().any(|it| matches!(it, Statement::SetMark(_)));
     let masquerades = |rule: &&ProgramRule| rule.statements.contains(&Statement::Masquerade);
@@ -119,7 +119,7 @@ fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
     }
 }
 
-/// Why a path is stopped, and whose frontend it is sent to.
+/// Why a path is stopped, and whose frontend the packet is sent to.
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &ProgramPath<'_>,

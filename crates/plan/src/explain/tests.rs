@@ -20,7 +20,7 @@ const NODE: &str = "192.0.2.11";
 const POD: &str = "10.244.0.9";
 const CLIENT: &str = "203.0.113.9";
 
-/// A node with one service, `shop/web`, with every kind of frontend.
+/// A node with one Service, `shop/web`, with every kind of frontend.
 struct World {
     settings: ExplainSettings,
     service: api::Service,
@@ -53,7 +53,7 @@ fn world(mode: Mode, endpoints: &[&str]) -> World {
     }
 }
 
-/// `10.244.0.5` is here, `10.244.1.5` elsewhere; `not-ready`, `draining`, `zone-a` and the like may follow.
+/// `10.244.0.5` is on this node, `10.244.1.5` on another; `not-ready`, `draining`, `zone-a` and the like may follow.
 fn endpoint(text: &str) -> api::Endpoint {
     let mut words = text.split(' ');
     let ip = words.next().unwrap();
@@ -172,7 +172,7 @@ const EXTERNAL: [&str; 3] = [EXTERNAL_IP, BALANCER, NODE_PORT];
 const BOTH: [&str; 2] = ["10.244.0.5", "10.244.1.5"];
 
 #[test]
-fn policy_and_origin_decide_who_answers_and_whom_they_see() {
+fn policy_and_origin_decide_the_endpoints_and_the_source_that_they_see() {
     for mode in MODES {
         let plain = world(mode, &BOTH);
         let local = world(mode, &BOTH).external_local();
@@ -200,7 +200,7 @@ fn policy_and_origin_decide_who_answers_and_whom_they_see() {
 }
 
 #[test]
-fn what_nobody_answers_is_refused_or_dropped_as_the_modes_do() {
+fn packets_without_an_endpoint_are_refused_or_dropped_as_in_each_mode() {
     use Mode::{Iptables, Nftables};
     for mode in MODES {
         let none = world(mode, &["10.244.0.5 not-ready"]);
@@ -222,7 +222,7 @@ fn what_nobody_answers_is_refused_or_dropped_as_the_modes_do() {
 }
 
 #[test]
-fn source_ranges_close_the_load_balancers_ip_and_nothing_else() {
+fn source_ranges_restrict_only_the_load_balancer_ip() {
     for mode in MODES {
         let closed = world(mode, &BOTH).ranges("203.0.113.0/24");
         let forwarded = "10.244.0.5 External, 10.244.1.5 External";
@@ -231,14 +231,14 @@ fn source_ranges_close_the_load_balancers_ip_and_nothing_else() {
         assert_eq!(closed.brief(NODE, BALANCER), "Dropped NotInSourceRanges");
         assert_eq!(closed.brief(POD, EXTERNAL_IP), forwarded);
     }
-    // In iptables mode a service without endpoints has no such chain.
+    // In the iptables mode a Service without endpoints has no such chain.
     let empty = |mode| world(mode, &[]).ranges("203.0.113.0/24");
     assert_eq!(empty(Mode::Nftables).brief(POD, BALANCER), "Dropped NotInSourceRanges");
     assert_eq!(empty(Mode::Iptables).brief(POD, BALANCER), "Refused NoEndpoints");
 }
 
 #[test]
-fn what_no_service_asks_for_is_left_alone_unless_it_must_be_a_mistake() {
+fn destinations_without_a_service_are_untouched_unless_they_are_cluster_ips() {
     for (to, nftables, iptables) in [
         ("10.96.0.10:81", "Refused NoSuchPort", "Untouched NoSuchPort"),
         ("10.96.0.99:80", "Dropped UnusedClusterIp", "Untouched NoService"),
@@ -275,7 +275,7 @@ fn what_is_delivered_to_the_node_itself_keeps_its_source() {
         assert_eq!(world.brief(CLIENT, NODE_PORT), NODE);
         assert_eq!(world.brief(NODE, NODE_PORT), "192.0.2.11 External");
     }
-    // What the node sends to itself meets more rules after the one that masquerades.
+    // What the node sends to itself traverses more rules after the one that masquerades.
     for mode in MODES {
         let mut world = world(mode, &[NODE]);
         world.settings.from_pod = None;
@@ -284,7 +284,7 @@ fn what_is_delivered_to_the_node_itself_keeps_its_source() {
 }
 
 #[test]
-fn endpoints_that_are_left_out_are_told_with_the_reason() {
+fn unused_endpoints_are_reported_with_the_reason() {
     let all = ["10.244.0.5 a", "10.244.0.6 not-ready", "10.244.1.7 draining", "10.244.1.8 b c"];
     let explanation = world(Mode::Nftables, &all).explain(POD, CLUSTER_IP);
     assert_eq!(brief(&explanation), "10.244.0.5");
@@ -306,7 +306,7 @@ fn endpoints_that_are_left_out_are_told_with_the_reason() {
 }
 
 #[test]
-fn chances_add_up() {
+fn probabilities_add_up_to_one() {
     let explanation =
         world(Mode::Nftables, &["10.244.0.5", "10.244.0.6", "10.244.1.7"]).explain(POD, CLUSTER_IP);
     let sum: f64 = explanation.endpoints.iter().map(|target| target.probability).sum();
@@ -314,7 +314,7 @@ fn chances_add_up() {
 }
 
 #[test]
-fn pods_told_by_their_interface_are_told_if_it_is_known() {
+fn pods_are_recognized_by_their_interface_if_it_is_known() {
     for mode in MODES {
         let mut world = world(mode, &BOTH);
         world.settings.from_pod = Some(FromPod::InterfacePrefix("veth".into()));
@@ -332,13 +332,13 @@ fn pods_told_by_their_interface_are_told_if_it_is_known() {
 }
 
 #[test]
-fn what_cannot_be_is_no_packet() {
+fn impossible_packets_are_not_explained() {
     let world = world(Mode::Nftables, &BOTH);
     assert_eq!(world.try_explain("fd00::1", CLUSTER_IP, None), Err(Unanswerable::Families));
     assert_eq!(world.try_explain(POD, "127.0.0.1:30080", None), Err(Unanswerable::Loopback));
 }
 
-/// A kernel's sets, as the plan for a world wants them, without some elements.
+/// The sets that the plan for a world desires, without some elements.
 struct Table<'a> {
     desired: DesiredSets<'a>,
     is_missing: &'a dyn Fn(&Element) -> bool,
@@ -362,7 +362,7 @@ impl Sets for Table<'_> {
     }
 }
 
-/// What a kernel does that holds what the plan for this world wants, but for what is missing.
+/// What a kernel does that holds the desired state for this world, without some elements.
 fn live(world: &World, explanation: &Explanation, is_missing: &dyn Fn(&Element) -> bool) -> Live {
     let mut cluster = world.cluster();
     let mut table = DesiredTable::new(world.settings.nftables(Family::V4));
@@ -372,7 +372,7 @@ fn live(world: &World, explanation: &Explanation, is_missing: &dyn Fn(&Element) 
     through_sets(explanation, &addresses(), &mut Table { desired, is_missing }).unwrap()
 }
 
-/// Everyone to everything.
+/// Every kind of source with every kind of destination.
 fn packets() -> impl Iterator<Item = (&'static str, &'static str)> {
     let to =
         [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80", "198.51.100.1:81"];
@@ -396,7 +396,7 @@ fn worlds(mode: Mode) -> Vec<World> {
 }
 
 #[test]
-fn what_the_plan_puts_into_sets_leads_where_the_explanation_says() {
+fn desired_sets_lead_where_the_explanation_says() {
     for world in worlds(Mode::Nftables) {
         for (from, to) in packets() {
             let explanation = world.explain(from, to);
@@ -407,7 +407,7 @@ fn what_the_plan_puts_into_sets_leads_where_the_explanation_says() {
 }
 
 #[test]
-fn what_is_missing_from_sets_shows() {
+fn a_missing_element_is_visible_in_the_live_answer() {
     let world = world(Mode::Nftables, &BOTH);
     let explanation = world.explain(POD, CLUSTER_IP);
     for (set, fate) in [
@@ -469,13 +469,13 @@ fn rules_lead_where_the_explanation_says() {
 }
 
 #[test]
-fn a_rule_that_is_missing_shows() {
+fn a_missing_rule_is_visible_in_the_live_answer() {
     let world = world(Mode::Iptables, &BOTH);
     let [nat, filter] = rules(&world);
     let explanation = world.explain(POD, CLUSTER_IP);
     let live = |nat: &str| through_rules(&explanation, nat, &filter, &addresses());
     assert!(live(&nat).agrees);
-    // The last endpoint takes what chance has left; without it, that goes nowhere.
+    // The last endpoint gets what the random rules before it leave over; without it, that goes nowhere.
     let without: Vec<&str> = nat.lines().filter(|line| !line.contains("-> 10.244.1.5:8080")).collect();
     assert!(without.len() < nat.lines().count());
     let found = live(&without.join("\n"));
@@ -519,7 +519,7 @@ fn a_health_check_is_answered_by_the_proxy_itself() {
 }
 
 #[test]
-fn chances_are_those_of_the_mode() {
+fn probabilities_are_those_of_the_mode() {
     let pods: Vec<String> = (1..=17).map(|number| format!("10.244.0.{number}")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     for (mode, want) in [(Mode::Iptables, vec![1.0 / 17.0; 17]), (Mode::Nftables, shares(17))] {
@@ -532,7 +532,7 @@ fn chances_are_those_of_the_mode() {
 }
 
 #[test]
-fn who_sits_in_a_likelier_slot_is_likelier() {
+fn an_endpoint_in_a_likelier_slot_is_likelier() {
     let pods: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     let world = world(Mode::Nftables, &pods);
@@ -554,7 +554,7 @@ fn who_sits_in_a_likelier_slot_is_likelier() {
 }
 
 #[test]
-fn of_several_that_claim_an_address_the_one_that_has_it_is_told_and_why() {
+fn of_several_claims_to_an_address_the_winner_is_reported_with_the_reason() {
     use crate::nftables::claims::Precedence;
     let old = Some("2026-11-16T10:00:00Z");
     let new = Some("2026-11-16T10:00:01Z");
