@@ -269,7 +269,7 @@ fn what_is_wrong_with_a_question_is_said() {
                     "--detect-local-mode=BridgeInterface",
                     "--pod-bridge-interface=cni0",
                 ],
-                "say with --interface which one this packet comes in by",
+                "name that of this packet with --interface",
             ),
         ] {
             let said = trouble(&explain(arguments).output().unwrap());

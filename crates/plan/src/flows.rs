@@ -1,5 +1,5 @@
-//! Which conntrack entries a sync makes stale, and when to scan for them. They would keep a client from where the rules lead:
-//! the kernel consults rules only for the first packet of a flow.
+//! Which conntrack entries a sync makes stale, and when to scan for them. The kernel evaluates nat rules only for the first
+//! packet of a flow, so a stale entry keeps its client from the endpoints that the rules lead to.
 //!
 //! ```text
 //!   family worker                              scanner thread
@@ -8,7 +8,7 @@
 //!                       after a commit                   └▶ judge: is this flow stale?
 //! ```
 //!
-//! Nothing here lists or deletes an entry, or knows what time it is: the scanner thread does, in `proxy`.
+//! The scanner thread in `proxy` lists and deletes entries, and reads the clock.
 
 mod scanner;
 mod schedule;

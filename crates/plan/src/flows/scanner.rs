@@ -1,5 +1,5 @@
-//! What a scanner thread has to know and to decide: which requests of the family worker change what, and which of the flows
-//! that it lists are stale.
+//! The state and the decisions of a scanner thread: what the requests of the family worker change, and which of the listed
+//! flows are stale.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use super::{Action, Destination, FlowVerdict, Rechecks, Scan, Schedule, Serving,
 /// What a family worker sends to its scanner thread.
 #[derive(Debug)]
 pub enum ScanRequest {
-    /// Node ports are served at these addresses of the node.
+    /// The addresses of the node that serve node ports.
     NodeIps(HashSet<IpAddr>),
-    /// The next sync changes who serves these UDP destinations. Sent before the rules change.
+    /// The next sync changes which endpoints serve these UDP destinations. Sent before the rules change.
     Serving(Vec<(Destination, Serving)>),
-    /// The rules are committed. `if_used` has to be rechecked only where an earlier scan left flows.
+    /// The rules are committed. `if_used` needs a recheck only for destinations to which an earlier scan left flows.
     Recheck { committed: Instant, rechecks: Rechecks, if_used: Rechecks },
 }
 
@@ -24,7 +24,7 @@ pub enum ScanRequest {
 #[derive(Debug, Default)]
 pub struct Scanner {
     node_ips: HashSet<IpAddr>,
-    /// UDP destinations to which a scan left flows. Counters of rules don't count flows that are older than the rules.
+    /// UDP destinations to which a scan left flows: counters do not include flows that are older than the rules.
     used: HashSet<Destination>,
     schedule: Schedule,
 }
@@ -50,11 +50,11 @@ impl Scanner {
         }
     }
 
-    /// The same while a scan is under way. Whatever the request makes right, that scan must not delete either: to be called for all
-    /// requests received between listing and deleting, and then [`Self::judge`] once more for what is to be deleted.
+    /// Like [`Self::receive`], while a scan runs, which must not delete flows that the request makes valid. The caller passes
+    /// all requests received between listing and deleting, and then calls [`Self::judge`] again for each flow to delete.
     ///
-    /// The worker says who will serve before the rules change. So a flow that the new rules made, and that the scan listed,
-    /// is judged with the endpoints of these rules.
+    /// The family worker sends the new endpoints before the rules change. So a flow that the new rules translated, and that
+    /// the scan listed, is judged by the endpoints of these rules.
     pub fn receive_during(&mut self, request: ScanRequest, scan: &mut Scan) {
         if let ScanRequest::Serving(all) = &request {
             all.iter().for_each(|(destination, serving)| scan.update(*destination, serving));
@@ -62,7 +62,7 @@ impl Scanner {
         self.receive(request);
     }
 
-    /// Whether a flow is stale, by what is known now.
+    /// Whether a flow is stale, given all requests received so far.
     pub fn judge(&mut self, scan: &Scan, flow: &TrackedFlow) -> bool {
         match scan.judge(flow, &self.node_ips) {
             FlowVerdict::Stale => true,
@@ -76,12 +76,12 @@ impl Scanner {
         }
     }
 
-    /// A scan ended and cost that much processor time. Returns how many destinations are given up; see [`Schedule::done`].
+    /// A scan ended and used this processor time. Returns the number of destinations that are dropped; see [`Schedule::done`].
     pub fn done(&mut self, scan: Scan, now: Instant, processor_time: Duration, is_ok: bool) -> usize {
         self.schedule.done(scan, now, processor_time, is_ok)
     }
 
-    /// When the rules were committed for the oldest recheck that no scan has begun for.
+    /// The commit time of the oldest recheck for which no scan has started.
     pub fn waiting_since(&self) -> Option<Instant> {
         self.schedule.waiting_since()
     }

@@ -1,8 +1,8 @@
 //! When to scan the conntrack table. A scan makes the kernel walk all of it, so its processor time is limited.
 //!
 //! ```text
-//!   rechecks ─▶ scan at once ─▶ scan once more if packets may have been in flight ─▶ done
-//!                  └▶ rest: 19 times what a scan cost; what is added meanwhile shares the next one
+//!   rechecks ─▶ scan immediately ─▶ scan again if packets may have been in flight ─▶ done
+//!                  └▶ pause: 19 times the scan's processor time; the next scan handles all rechecks added meanwhile
 //! ```
 
 use std::collections::HashSet;
@@ -12,35 +12,36 @@ use std::time::{Duration, Instant};
 use super::stale::filters;
 use super::{Destination, FlowFilter, FlowVerdict, Rechecks, Serving, TrackedFlow};
 
-/// No packet takes longer within a node. One that had met the rules from before a commit may make a stale entry until then.
+/// The maximum time that a packet spends in this node. A packet that passed the old rules may create a stale entry for this
+/// long after a commit.
 pub const IN_FLIGHT: Duration = Duration::from_secs(1);
 
-/// Rest per processor time spent: 19 parts of 20, so that scans have 5 % of a core.
-const REST_FACTOR: u32 = 19;
+/// Pause per processor time used, which limits scans to 5 % of a core.
+const PAUSE_FACTOR: u32 = 19;
 
-/// Doubled with each failure in a row.
+/// Doubled with each consecutive failure.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// After this time of failures rechecks are dropped, so that they don't pile up.
+/// Rechecks that failed for this long are dropped, which limits how many accumulate.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(3_600);
 
-/// What waits to be scanned for.
+/// The rechecks that wait for a scan.
 #[derive(Debug, Default)]
 pub struct Schedule {
     fresh: Option<Batch>,
-    /// Scanned for once, but too soon to be sure.
+    /// Scanned once, while packets that passed the old rules may have been in flight.
     again: Vec<Batch>,
-    /// No scan before that.
-    rested: Option<Instant>,
+    /// The end of the pause; no scan starts earlier.
+    paused_until: Option<Instant>,
     failures: u32,
 }
 
-/// Rechecks that are scanned for together.
+/// Rechecks that share a scan.
 #[derive(Debug)]
 struct Batch {
     rechecks: Rechecks,
-    /// When the rules for the first of them were committed, and for the last.
+    /// When the rules were committed for the first of them, and for the last.
     since: Instant,
     committed: Instant,
 }
@@ -49,11 +50,11 @@ struct Batch {
 #[derive(Debug)]
 pub enum Action {
     Scan(Scan),
-    /// Until then; without a time, until there is something to recheck.
+    /// Until this time; without a time, until there is something to recheck.
     Wait(Option<Instant>),
 }
 
-/// One scan, to be handed back when it is done.
+/// One scan. The caller passes it to [`Schedule::done`] when it ends.
 #[derive(Debug)]
 pub struct Scan {
     begun: Instant,
@@ -61,7 +62,7 @@ pub struct Scan {
 }
 
 impl Schedule {
-    /// Adds what to recheck, by rules that were committed at that time.
+    /// Adds rechecks for rules that were committed at this time.
     pub fn add(&mut self, committed: Instant, rechecks: Rechecks) {
         if rechecks.is_empty() {
             return;
@@ -72,14 +73,14 @@ impl Schedule {
         join(&mut self.fresh, Batch { rechecks, since: committed, committed });
     }
 
-    /// A destination is, or is about to be, served by these.
+    /// These endpoints serve a destination now, or after the next sync.
     pub fn update(&mut self, destination: Destination, serving: &Serving) {
         for batch in self.fresh.iter_mut().chain(&mut self.again) {
             batch.rechecks.update(destination, serving);
         }
     }
 
-    /// When the rules were committed for the oldest recheck that no scan has begun for.
+    /// The commit time of the oldest recheck for which no scan has started.
     pub fn waiting_since(&self) -> Option<Instant> {
         self.fresh.as_ref().map(|batch| batch.since)
     }
@@ -89,7 +90,7 @@ impl Schedule {
         let Some(due) = self.fresh.as_ref().map(|batch| batch.since).into_iter().chain(again).min() else {
             return Action::Wait(None);
         };
-        let due = self.rested.map_or(due, |rested| rested.max(due));
+        let due = self.paused_until.map_or(due, |until| until.max(due));
         if now < due {
             return Action::Wait(Some(due));
         }
@@ -98,44 +99,44 @@ impl Schedule {
         Action::Scan(Scan { begun: now, batches })
     }
 
-    /// A scan ended and cost that much processor time. One that failed is tried again, until its rechecks are [`GIVE_UP_AFTER`] old:
-    /// a kernel without ctnetlink never lists anything. Returns how many destinations are given up.
+    /// A scan ended and used this processor time. A failed scan is retried until its rechecks are older than
+    /// [`GIVE_UP_AFTER`]: a kernel without ctnetlink never lists anything. Returns the number of destinations that are dropped.
     pub fn done(&mut self, scan: Scan, now: Instant, processor_time: Duration, is_ok: bool) -> usize {
-        let mut given_up = 0;
-        let mut rest = processor_time * REST_FACTOR;
+        let mut dropped = 0;
+        let mut pause = processor_time * PAUSE_FACTOR;
         if is_ok {
             self.failures = 0;
             self.again.extend(scan.batches.into_iter().filter(|batch| scan.begun < batch.is_final_at()));
         } else {
-            rest = rest.max(FIRST_RETRY.saturating_mul(1 << self.failures.min(6)).min(LONGEST_RETRY));
+            pause = pause.max(FIRST_RETRY.saturating_mul(1 << self.failures.min(6)).min(LONGEST_RETRY));
             self.failures += 1;
             for batch in scan.batches {
                 if now < batch.since + GIVE_UP_AFTER {
                     join(&mut self.fresh, batch);
                 } else {
-                    given_up += batch.rechecks.of.len();
+                    dropped += batch.rechecks.of.len();
                 }
             }
         }
-        self.rested = Some(now + rest);
-        given_up
+        self.paused_until = Some(now + pause);
+        dropped
     }
 }
 
 impl Batch {
-    /// A scan that begins then finds everything.
+    /// A scan that starts at this time or later finds every stale flow.
     fn is_final_at(&self) -> Instant {
         self.committed + IN_FLIGHT
     }
 }
 
-/// All batches agree on who serves a destination, whichever is joined to which.
+/// Which batch is joined to which does not matter: all of them have the same endpoints for a destination.
 fn join(to: &mut Option<Batch>, batch: Batch) {
     match to {
-        Some(held) => {
-            held.since = held.since.min(batch.since);
-            held.committed = held.committed.max(batch.committed);
-            held.rechecks.join(batch.rechecks);
+        Some(known) => {
+            known.since = known.since.min(batch.since);
+            known.committed = known.committed.max(batch.committed);
+            known.rechecks.join(batch.rechecks);
         }
         None => *to = Some(batch),
     }
@@ -146,7 +147,7 @@ impl Scan {
         filters(self.batches.iter().flat_map(|batch| batch.rechecks.of.keys()))
     }
 
-    /// `node_ips` are the addresses of this node at which node ports are served.
+    /// `node_ips` are the addresses of this node that serve node ports.
     pub fn judge(&self, flow: &TrackedFlow, node_ips: &HashSet<IpAddr>) -> FlowVerdict {
         let rechecks = || self.batches.iter().map(|batch| &batch.rechecks);
         let by_address = rechecks().find_map(|rechecks| rechecks.at_address(flow));
@@ -154,7 +155,7 @@ impl Scan {
         found.map_or(FlowVerdict::NotConcerned, |(destination, recheck)| recheck.judge(destination, flow))
     }
 
-    /// A destination is, or is about to be, served by these: known before anything is deleted.
+    /// These endpoints serve a destination now, or after the next sync. The caller passes this before it deletes flows.
     pub fn update(&mut self, destination: Destination, serving: &Serving) {
         self.batches.iter_mut().for_each(|batch| batch.rechecks.update(destination, serving));
     }

@@ -6,13 +6,13 @@
 //!
 //! A flow is stale, and its entry is deleted,
 //!
-//! * over UDP, if an endpoint answers it that no longer serves its destination, or none does (it was never translated) although
-//!   the destination has endpoints. Where policy would send a new flow does not matter. A destination without endpoints keeps
-//!   its flows, as upstream's does: the endpoint may serve again. Not so a node port, whose clients are to learn that there is none.
-//! * over TCP and SCTP, if it was never translated and never answered, and its destination has become a frontend: a connection
-//!   attempt from before the rules, whose next retransmit is then translated. An attempt that our rules don't translate loses
-//!   nothing by it, since its next packet makes the same entry again. Whatever has been answered stays: the peers of a
-//!   connection find out by themselves when an endpoint is gone.
+//! * over UDP, if it goes to an endpoint that no longer serves its destination, or was never translated although the
+//!   destination has endpoints. Where policy sends new flows does not matter. Flows to a destination without endpoints stay,
+//!   as upstream: the endpoint may serve again. Flows to a node port without endpoints do not, so that clients get an error.
+//! * over TCP and SCTP, if it was never translated and never answered, and its destination has become a frontend: it is a
+//!   connection attempt from before the rules, and the rules translate its next retransmission. Deleting an attempt that our
+//!   rules do not translate does no harm, since its next packet creates the same entry again. Answered connections stay:
+//!   their peers notice by themselves when an endpoint is gone.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -25,25 +25,25 @@ use model::routing::{Endpoint, Frontend, Routing};
 use super::ScanRequest;
 use crate::nftables::claims::Rank;
 
-/// Who serves the UDP destinations of one family, and which destinations to recheck after the next sync.
+/// The endpoints that serve the UDP destinations of one family, and the destinations to recheck after the next sync.
 #[derive(Debug)]
 pub struct Flows {
     contended: Contended,
-    /// Those of UDP.
+    /// Only UDP service ports.
     services: HashMap<ServicePortName, Arc<Routing>>,
-    /// The UDP service ports that have a destination; several if they contest it, never none.
+    /// The UDP service ports that claim a destination. Never empty.
     claims: HashMap<Destination, BTreeSet<ServicePortName>>,
-    /// The addresses among the keys of `claims` by their port; no port without one.
+    /// The addresses among the keys of `claims`, by port. Never empty.
     addresses: HashMap<u16, BTreeSet<SocketAddr>>,
     pending: HashMap<(Protocol, Destination), Cause>,
 }
 
-/// Who serves a destination that several service ports claim.
+/// Whose endpoints serve a destination that several service ports claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contended {
-    /// The one whose claim has the least [`Rank`].
+    /// Those of the claim with the least [`Rank`].
     FirstOnly,
-    /// Any of them may: which rules a packet meets first depends on who has endpoints.
+    /// Those of any claim: which rule matches first depends on which service ports have endpoints.
     All,
 }
 
@@ -67,7 +67,7 @@ impl From<Frontend> for Destination {
 }
 
 impl Destination {
-    /// None for a node port.
+    /// `None` for a node port.
     fn ip(self) -> Option<IpAddr> {
         match self {
             Self::Address(at) => Some(at.ip()),
@@ -76,13 +76,13 @@ impl Destination {
     }
 }
 
-/// A conntrack entry as far as it matters here.
+/// The parts of a conntrack entry that decide whether it is stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrackedFlow {
     pub protocol: Protocol,
     /// Where the client sends to.
     pub to: SocketAddr,
-    /// Who answers, or would: the destination itself if it was never translated.
+    /// The source of replies: an endpoint, or the destination itself if it was never translated.
     pub answered_by: SocketAddr,
     pub has_reply: bool,
 }
@@ -90,7 +90,7 @@ pub struct TrackedFlow {
 /// Why a destination is rechecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
-    /// Only flows that our rules have translated can be stale: none where they have never matched a packet.
+    /// Only flows that our rules have translated can be stale, so there are none if the rules have matched no packet.
     EndpointsLeft,
     /// Flows that our rules have not translated can be stale, too.
     Any,
@@ -107,8 +107,8 @@ impl Flows {
         }
     }
 
-    /// Takes in what service ports do from the next sync on, `None` if they are gone. To be called before that sync, and what it
-    /// returns is to be sent before it.
+    /// Applies the routings that the next sync commits; `None` for a service port that is gone. The caller sends the returned
+    /// request before that sync.
     pub fn prepare(&mut self, routings: &[(ServicePortName, Option<Arc<Routing>>)]) -> Option<ScanRequest> {
         let udp = routings.iter().filter(|(name, _)| name.protocol == Protocol::Udp);
         let changed: HashSet<Destination> =
@@ -117,9 +117,10 @@ impl Flows {
         (!changed.is_empty()).then(|| ScanRequest::Serving(changed.into_iter().map(serving).collect()))
     }
 
-    /// The kernel holds the rules for everything that was taken in: what they make stale is to be scanned for.
+    /// The kernel has the rules for all routings applied so far. The returned request starts the scans for flows that these
+    /// rules make stale.
     ///
-    /// `is_unused` says of a UDP destination whether our rules have matched no packet for it, so far as they count.
+    /// `is_unused` tells whether our rules have matched no packet to a UDP destination, according to their counters.
     pub fn committed(
         &mut self,
         now: Instant,
@@ -130,8 +131,7 @@ impl Flows {
         is_needed.then_some(ScanRequest::Recheck { committed: now, rechecks, if_used })
     }
 
-    /// Takes in what a service port does from the next sync on, and returns the destinations that are served by others than
-    /// before.
+    /// Applies the routing of one service port, and returns the destinations whose endpoints may change.
     fn replace(&mut self, name: &ServicePortName, routing: Option<&Arc<Routing>>) -> HashSet<Destination> {
         let routing = routing.filter(|routing| routing.protocol == Protocol::Udp);
         let before = match routing {
@@ -148,9 +148,9 @@ impl Flows {
                 }
             }
         }
-        for come in new.difference(&old) {
-            self.claims.entry(*come).or_default().insert(name.clone());
-            if let Destination::Address(at) = come {
+        for added in new.difference(&old) {
+            self.claims.entry(*added).or_default().insert(name.clone());
+            if let Destination::Address(at) = added {
                 self.addresses.entry(at.port()).or_default().insert(*at);
             }
         }
@@ -170,21 +170,21 @@ impl Flows {
         old.union(&new).copied().collect()
     }
 
-    /// Clients may have sent to a new frontend before the rules translated. Of UDP, [`Self::prepare`] finds out by itself.
+    /// Clients may have sent to a new frontend before there were rules for it. [`Self::prepare`] handles UDP.
     pub fn gain(&mut self, protocol: Protocol, frontend: Frontend) {
         if protocol != Protocol::Udp {
             self.add(protocol, frontend.into(), Cause::Any);
         }
     }
 
-    /// Rules of others, or none, may have applied to packets until now; `frontends` are all there are.
+    /// Other rules, or none, may have applied to packets until now. `frontends` are all frontends.
     pub fn recheck_everything(&mut self, frontends: impl IntoIterator<Item = (Protocol, Frontend)>) {
         for (protocol, frontend) in frontends {
             self.add(protocol, frontend.into(), Cause::Any);
         }
     }
 
-    /// Who serves a UDP destination.
+    /// The endpoints that serve a UDP destination.
     pub fn serving(&self, destination: Destination) -> Serving {
         let Some(names) = self.claims.get(&destination) else { return Serving(None) };
         let claims = names.iter().filter_map(|name| Some((name, self.services.get(name)?)));
@@ -198,8 +198,8 @@ impl Flows {
         }))
     }
 
-    /// What to recheck, now that the rules are committed. The second part has to be rechecked only where an earlier scan saw
-    /// flows: for these destinations `is_unused` says that our rules have never matched a packet.
+    /// The rechecks for committed rules. Those of the second part are needed only for destinations to which an earlier scan left
+    /// flows: `is_unused` tells that our rules have matched no packet to them.
     fn take_rechecks(&mut self, mut is_unused: impl FnMut(Destination) -> bool) -> (Rechecks, Rechecks) {
         let (mut rechecks, mut unused) = (Rechecks::default(), Rechecks::default());
         for ((protocol, destination), cause) in std::mem::take(&mut self.pending) {
@@ -230,12 +230,12 @@ impl Flows {
     }
 
     fn add(&mut self, protocol: Protocol, destination: Destination, cause: Cause) {
-        let held = self.pending.entry((protocol, destination)).or_insert(cause);
-        *held = cause.max(*held);
+        let pending = self.pending.entry((protocol, destination)).or_insert(cause);
+        *pending = cause.max(*pending);
     }
 }
 
-/// Who serves a UDP destination: a list of endpoints per service port that may; `None` if it is no frontend.
+/// The endpoints that serve a UDP destination, one list for each service port that may; `None` if it is no frontend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Serving(Option<Vec<Arc<[Endpoint]>>>);
 
@@ -246,7 +246,7 @@ impl Serving {
 
     fn makes_stale(&self, to: Destination, flow: &TrackedFlow) -> bool {
         let Some(lists) = &self.0 else {
-            // What was never translated is none of ours: the node's own servers, for example.
+            // Our rules have nothing to do with flows that were never translated: to the node's own servers, for example.
             return flow.is_translated();
         };
         let mut endpoints = lists.iter().flat_map(|list| list.iter()).peekable();
@@ -263,39 +263,39 @@ impl TrackedFlow {
     }
 }
 
-/// Destinations whose flows a scan has to judge.
+/// The destinations whose flows a scan judges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rechecks {
     pub(super) of: HashMap<(Protocol, Destination), Recheck>,
-    /// UDP frontends with the port of a node port that is rechecked. Should one be at an address of the node, flows to it are
-    /// not the node port's: rules look for the address first.
+    /// UDP frontends with the port of a node port that is rechecked. If such a frontend is at an address of the node, flows to
+    /// it are not the node port's, since rules look up the address first.
     pub(super) shadowing: HashSet<SocketAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// Over UDP: does the endpoint that answers still serve?
+    /// UDP: does the endpoint still serve the destination?
     Answerer(Serving),
-    /// Over TCP and SCTP: is it an attempt from before the rules?
+    /// TCP and SCTP: is it a connection attempt from before the rules?
     Attempts,
 }
 
-/// What the kernel may leave out when it lists flows.
+/// Which flows the kernel has to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowFilter {
     pub protocol: Protocol,
-    /// The only destination address of interest.
+    /// Only flows to this address.
     pub destination: Option<IpAddr>,
-    /// Only flows that were neither translated nor answered are of interest.
+    /// Only flows that were neither translated nor answered.
     pub only_attempts: bool,
 }
 
-/// What a scan makes of a flow.
+/// What a scan decides about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowVerdict {
-    /// Its destination is not rechecked, or is no frontend and the flow none of ours.
+    /// Its destination is not rechecked, or is no frontend and the flow was never translated.
     NotConcerned,
-    /// Its destination is a frontend, and it may go on.
+    /// Its destination is a frontend, and the flow stays.
     Current(Destination),
     Stale,
 }
@@ -305,18 +305,18 @@ impl Rechecks {
         self.of.is_empty()
     }
 
-    /// What either has. The other one is the newer one.
+    /// Adds the rechecks of `newer`, which replace those of the same destinations.
     pub fn join(&mut self, newer: Self) {
         self.of.extend(newer.of);
         self.shadowing.extend(newer.shadowing);
     }
 
-    /// Keeps those of UDP destinations that `keep` accepts.
+    /// Keeps the rechecks of destinations that `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(Destination) -> bool) {
         self.of.retain(|(_, destination), _| keep(*destination));
     }
 
-    /// Each UDP destination and who serves it.
+    /// Each UDP destination and the endpoints that serve it.
     pub fn servings(&self) -> impl Iterator<Item = (Destination, &Serving)> {
         self.of.iter().filter_map(|((_, destination), recheck)| match recheck {
             Recheck::Answerer(serving) => Some((*destination, serving)),
@@ -324,7 +324,7 @@ impl Rechecks {
         })
     }
 
-    /// A destination is, or is about to be, served by these.
+    /// These endpoints serve a destination now, or after the next sync.
     pub fn update(&mut self, destination: Destination, serving: &Serving) {
         if let Some(recheck) = self.of.get_mut(&(Protocol::Udp, destination)) {
             *recheck = Recheck::Answerer(serving.clone());
@@ -337,7 +337,7 @@ impl Rechecks {
         Some((address, self.of.get(&(flow.protocol, address))?))
     }
 
-    /// The recheck of the node port that a flow goes to. `node_ips` are the addresses of this node at which node ports are served.
+    /// The recheck of the node port that a flow goes to. `node_ips` are the addresses of this node that serve node ports.
     pub(super) fn at_node_port(
         &self,
         flow: &TrackedFlow,
@@ -345,7 +345,7 @@ impl Rechecks {
     ) -> Option<(Destination, &Recheck)> {
         let node_port = Destination::NodePort(Port::from_api(flow.to.port().into())?);
         let recheck = self.of.get(&(flow.protocol, node_port))?;
-        // Elsewhere it is a port of that number at some other host.
+        // At other addresses it is a port of another host.
         let is_here = node_ips.contains(&flow.to.ip());
         let is_shadowed = flow.protocol == Protocol::Udp && self.shadowing.contains(&flow.to);
         (is_here && !is_shadowed).then_some((node_port, recheck))
@@ -366,7 +366,7 @@ impl Recheck {
     }
 }
 
-/// One for each protocol, in a fixed order.
+/// One filter for each protocol, sorted by protocol.
 pub(super) fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> + Clone) -> Vec<FlowFilter> {
     let protocols: BTreeSet<Protocol> = of.clone().map(|(protocol, _)| *protocol).collect();
     let filter = |protocol| FlowFilter {
@@ -377,7 +377,7 @@ pub(super) fn filters<'a>(of: impl Iterator<Item = &'a (Protocol, Destination)> 
     protocols.into_iter().map(filter).collect()
 }
 
-/// The address that all are at; node ports are at any.
+/// The address that all destinations share; node ports have none.
 fn only_ip(destinations: impl Iterator<Item = Destination>) -> Option<IpAddr> {
     let mut ips = destinations.map(Destination::ip);
     let first = ips.next()??;
@@ -388,7 +388,7 @@ fn destinations(routing: Option<&Routing>) -> HashSet<Destination> {
     routing.into_iter().flat_map(Routing::frontends).map(Destination::from).collect()
 }
 
-/// An endpoint more makes no flow stale, except that where there was none flows may have stayed untranslated.
+/// An additional endpoint makes no flow stale, unless there was none before and flows were not translated.
 fn cause(before: &Routing, now: &Routing) -> Option<Cause> {
     if before.serving.is_empty() {
         return (!now.serving.is_empty()).then_some(Cause::Any);

@@ -7,7 +7,7 @@ use super::*;
 use crate::flows::stale::tests::{dns, flow, name, node_ips};
 use crate::flows::{Contended, Flows};
 
-/// A family worker and its scanner thread, with time and the conntrack table in the hands of a test.
+/// A family worker and its scanner thread; the test controls the clock and the conntrack table.
 struct Family {
     flows: Flows,
     scanner: Scanner,
@@ -32,7 +32,7 @@ impl Family {
         prepared.into_iter().chain(committed).for_each(|request| self.scanner.receive(request));
     }
 
-    /// Scans a table as often as there is reason to, whenever that is.
+    /// Runs all scans that are due now or later. Returns their number.
     fn scan_all(&mut self, table: &mut Vec<TrackedFlow>) -> usize {
         let mut scans = 0;
         loop {
@@ -54,7 +54,7 @@ fn served(by: u8) -> TrackedFlow {
 }
 
 #[test]
-fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
+fn an_endpoint_that_returns_before_a_scan_deletes_keeps_its_flows() {
     let mut family = Family::new();
     family.sync(Some(&[1, 2, 3]));
     let mut table = vec![served(1), served(2), served(3)];
@@ -66,7 +66,7 @@ fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
     let mut stale: Vec<TrackedFlow> =
         table.iter().copied().filter(|flow| family.scanner.judge(&scan, flow)).collect();
     assert_eq!(stale, [served(1), served(2)]);
-    // The scan has listed them, and the next sync is about to have one of them back.
+    // The scan has listed the flows, and the next sync adds one of the endpoints again.
     let request = family.flows.prepare(&routings(Some(&[2, 3]))).unwrap();
     family.scanner.receive_during(request, &mut scan);
     stale.retain(|flow| family.scanner.judge(&scan, flow));
@@ -74,7 +74,7 @@ fn an_endpoint_that_is_back_before_a_scan_deletes_keeps_its_flows() {
 }
 
 #[test]
-fn counters_are_believed_only_where_no_scan_has_left_a_flow() {
+fn counters_are_used_only_for_destinations_without_flows_from_earlier_scans() {
     for (mut table, scans, deleted) in [(vec![served(1)], 2, 1), (vec![], 0, 0)] {
         let mut family = Family::new();
         family.sync(Some(&[1, 2]));
@@ -87,12 +87,12 @@ fn counters_are_believed_only_where_no_scan_has_left_a_flow() {
         assert_eq!(family.scanner.used.len(), deleted);
         family.sync(None);
         family.scan_all(&mut table);
-        assert!(family.scanner.used.is_empty(), "nothing is kept of a service that is gone");
+        assert!(family.scanner.used.is_empty(), "no state is left of a deleted Service");
     }
 }
 
 #[test]
-fn flows_to_what_is_no_frontend_are_left_alone_and_not_remembered() {
+fn flows_to_destinations_that_are_no_frontends_stay_and_leave_no_state() {
     let mut family = Family::new();
     family.sync(Some(&[1]));
     let mut table = vec![flow("10.96.0.53:53", "10.96.0.53:53")];
@@ -103,7 +103,7 @@ fn flows_to_what_is_no_frontend_are_left_alone_and_not_remembered() {
 }
 
 #[test]
-fn node_ports_are_judged_at_the_addresses_that_the_node_has_by_then() {
+fn node_ports_are_judged_by_the_latest_addresses_of_the_node() {
     let mut family = Family::new();
     let mut table = vec![flow("192.168.0.9:30053", "10.244.1.9:5353")];
     family.sync(Some(&[1]));

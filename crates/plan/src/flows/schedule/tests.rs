@@ -9,7 +9,7 @@ fn rechecks(destinations: &[&str]) -> Rechecks {
     Rechecks { of, ..Rechecks::default() }
 }
 
-/// A clock, and what a schedule does by it.
+/// A clock, and a schedule that uses it.
 struct Time {
     now: Instant,
     start: Instant,
@@ -33,13 +33,13 @@ impl Time {
         self.schedule.add(self.now, rechecks(destinations));
     }
 
-    /// Begins the next scan when it is due: when that was, in milliseconds, and for how many destinations.
+    /// Advances the clock to the next scan and starts it. Returns the time in milliseconds since the start.
     fn scan(&mut self) -> Option<(u128, Scan)> {
         loop {
             match self.schedule.next(self.now) {
                 Action::Scan(scan) => return Some(((self.now - self.start).as_millis(), scan)),
                 Action::Wait(until) => {
-                    assert!(until? > self.now, "to wait for the past is to spin");
+                    assert!(until? > self.now, "waiting for the past would be a busy loop");
                     self.now = until?;
                 }
             }
@@ -58,7 +58,7 @@ fn size(scan: &Scan) -> usize {
 }
 
 #[test]
-fn a_change_is_scanned_for_at_once_and_once_more_when_nothing_is_in_flight() {
+fn a_change_is_scanned_for_immediately_and_again_when_nothing_is_in_flight() {
     let mut time = Time::new();
     assert!(time.scan().is_none());
     time.commit(&[A]);
@@ -70,11 +70,11 @@ fn a_change_is_scanned_for_at_once_and_once_more_when_nothing_is_in_flight() {
     let (when, scan) = time.scan().unwrap();
     assert_eq!((when, size(&scan)), (1_000, 1));
     time.done(scan, ms(1), true);
-    assert!(time.scan().is_none(), "that is all");
+    assert!(time.scan().is_none(), "two scans suffice");
 }
 
 #[test]
-fn scans_have_one_part_in_twenty_of_a_core_however_often_something_changes() {
+fn scans_use_five_percent_of_a_core_at_any_rate_of_changes() {
     for cost in [1, 10, 170, 3_000] {
         let mut time = Time::new();
         let (mut spent, mut scans) = (Duration::ZERO, 0);
@@ -95,7 +95,7 @@ fn scans_have_one_part_in_twenty_of_a_core_however_often_something_changes() {
 }
 
 #[test]
-fn what_changes_while_a_scan_runs_or_rests_shares_the_next_one() {
+fn changes_during_a_scan_or_a_pause_share_the_next_scan() {
     let mut time = Time::new();
     time.commit(&[A]);
     let (_, scan) = time.scan().unwrap();
@@ -104,13 +104,13 @@ fn what_changes_while_a_scan_runs_or_rests_shares_the_next_one() {
     time.commit(&["10.96.0.3:80"]);
     assert_eq!(time.schedule.waiting_since(), Some(time.start), "the oldest counts");
     let (when, scan) = time.scan().unwrap();
-    assert_eq!((when, size(&scan)), (20 * 170, 3), "with what is scanned for once more");
+    assert_eq!((when, size(&scan)), (20 * 170, 3), "including the second scan for the first change");
     time.done(scan, ms(170), true);
-    assert!(time.scan().is_none(), "it began long after the last change, when nothing was in flight");
+    assert!(time.scan().is_none(), "it started long after the last change, when nothing was in flight");
 }
 
 #[test]
-fn changes_that_go_on_do_not_put_off_the_second_scan() {
+fn continuous_changes_do_not_delay_the_second_scan() {
     let mut time = Time::new();
     time.commit(&[A]);
     let (_, scan) = time.scan().unwrap();
@@ -126,11 +126,14 @@ fn changes_that_go_on_do_not_put_off_the_second_scan() {
         time.done(scan, ms(1), true);
     }
     let (_, scan) = time.scan().unwrap();
-    assert!(scan.batches.iter().all(|batch| batch.rechecks == rechecks(&[B])), "the first is done with");
+    assert!(
+        scan.batches.iter().all(|batch| batch.rechecks == rechecks(&[B])),
+        "the first change needs no further scan"
+    );
 }
 
 #[test]
-fn a_scan_that_failed_is_tried_again_and_ever_more_seldom() {
+fn a_failed_scan_is_retried_with_exponential_backoff() {
     let mut time = Time::new();
     time.commit(&[A]);
     let mut at = Vec::new();
@@ -147,17 +150,17 @@ fn a_scan_that_failed_is_tried_again_and_ever_more_seldom() {
     assert!(time.scan().is_none());
     time.commit(&[A]);
     let (when, scan) = time.scan().unwrap();
-    assert_eq!(when, 243_000, "as if nothing had been");
+    assert_eq!(when, 243_000, "a success resets the backoff");
     time.done(scan, Duration::ZERO, false);
     assert_eq!(time.scan().unwrap().0, 244_000);
 }
 
 #[test]
-fn a_kernel_that_never_lists_anything_does_not_let_rechecks_pile_up() {
+fn rechecks_do_not_accumulate_if_every_scan_fails() {
     let mut time = Time::new();
     let (mut destinations, mut most) = (0_u32, 0);
     while time.now - time.start < 24 * GIVE_UP_AFTER {
-        // Every service is another one.
+        // Each change is to another Service.
         destinations += 1;
         let [_, b, c, d] = destinations.to_be_bytes();
         time.commit(&[&format!("10.{b}.{c}.{d}:80")]);
@@ -166,5 +169,5 @@ fn a_kernel_that_never_lists_anything_does_not_let_rechecks_pile_up() {
         time.done(scan, ms(1), false);
     }
     assert!(destinations > 20 * 60, "{destinations}");
-    assert!(most <= 61 + 6, "{most}: those of an hour, at one a minute and some more at first");
+    assert!(most <= 61 + 6, "{most}: those of an hour, at one per minute, and a few more at first");
 }

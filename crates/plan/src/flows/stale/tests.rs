@@ -1,6 +1,6 @@
+use model::address::Family;
 use model::names::NamespacedName;
-use model::routing::Traffic;
-use model::service::{Addresses, Created};
+use model::service::Created;
 
 use super::*;
 
@@ -12,32 +12,15 @@ pub fn port(number: u16) -> Port {
     Port::from_api(number.into()).unwrap()
 }
 
-/// 10.96.0.53:53 with a load balancer and a node port, and these endpoints, given by their last byte.
+/// 10.96.0.53:53 with a load-balancer IP and a node port, and these endpoints, given by their last byte.
 pub fn dns(serving: &[u8]) -> Arc<Routing> {
-    let endpoint = |n: &u8| Endpoint { ip: [10, 244, 1, *n].into(), local: false, port: port(5353) };
-    let endpoints: Arc<[_]> = serving.iter().map(endpoint).collect();
-    Arc::new(Routing {
-        protocol: Protocol::Udp,
-        port: port(53),
-        node_port: Some(port(30053)),
-        addresses: Arc::new(Addresses {
-            cluster_ip: [10, 96, 0, 53].into(),
-            external_ips: Box::default(),
-            load_balancer_ips: [[203, 0, 113, 5].into()].into(),
-            source_ranges: Box::default(),
-        }),
-        created: Created::UNKNOWN,
-        affinity: None,
-        cluster: endpoints.clone(),
-        local: Arc::default(),
-        internal: Traffic::ToCluster,
-        external: Traffic::ToCluster,
-        preserves_client: false,
-        ranges_admit_node: false,
-        is_externally_accessible: true,
-        health_check_node_port: None,
-        serving: endpoints,
-    })
+    service("10.96.0.53 LoadBalancer p:53/UDP@30053 lb-ips=203.0.113.5", serving)
+}
+
+fn service(service: &str, serving: &[u8]) -> Arc<Routing> {
+    let endpoints: String = serving.iter().map(|n| format!(" | 10.244.1.{n}")).collect();
+    let lines = format!("service ns/dns {service}\nslice ns/dns-1 of dns p:5353/UDP{endpoints}");
+    testkit::routing(Family::V4, &lines).1
 }
 
 pub fn flow(to: &str, answered_by: &str) -> TrackedFlow {
@@ -76,8 +59,8 @@ fn the_table_of_udp_flows_that_upstream_has() {
         ("203.0.113.5:53", "10.244.1.9:5353", true, "through the load balancer"),
         ("10.96.0.53:5000", "10.244.1.9:5353", false, "no port of the service"),
         ("192.168.0.2:30053", "10.244.1.9:5353", true, "through the node port"),
-        ("192.168.0.2:30053", "10.244.1.2:5353", false, "through the node port, and right"),
-        ("198.51.100.7:30053", "198.51.100.7:30053", false, "a port of that number out in the world"),
+        ("192.168.0.2:30053", "10.244.1.2:5353", false, "through the node port, and serves"),
+        ("198.51.100.7:30053", "198.51.100.7:30053", false, "the same port of another host"),
     ];
     for (to, answered_by, stale, why) in rows {
         assert_eq!(is_stale(&rechecks, flow(to, answered_by)), stale, "{to} {answered_by}: {why}");
@@ -101,13 +84,19 @@ fn over_tcp_and_sctp_only_attempts_from_before_the_rules_are_stale() {
         let rechecks = take(&mut flows);
         for (to, answered_by, has_reply, stale, why) in [
             ("10.96.0.80:80", "10.96.0.80:80", false, true, "never translated, never answered"),
-            ("10.96.0.80:80", "10.96.0.80:80", true, false, "answered by another"),
+            ("10.96.0.80:80", "10.96.0.80:80", true, false, "answered by another host"),
             ("10.96.0.80:80", "10.244.1.9:80", false, false, "on its way to an endpoint"),
-            ("10.96.0.80:80", "10.244.1.9:80", true, false, "a connection, be the endpoint gone or not"),
+            (
+                "10.96.0.80:80",
+                "10.244.1.9:80",
+                true,
+                false,
+                "a connection, whether or not the endpoint exists",
+            ),
             ("10.96.0.80:81", "10.96.0.80:81", false, false, "another port"),
             ("192.168.0.2:30080", "192.168.0.2:30080", false, true, "through the node port"),
             ("192.168.0.2:30080", "192.168.0.2:30080", true, false, "a server of the node's own"),
-            ("198.51.100.7:30080", "198.51.100.7:30080", false, false, "out in the world"),
+            ("198.51.100.7:30080", "198.51.100.7:30080", false, false, "another host"),
         ] {
             let flow = TrackedFlow { protocol, has_reply, ..flow(to, answered_by) };
             assert_eq!(is_stale(&rechecks, flow), stale, "{to} {answered_by}: {why}");
@@ -129,7 +118,7 @@ fn only_what_can_make_a_flow_stale_is_a_reason_to_recheck() {
     ] {
         let mut flows = Flows::new(Contended::All);
         flows.replace(&name("dns"), Some(&dns(before)));
-        assert!(!take(&mut flows).is_empty(), "a new address may have been sent to before");
+        assert!(!take(&mut flows).is_empty(), "clients may have sent to a new address before");
         flows.replace(&name("dns"), Some(&dns(now)));
         assert_eq!(!take(&mut flows).is_empty(), rechecked, "{before:?} {now:?}");
     }
@@ -140,31 +129,31 @@ fn services_that_did_not_change_are_not_rechecked() {
     let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     take(&mut flows);
-    let astray = flow("10.96.0.53:53", "10.244.1.9:5353");
-    assert_eq!(judge(&take(&mut flows), &astray), FlowVerdict::NotConcerned);
+    let outdated = flow("10.96.0.53:53", "10.244.1.9:5353");
+    assert_eq!(judge(&take(&mut flows), &outdated), FlowVerdict::NotConcerned);
     let frontends: Vec<_> = dns(&[2]).frontends().map(|frontend| (Protocol::Udp, frontend)).collect();
     flows.recheck_everything(frontends);
-    assert_eq!(judge(&take(&mut flows), &astray), FlowVerdict::Stale);
+    assert_eq!(judge(&take(&mut flows), &outdated), FlowVerdict::Stale);
 }
 
 #[test]
-fn a_service_that_goes_takes_its_flows_along_unless_another_one_has_its_address() {
+fn flows_to_a_deleted_service_are_stale_unless_another_service_has_its_address() {
     let served = flow("10.96.0.53:53", "10.244.1.2:5353");
     let own = flow("192.168.0.2:30053", "192.168.0.2:30053");
     let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
-    flows.replace(&name("heir"), Some(&dns(&[2, 3])));
+    flows.replace(&name("successor"), Some(&dns(&[2, 3])));
     take(&mut flows);
     flows.replace(&name("dns"), None);
-    assert!(!is_stale(&take(&mut flows), served), "the heir serves it");
-    flows.replace(&name("heir"), None);
+    assert!(!is_stale(&take(&mut flows), served), "the successor serves it");
+    flows.replace(&name("successor"), None);
     let rechecks = take(&mut flows);
     assert!(is_stale(&rechecks, served));
     assert!(!is_stale(&rechecks, own), "a server of the node's own");
 }
 
 #[test]
-fn what_serves_by_the_time_of_the_verdict_counts() {
+fn a_flow_is_judged_by_the_latest_endpoints() {
     let to = Destination::Address("10.96.0.53:53".parse().unwrap());
     let back = flow("10.96.0.53:53", "10.244.1.2:5353");
     let mut flows = Flows::new(Contended::All);
@@ -174,18 +163,18 @@ fn what_serves_by_the_time_of_the_verdict_counts() {
     let mut rechecks = take(&mut flows);
     assert!(is_stale(&rechecks, back));
     let changed = flows.replace(&name("dns"), Some(&dns(&[2, 3])));
-    assert!(changed.contains(&to), "sent although nothing has to be rechecked for it");
+    assert!(changed.contains(&to), "sent although nothing needs a recheck");
     assert!(take(&mut flows).is_empty());
     rechecks.update(to, &flows.serving(to));
     assert!(!is_stale(&rechecks, back));
     let other = Destination::Address("10.96.0.54:53".parse().unwrap());
     let before = rechecks.clone();
     rechecks.update(other, &flows.serving(other));
-    assert_eq!(rechecks, before, "what is not rechecked is not begun to be");
+    assert_eq!(rechecks, before, "an update starts no recheck");
 }
 
 #[test]
-fn where_rules_never_matched_a_packet_only_what_they_did_not_translate_can_be_stale() {
+fn without_a_matched_packet_only_untranslated_flows_can_be_stale() {
     let rechecks = |flows: &mut Flows| {
         let (all, if_used) = flows.take_rechecks(|_| true);
         (!all.is_empty(), !if_used.is_empty())
@@ -196,7 +185,7 @@ fn where_rules_never_matched_a_packet_only_what_they_did_not_translate_can_be_st
     flows.replace(&name("dns"), Some(&dns(&[3])));
     assert_eq!(rechecks(&mut flows), (false, true));
     flows.recheck_everything(dns(&[3]).frontends().map(|frontend| (Protocol::Udp, frontend)));
-    assert_eq!(rechecks(&mut flows), (true, false), "rules of others may have translated");
+    assert_eq!(rechecks(&mut flows), (true, false), "other rules may have translated");
     flows.replace(&name("dns"), Some(&dns(&[])));
     assert_eq!(rechecks(&mut flows), (false, true));
     flows.replace(&name("dns"), Some(&dns(&[2])));
@@ -204,13 +193,13 @@ fn where_rules_never_matched_a_packet_only_what_they_did_not_translate_can_be_st
 }
 
 #[test]
-fn the_kernel_leaves_out_what_it_can() {
+fn the_kernel_filters_by_protocol_and_by_a_common_address() {
     let address = |to: &str| Destination::Address(to.parse().unwrap());
     let node_port = Destination::NodePort(port(30053));
     let one: IpAddr = [10, 96, 0, 1].into();
     let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
     let filter = |protocol, destination| FlowFilter { protocol, destination, only_attempts: protocol == tcp };
-    for (keys, wanted) in [
+    for (keys, expected) in [
         (vec![], vec![]),
         (vec![(udp, address("10.96.0.1:53"))], vec![filter(udp, Some(one))]),
         (vec![(udp, address("10.96.0.1:53")), (udp, address("10.96.0.1:54"))], vec![filter(udp, Some(one))]),
@@ -221,12 +210,12 @@ fn the_kernel_leaves_out_what_it_can() {
             vec![filter(tcp, Some(one)), filter(udp, None)],
         ),
     ] {
-        assert_eq!(filters(keys.iter()), wanted, "{keys:?}");
+        assert_eq!(filters(keys.iter()), expected, "{keys:?}");
     }
 }
 
 #[test]
-fn a_contended_destination_is_served_by_the_one_that_has_it() {
+fn a_contended_destination_is_served_by_the_winner() {
     let created = |mut routing: Arc<Routing>, second: &str| {
         let created = Created::from_api(&format!("2026-11-16T10:00:{second}Z")).unwrap();
         Arc::get_mut(&mut routing).unwrap().created = created;
@@ -264,13 +253,7 @@ fn a_contended_destination_is_served_by_the_one_that_has_it() {
 
 #[test]
 fn a_cluster_ip_is_served_by_the_service_it_belongs_to() {
-    let mut other = dns(&[3]);
-    Arc::get_mut(&mut other).unwrap().addresses = Arc::new(Addresses {
-        cluster_ip: [10, 96, 0, 54].into(),
-        external_ips: [[10, 96, 0, 53].into()].into(),
-        load_balancer_ips: Box::default(),
-        source_ranges: Box::default(),
-    });
+    let other = service("10.96.0.54 NodePort p:53/UDP@30053 external-ips=10.96.0.53", &[3]);
     let mut flows = Flows::new(Contended::FirstOnly);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     flows.replace(&name("another"), Some(&other));
@@ -282,15 +265,7 @@ fn a_cluster_ip_is_served_by_the_service_it_belongs_to() {
 
 #[test]
 fn a_frontend_at_an_address_of_the_node_keeps_its_flows_when_a_node_port_of_that_number_changes() {
-    let mut external = dns(&[7]);
-    let routing = Arc::get_mut(&mut external).unwrap();
-    (routing.port, routing.node_port) = (port(30053), None);
-    routing.addresses = Arc::new(Addresses {
-        cluster_ip: [10, 96, 0, 54].into(),
-        external_ips: [[192, 168, 0, 2].into()].into(),
-        load_balancer_ips: Box::default(),
-        source_ranges: Box::default(),
-    });
+    let external = service("10.96.0.54 p:30053/UDP external-ips=192.168.0.2", &[7]);
     let mut flows = Flows::new(Contended::All);
     flows.replace(&name("dns"), Some(&dns(&[2])));
     flows.replace(&name("external"), Some(&external));
@@ -298,12 +273,15 @@ fn a_frontend_at_an_address_of_the_node_keeps_its_flows_when_a_node_port_of_that
     flows.replace(&name("dns"), Some(&dns(&[3])));
     let rechecks = take(&mut flows);
     let served = flow("192.168.0.2:30053", "10.244.1.7:5353");
-    assert_eq!(judge(&rechecks, &served), FlowVerdict::NotConcerned, "rules look for the address first");
-    assert!(is_stale(&rechecks, flow("127.0.0.1:30053", "10.244.1.2:5353")), "the node port elsewhere");
+    assert_eq!(judge(&rechecks, &served), FlowVerdict::NotConcerned, "rules look up the address first");
+    assert!(
+        is_stale(&rechecks, flow("127.0.0.1:30053", "10.244.1.2:5353")),
+        "the node port at another address"
+    );
 
     flows.replace(&name("external"), None);
     take(&mut flows);
     flows.replace(&name("dns"), Some(&dns(&[4])));
-    assert!(is_stale(&take(&mut flows), served), "the node port has the address, too");
+    assert!(is_stale(&take(&mut flows), served), "the node port is served at this address, too");
     assert!(flows.addresses.values().flatten().all(|at| at.port() != 30053), "nothing is left of it");
 }
