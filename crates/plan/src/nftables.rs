@@ -5,7 +5,7 @@
 //!   Routing  ──▶ unit ──▶ elements ──▶ steps      written whenever a routing changes
 //! ```
 //!
-//! No rule, chain or verdict depends on how many services there are; see `program` for the way of a packet.
+//! The number of rules and chains does not depend on the number of Services; see `program` for the path of a packet.
 
 pub mod claims;
 pub mod desired;

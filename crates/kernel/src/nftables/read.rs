@@ -153,7 +153,7 @@ impl Reader<'_> {
             }
             match elements {
                 Some(elements) => content.elements.extend(elements),
-                None => content.unclear.push(set),
+                None => content.unreadable.push(set),
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Frontends that several service ports claim: which one gets them, and what a change does to that.
+//! Frontends that several service ports claim: which one gets a frontend, and how changes affect that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,8 +10,8 @@ use model::service::Created;
 
 use crate::nftables::elements::FrontendKey;
 
-/// How claims to one frontend are ordered; the least one gets it. No other Service can take a cluster IP. Of the rest, the
-/// Service created first keeps what it has, whatever the later one is called.
+/// The order of claims to one frontend; the least one gets it. A cluster IP belongs to its Service. Otherwise the Service
+/// that was created first keeps the frontend, whatever the name of the later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank<'a> {
     is_external: bool,
@@ -20,7 +20,7 @@ pub struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    /// `ip` is that of the frontend, none for a node port.
+    /// `ip` is that of the frontend, `None` for a node port.
     pub fn of(ip: Option<IpAddr>, name: &'a ServicePortName, routing: &Routing) -> Self {
         let is_external = ip != Some(routing.addresses.cluster_ip);
         Self { is_external, created: routing.created, name }
@@ -45,10 +45,10 @@ pub enum Precedence {
     ClusterIp,
     #[serde(rename = "createdFirst")]
     CreatedFirst,
-    /// Both were created in the same second, or it is not known when.
+    /// Both were created in the same second, or the time is unknown.
     #[serde(rename = "firstByName")]
     FirstByName,
-    /// The iptables mode, like upstream: rules come in the order of names, and the first that leads to an endpoint counts.
+    /// In the iptables mode, as upstream, rules are sorted by name, and the first that leads to an endpoint counts.
     #[serde(rename = "firstRule")]
     FirstRule,
 }
@@ -64,14 +64,14 @@ impl fmt::Display for Precedence {
     }
 }
 
-/// What a change does to frontends that the same Services claim.
+/// What a change does to frontends that several Services claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contention {
     pub change: ContentionChange,
-    /// The Service that has the frontends now; none if all claims were given up.
+    /// The Service that gets the frontends now; `None` if all claims were withdrawn.
     pub winner: Option<NamespacedName>,
-    /// Began: those that claim without getting it and did not before. WinnerChanged: all that claim without getting it. Ended: those that gave
-    /// up their claim.
+    /// Began: the Services that lose with a new claim. WinnerChanged: all Services that lose. Ended: the Services that withdrew
+    /// their claim.
     pub others: BTreeSet<NamespacedName>,
     /// Sorted, never empty.
     pub frontends: Vec<FrontendKey>,
@@ -84,18 +84,18 @@ pub enum ContentionChange {
     Ended,
 }
 
-/// Who claimed a frontend and who claims it now, each in the order of their rank.
+/// A frontend, and the service ports that claimed it before and that claim it now, each in the order of their rank.
 pub type Claimants<'a> = (FrontendKey, &'a [ServicePortName], &'a [ServicePortName]);
 
-/// What became of contentions, in order: one for all frontends to which the same happens between the same Services.
+/// The changes of contentions, sorted: one for all frontends with the same change between the same Services.
 pub fn contentions<'a>(changes: impl Iterator<Item = Claimants<'a>>) -> Vec<Contention> {
     let mut groups: BTreeMap<_, Vec<FrontendKey>> = BTreeMap::new();
     for (frontend, before, after) in changes {
         let winner = after.first();
-        // One claimant is no contention: nothing was told of it, nor is it told that it stays.
+        // A single claimant is no contention.
         let contended = |claimants: &'a [ServicePortName]| if claimants.len() > 1 { claimants } else { &[] };
         let (before, after) = (contended(before), contended(after));
-        let mut tell = |change, others: BTreeSet<&'a ServicePortName>| {
+        let mut report = |change, others: BTreeSet<&'a ServicePortName>| {
             if !others.is_empty() {
                 let others: BTreeSet<_> = others.into_iter().map(|name| &name.service).collect();
                 let winner = winner.map(|name| &name.service);
@@ -104,13 +104,14 @@ pub fn contentions<'a>(changes: impl Iterator<Item = Claimants<'a>>) -> Vec<Cont
         };
         let losers: BTreeSet<_> = after.iter().skip(1).collect();
         if !before.is_empty() && !after.is_empty() && before.first() != winner {
-            tell(ContentionChange::WinnerChanged, losers);
+            report(ContentionChange::WinnerChanged, losers);
             continue;
         }
-        let were_there: BTreeSet<_> = before.iter().collect();
-        let gave_up = before.iter().filter(|name| Some(*name) != winner && !losers.contains(name)).collect();
-        tell(ContentionChange::Began, losers.difference(&were_there).copied().collect());
-        tell(ContentionChange::Ended, gave_up);
+        let earlier: BTreeSet<_> = before.iter().collect();
+        let withdrawn =
+            before.iter().filter(|name| Some(*name) != winner && !losers.contains(name)).collect();
+        report(ContentionChange::Began, losers.difference(&earlier).copied().collect());
+        report(ContentionChange::Ended, withdrawn);
     }
     let owned =
         |((change, winner, others), mut frontends): ((_, Option<&NamespacedName>, BTreeSet<_>), Vec<_>)| {

@@ -1,8 +1,8 @@
-//! What the table should hold: settings, routings, service CIDRs and node-port IPs, rendered into elements on demand.
+//! The desired table: settings, routings, service CIDRs and node-port IPs, rendered into elements on demand.
 //!
 //! ```text
-//!   routings ─▶ replace ─▶ what that changes in the sets
-//!   what the kernel holds ─▶ steps_from ─▶ all that differs
+//!   changed routings ─▶ replace ────▶ the steps for these routings
+//!   actual state ─────▶ steps_from ─▶ the steps for every difference
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,34 +23,36 @@ use crate::nftables::steps::{ActualState, ActualTable, Boundaries, NewTable, Ste
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
-/// What becomes of a service port; nothing if it is gone.
+/// The new routing of a service port; `None` if it is gone.
 pub type Changed = (ServicePortName, Option<Arc<Routing>>);
 
-/// The desired content of the table of one family. To clone it is cheap, whatever it holds.
+/// The desired content of the table of one family. Clones are cheap at any size.
 #[derive(Clone, Debug)]
 pub struct DesiredTable {
     settings: ProgramSettings,
     units: Shards<ServicePortName, ElementUnit>,
-    /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
+    /// The service ports that claim a frontend, sorted by [`Rank`]: the first one gets it.
     claims: Shards<FrontendKey, Vec<ServicePortName>>,
-    /// How many service ports ask for what several may ask for. Never zero.
+    /// The number of service ports that use a shared element. Never zero.
     shared: Shards<SharedElement, usize>,
-    /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
-    /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
-    /// counts only where it leads to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
+    /// The id that was assigned last to a service port with session affinity. An id is reused after 2^31 others, or after a
+    /// restart if no service port in the kernel has it. Elements of `Set::Affinity` that another service port left under the
+    /// id apply only if they lead to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
     last_id: u32,
-    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    /// Service ports with more than [`MAX_SLOTS`] endpoints, and how many endpoints of each have no slot.
+    ///
+    /// [`MAX_SLOTS`]: crate::nftables::slots::MAX_SLOTS
     left_out: BTreeMap<ServicePortName, usize>,
     service_cidrs: Vec<IpNet>,
     /// The node's addresses that serve node ports; empty if all of them do.
     node_port_ips: Vec<IpAddr>,
 }
 
-/// The claims to frontends that were contended before or during a change, as they were before it.
+/// For each frontend that several claim before or during a change: the claims before it.
 type Contended = BTreeMap<FrontendKey, Vec<ServicePortName>>;
 
 impl DesiredTable {
-    /// A table of this program that no Service has anything in.
+    /// The table of this program, without Services.
     pub fn new(settings: ProgramSettings) -> Self {
         Self {
             settings,
@@ -77,15 +79,15 @@ impl DesiredTable {
         &self.node_port_ips
     }
 
-    /// Returns whether that is a change.
+    /// Returns whether they changed.
     pub fn replace_service_cidrs(&mut self, service_cidrs: Vec<IpNet>) -> bool {
         let is_change = service_cidrs != self.service_cidrs;
         self.service_cidrs = service_cidrs;
         is_change
     }
 
-    /// Makes these the node's addresses that serve node ports; loopback can't in this mode. Returns whether that is a
-    /// change, which it is not if all addresses serve them.
+    /// Replaces the node's addresses that serve node ports; loopback addresses cannot in this mode. Returns whether they
+    /// changed, which is never so if all addresses serve node ports.
     pub fn replace_node_port_ips(&mut self, mut ips: Vec<IpAddr>) -> bool {
         ips.retain(|ip| !ip.is_loopback() && !self.settings.node_ports_everywhere);
         let is_change = ips != self.node_port_ips;
@@ -103,15 +105,15 @@ impl DesiredTable {
         Program::new(&self.settings, &self.timeouts())
     }
 
-    /// Makes these the routings of their service ports, and returns the steps that follow from that, and what becomes of
-    /// contended frontends. The steps lead from a table that holds the desired state as it was before.
+    /// Replaces the routings of service ports. Returns the steps from the previous desired state to the new one, and what
+    /// changes for contended frontends.
     pub fn replace(&mut self, changes: Vec<Changed>) -> (Steps, Vec<Contention>) {
-        // Whatever the change may touch: what is given up and what is asked for.
+        // Every frontend that is claimed before or after the change.
         let mut affected: BTreeSet<FrontendKey> = BTreeSet::new();
         let mut shared_before: BTreeMap<SharedElement, bool> = BTreeMap::new();
         for (name, routing) in &changes {
-            let given_up = self.units.get(name).map(|unit| &unit.routing);
-            for routing in given_up.into_iter().chain(routing) {
+            let old = self.units.get(name).map(|unit| &unit.routing);
+            for routing in old.into_iter().chain(routing) {
                 affected.extend(frontends(routing));
                 shared_before.extend(shared_elements(routing).map(|it| (it, self.shared.contains_key(&it))));
             }
@@ -130,21 +132,21 @@ impl DesiredTable {
         before.sort_unstable();
         after.sort_unstable();
         let (delete, add) = difference(&before, &after);
-        // Both banks have an element for a timeout, or none does: its chains come and go with them.
+        // A timeout has an element for either lookup, or for none: its two chains are added and deleted with them.
         let old_chains = timeouts(&delete).into_iter().flat_map(chain_names).collect();
         let chains = timeouts(&add).into_iter().flat_map(affinity_chains).collect();
         (Steps { delete, add, chains, old_chains, ..Steps::default() }, contentions)
     }
 
-    /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
-    /// However many claim it after that one, they have it neither before nor after.
+    /// The service ports that may get or lose one of these frontends: those that change and, of the others, the first one that
+    /// claims it. Later claims get the frontend neither before nor after the change.
     fn concerned(&self, changes: &[Changed], affected: &BTreeSet<FrontendKey>) -> BTreeSet<ServicePortName> {
         let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
         let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
         change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
     }
 
-    /// The same without looking what that changes in the sets.
+    /// Like [`Self::replace`], without computing the steps.
     pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contention> {
         let mut contended = Contended::new();
         for (name, routing) in changes {
@@ -156,9 +158,9 @@ impl DesiredTable {
         }))
     }
 
-    /// Everything the sets should hold, in order.
+    /// All desired elements, sorted.
     pub fn elements(&self) -> Vec<Element> {
-        // What elements are made of is sorted sooner than they are.
+        // Sorting what elements are rendered from is faster than sorting the elements.
         let mut shared: Vec<SharedElement> = self.shared.iter().map(|(shared, _)| *shared).collect();
         shared.sort_unstable();
         let mut all: Vec<Element> = shared.iter().map(SharedElement::element).collect();
@@ -171,15 +173,14 @@ impl DesiredTable {
             }
         }
         self.units.iter().for_each(|(name, unit)| self.sticky_endpoints(name, unit, &mut all));
-        // There are few sets, and within each they are nearly in order: by name of protocol instead of by number. The
-        // second sort finds little to do.
+        // There are few sets, and the elements of each are nearly sorted: by the name of the protocol instead of its number.
+        // So the second sort is fast.
         all.sort_by_key(|element| element.set);
         all.sort();
         all
     }
 
-    /// The steps from what the kernel holds to the desired state. Where the kernel has ids and slots that serve as well,
-    /// they become the desired ones.
+    /// The steps from the actual to the desired state. Adopts the ids and slots that the kernel has, where they are usable.
     pub fn steps_from(&mut self, actual: &ActualState) -> Steps {
         let timeouts = self.timeouts();
         let new = |replaces| NewTable { program: Program::new(&self.settings, &timeouts), replaces };
@@ -197,7 +198,7 @@ impl DesiredTable {
                 (delete, add) = difference(&content.elements, &self.elements());
             }
         }
-        // A new table is made with its chains.
+        // A new table is created with its chains.
         let missing = timeouts.difference(&content.timeouts).filter(|_| table.is_none());
         let service_cidrs = self.cidr_boundaries();
         let node_port_ips: BTreeSet<IpAddr> = self.node_port_ips.iter().copied().collect();
@@ -208,7 +209,7 @@ impl DesiredTable {
             chains: missing.copied().flat_map(affinity_chains).collect(),
             service_cidrs: (content.service_cidrs != service_cidrs).then_some(service_cidrs),
             node_port_ips: (content.node_port_ips != node_port_ips).then_some(node_port_ips),
-            empty: content.unclear.clone(),
+            empty: content.unreadable.clone(),
             delete,
             add,
             old_chains: content.timeouts.difference(&timeouts).copied().flat_map(chain_names).collect(),
@@ -217,8 +218,8 @@ impl DesiredTable {
         }
     }
 
-    /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
-    /// by id. New ids are above those. Returns whether any of them changes, and with them [`DesiredTable::elements`].
+    /// Gives service ports the ids that they have in these elements of the kernel, which knows clients by these ids. New ids are
+    /// higher. Returns whether any id changes, and with it [`DesiredTable::elements`].
     pub fn adopt_ids(&mut self, found: &[Element]) -> bool {
         let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
         let (mut taken, mut highest) = (BTreeSet::new(), 0);
@@ -228,7 +229,7 @@ impl DesiredTable {
             highest = id.max(highest);
             let owner =
                 element.frontend(self.settings.family).and_then(|frontend| self.owner(&frontend)).cloned();
-            // A frontend may have gone from one service port to another meanwhile: no two get the same.
+            // A frontend may have moved from one service port to another: no two of them get the same id.
             if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
                 && taken.insert(id)
             {
@@ -237,7 +238,7 @@ impl DesiredTable {
         }
         self.last_id = self.last_id.max(highest);
         let sticky = self.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?)));
-        let mut are_others = false;
+        let mut has_changed = false;
         for (name, id) in sticky.collect::<BTreeMap<_, _>>() {
             let new = match ids.get(&name) {
                 Some(found) => *found,
@@ -247,10 +248,10 @@ impl DesiredTable {
             if let Some(unit) = self.units.get(&name).filter(|_| new != id) {
                 let unit = unit.with_id(new);
                 self.units.insert(name, unit);
-                are_others = true;
+                has_changed = true;
             }
         }
-        are_others
+        has_changed
     }
 
     fn new_id(&mut self) -> u32 {
@@ -258,22 +259,22 @@ impl DesiredTable {
         self.last_id
     }
 
-    /// Nobody asks for anything.
+    /// No service port claims a frontend.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
     }
 
-    /// Where the endpoints of a service port sit; nowhere if there is no such service port.
+    /// The slots of the endpoints of a service port; empty if there is no such service port.
     pub fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
         self.units.get(name).map(ElementUnit::slots).unwrap_or_default()
     }
 
-    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    /// Service ports with too many endpoints, and how many endpoints of each have no slot.
     pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
         &self.left_out
     }
 
-    /// Who has the frontend.
+    /// The service port that gets the frontend.
     pub fn owner(&self, frontend: &FrontendKey) -> Option<&ServicePortName> {
         self.claims.get(frontend)?.first()
     }
@@ -283,31 +284,31 @@ impl DesiredTable {
         self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Why the first of several claims counts.
+    /// Why the first of several claims wins.
     pub fn precedence(&self, frontend: &FrontendKey) -> Option<Precedence> {
         let rank = |name| Some(Rank::of(frontend.ip, name, &self.units.get(name)?.routing));
         let [first, second, ..] = self.claims(frontend) else { return None };
         Some(rank(first)?.precedence_over(&rank(second)?))
     }
 
-    /// Whether any service port asks for what several may ask for.
+    /// Whether any service port uses the shared element.
     pub fn shares(&self, shared: &SharedElement) -> bool {
         self.shared.contains_key(shared)
     }
 
-    /// What the service port that has the frontend puts in.
+    /// The unit of the service port that gets the frontend.
     pub fn owner_unit(&self, frontend: &FrontendKey) -> Option<&ElementUnit> {
         self.units.get(self.owner(frontend)?)
     }
 
-    /// The endpoints that clients may stick to, of the service port with this id.
+    /// The elements of [`Set::StickyEndpoints`] of the service port with this id.
     pub fn sticky_endpoints_of(&self, id: u32, out: &mut Vec<Element>) {
         for (name, unit) in self.units.iter().filter(|(_, unit)| unit.id() == Some(id)) {
             self.sticky_endpoints(name, unit, out);
         }
     }
 
-    /// Adds a service port whose endpoints lie in these slots already.
+    /// Adds a service port whose endpoints already have these slots.
     pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: SlotAssignment<'_>) {
         self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
     }
@@ -317,8 +318,8 @@ impl DesiredTable {
         self.units.iter().filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
     }
 
-    /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
-    /// want there. Returns whether there was such a slot. All elements come in order.
+    /// Gives endpoints the slots that they have in the kernel, for service ports with a slot that differs from the desired one.
+    /// Returns whether there are any. Both slices are sorted.
     fn keep_slots(&mut self, found: &[Element], different: &[Element]) -> bool {
         let different =
             different.iter().filter_map(FrontendKey::of_endpoint).map(|(frontend, _, _)| frontend);
@@ -369,7 +370,7 @@ impl DesiredTable {
         self.accept_in(name, routing, None, contended);
     }
 
-    /// The same where endpoints lie in these slots, rather than in those they had.
+    /// Like [`Self::accept_one`]; `slots` replace those that endpoints have.
     fn accept_in(
         &mut self,
         name: ServicePortName,
@@ -386,23 +387,23 @@ impl DesiredTable {
         });
         let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
         let claimed = old.map(frontends).unwrap_or_default();
-        let asked_for = new.map(frontends).unwrap_or_default();
-        // A claim stays where it is if its rank does: many may claim the same frontend.
+        let claims = new.map(frontends).unwrap_or_default();
+        // A claim whose rank stays is not moved, since many may claim the same frontend.
         let stays = |frontend: &FrontendKey| {
             claimed.contains(frontend)
-                && asked_for.contains(frontend)
+                && claims.contains(frontend)
                 && old.zip(new).is_some_and(|(old, new)| {
                     Rank::of(frontend.ip, &name, old) == Rank::of(frontend.ip, &name, new)
                 })
         };
         for frontend in claimed.iter().filter(|frontend| !stays(frontend)) {
-            self.give_up(frontend, &name, contended);
+            self.withdraw(frontend, &name, contended);
         }
         if let Some(routing) = old {
             shared_elements(routing).for_each(|it| self.release(it));
         }
         if let Some(routing) = new {
-            for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
+            for frontend in claims.iter().filter(|frontend| !stays(frontend)) {
                 self.claim(frontend, &name, routing, contended);
             }
         }
@@ -435,7 +436,7 @@ impl DesiredTable {
         claims.insert(at, name.clone());
     }
 
-    fn give_up(&mut self, frontend: &FrontendKey, name: &ServicePortName, contended: &mut Contended) {
+    fn withdraw(&mut self, frontend: &FrontendKey, name: &ServicePortName, contended: &mut Contended) {
         let Some(claims) = self.claims.get_mut(frontend) else { return };
         if claims.len() == 1 {
             self.claims.remove(frontend);
@@ -471,14 +472,14 @@ fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
     elements.iter().filter_map(seconds).collect()
 }
 
-/// The chains of a timeout. What the kernel remembers of clients stays when they go, until it expires: no service port
-/// has the id.
+/// The chains of a timeout. When they are deleted, elements of [`Set::Affinity`] stay until they expire: no service port has
+/// their id.
 fn chain_names(seconds: u32) -> [String; 2] {
     LookupBy::BOTH.map(|by| by.affinity_chain(seconds))
 }
 
-/// Where ranges begin, and with `true` the first address after each; none for what reaches to the last address there is,
-/// and none where one range begins right after another.
+/// The first address of each range with `false`, and the first address after it with `true`. A range that includes the last
+/// address of the family has no end, and adjacent ranges are merged.
 pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
     let after = |range: &IpNet| match range.broadcast() {
         IpAddr::V4(last) => u32::from(last).checked_add(1).map(|next| IpAddr::V4(next.into())),
@@ -491,7 +492,7 @@ pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
     begin.chain(ends.difference(&begins).map(|address| (*address, true))).collect()
 }
 
-/// What sits in the slots of a frontend; none if nothing does. The elements come in order.
+/// The endpoints in the slots of a frontend; `None` if it has none. The elements are sorted.
 fn slots(found: &[Element], set: Set, frontend: &FrontendKey) -> Option<Vec<Endpoint>> {
     let key = frontend.key();
     let start = found.partition_point(|element| (element.set, element.key) < (set, key));
@@ -505,7 +506,7 @@ fn slots(found: &[Element], set: Set, frontend: &FrontendKey) -> Option<Vec<Endp
     (!slots.is_empty()).then(|| slots.into_values().collect())
 }
 
-/// What is only in the first and what is only in the second; all in order.
+/// The elements that are only in `before`, and those that are only in `after`. All slices are sorted.
 pub fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<Element>) {
     let (mut delete, mut add) = (Vec::new(), Vec::new());
     let (mut old, mut new) = (before.iter().copied().peekable(), after.iter().copied().peekable());

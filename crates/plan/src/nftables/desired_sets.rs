@@ -1,4 +1,4 @@
-//! What the sets should hold, asked for element by element.
+//! Looks up single elements of the desired sets.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -13,12 +13,12 @@ use crate::nftables::elements::{ElementUnit, FrontendKey, SharedElement};
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
 
-/// The sets of the desired table. No client is remembered.
+/// The sets of the desired table. [`Set::Affinity`] is empty.
 #[derive(Debug)]
 pub struct DesiredSets<'a> {
     table: &'a DesiredTable,
     family: Family,
-    /// The elements of each frontend that was asked for, sorted.
+    /// The elements of each frontend that was looked up, sorted.
     frontends: HashMap<FrontendKey, Arc<[Element]>, RandomState>,
     slots: HashMap<(Set, Key), Slots, RandomState>,
 }

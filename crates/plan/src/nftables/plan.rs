@@ -1,11 +1,11 @@
-//! The desired state of the table, and what is known of the kernel's.
+//! The desired state of the table, and what is known of its actual state.
 //!
 //! ```text
 //!   changes ─▶ steps ──────────────────┬─▶ commit ─▶ settle       while the kernel's state is known
 //!              read back ─▶ steps_from ┘      └────▶ the next sync reads back
 //! ```
 //!
-//! Nothing is lost when a commit fails: what was asked for is part of the desired state already.
+//! No change is lost when a commit fails, since it is part of the desired state by then.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -26,15 +26,15 @@ use crate::nftables::steps::{ActualState, ActualTable, Steps};
 pub struct NftablesPlan {
     desired: DesiredTable,
     known: Known,
-    /// The node-port IPs are not those of the last steps.
+    /// The node-port IPs have changed since the last steps.
     has_moved: bool,
     /// A read-back since the last [`NftablesPlan::settle`] found drift.
     has_drifted: bool,
-    /// Whether frontends have counted all packets since the first commit, of which there may not have been one.
+    /// Whether frontends have counted all packets since the first commit; `None` before it.
     counts_are_complete: Option<bool>,
-    /// UDP frontends of which that is not so: they were deleted once, and count from zero when they come back.
+    /// UDP frontends that have not: they were deleted, and count from zero when they are added again.
     recounted: HashSet<FrontendKey>,
-    /// What became of contended frontends since that was last taken.
+    /// Changes of contended frontends that the caller has not taken yet.
     contentions: Vec<Contention>,
 }
 
@@ -62,13 +62,13 @@ impl NftablesPlan {
         }
     }
 
-    /// What the table should hold after everything that was asked for so far.
+    /// The desired state with all changes so far.
     pub fn desired(&self) -> &DesiredTable {
         &self.desired
     }
 
-    /// The node's addresses at which node ports are asked for, unless all of them serve those. Returns whether that
-    /// changes anything.
+    /// Replaces the node's addresses that serve node ports. Returns whether they changed, which is never so if all addresses
+    /// serve node ports.
     pub fn move_to(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
         let before = matches!(self.known, Known::Unverified(None)).then(|| self.desired.clone());
         let has_moved = self.desired.replace_node_port_ips(node_port_ips);
@@ -86,8 +86,8 @@ impl NftablesPlan {
         }
     }
 
-    /// Makes the changes part of the desired state and returns the steps that lead there; none if it is not known from
-    /// where: read the kernel back and ask for [`NftablesPlan::steps_from`].
+    /// Makes the changes part of the desired state and returns the steps to it. `None` if the actual state is not known: the
+    /// caller then reads the kernel back and calls [`NftablesPlan::steps_from`].
     pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
         let Changes { routings, service_cidrs, .. } = changes;
         if matches!(self.known, Known::Unverified(None)) && (!routings.is_empty() || service_cidrs.is_some())
@@ -104,13 +104,13 @@ impl NftablesPlan {
         steps.service_cidrs = new_cidrs.then(|| self.desired.cidr_boundaries());
         let has_moved = std::mem::take(&mut self.has_moved);
         steps.node_port_ips = has_moved.then(|| self.desired.node_port_ips().iter().copied().collect());
-        // From here on what is known of the kernel depends on how the commit goes.
+        // The actual state is unknown until the commit succeeds.
         self.known = Known::Unknown;
-        self.remember_recounted(&steps);
+        self.note_recounted(&steps);
         Some(steps)
     }
 
-    /// The steps that lead from what the kernel holds to the desired state.
+    /// The steps from the actual to the desired state.
     pub fn steps_from(&mut self, mut actual: ActualState) -> Steps {
         if let ActualTable::Ours(content) = &mut actual.table {
             content.elements.sort_unstable();
@@ -123,11 +123,11 @@ impl NftablesPlan {
         };
         steps.has_drifted = self.has_drifted;
         self.has_moved = false;
-        // A frontend that has to be added again counts from zero.
+        // A frontend that is added again counts from zero.
         if steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_))) {
             self.counts_are_complete = self.counts_are_complete.and(Some(false));
         }
-        self.remember_recounted(&steps);
+        self.note_recounted(&steps);
         steps
     }
 
@@ -138,27 +138,27 @@ impl NftablesPlan {
         self.counts_are_complete.get_or_insert(true);
     }
 
-    /// Whether the next sync writes what changed, rather than what a read-back finds.
+    /// Whether the next sync needs no read-back.
     pub fn is_settled(&self) -> bool {
         matches!(self.known, Known::Settled)
     }
 
-    /// What became of contended frontends since the last call, also in syncs that failed.
+    /// The changes of contended frontends since the last call, including those of failed syncs.
     pub fn take_contentions(&mut self) -> Vec<Contention> {
         std::mem::take(&mut self.contentions)
     }
 
-    /// Service ports with more endpoints than there are slots for, and how many of each have none.
+    /// Service ports with too many endpoints, and how many endpoints of each have no slot.
     pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
         self.desired.left_out()
     }
 
-    /// Where the endpoints of a service port lie.
+    /// The slots of the endpoints of a service port.
     pub fn slots(&self, name: &ServicePortName) -> SlotAssignment<'_> {
         self.desired.slots(name)
     }
 
-    /// The frontend of that UDP destination, if it has counted every packet since the first commit.
+    /// The frontend of a UDP destination, if it has counted every packet since the first commit.
     pub fn counted_from_start(&self, destination: Destination) -> Option<FrontendKey> {
         let (ip, port) = match destination {
             Destination::Address(at) => (Some(at.ip()), Port::from_api(at.port().into())?),
@@ -169,9 +169,9 @@ impl NftablesPlan {
         is_complete.then_some(frontend)
     }
 
-    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service. Remembered
-    /// before the commit: its answer may get lost.
-    fn remember_recounted(&mut self, steps: &Steps) {
+    /// Notes the UDP frontends that the steps delete. There are few: a frontend is deleted with its Service, or with the last
+    /// endpoint that its policy allows. This happens before the commit, since the kernel's answer may be lost.
+    fn note_recounted(&mut self, steps: &Steps) {
         let family = self.desired.settings().family;
         let gone = steps.delete.iter().filter_map(|element| {
             let Set::Frontends(by) = element.set else { return None };

@@ -1,4 +1,4 @@
-//! What passes between the plan and the kernel: what a read-back found, and what to change.
+//! What the plan and the kernel exchange: the actual state from a read-back, and the steps.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,35 +6,35 @@ use std::net::IpAddr;
 use crate::nftables::program::{Program, ProgramChain};
 use crate::nftables::sets::{Element, Set};
 
-/// Where ranges begin, and with `true` the first address after each.
+/// The first address of each range with `false`, and the first address after it with `true`.
 pub type Boundaries = BTreeSet<(IpAddr, bool)>;
 
-/// What the kernel holds, as one read-back found it.
+/// The actual state, from one read-back.
 #[derive(Debug)]
 pub struct ActualState {
-    /// The generation of the ruleset at which this was read; none if no other process can change the table.
+    /// The generation of the ruleset at the read-back; `None` if no other process can change the table.
     pub generation: Option<u32>,
     pub table: ActualTable,
 }
 
-/// What goes by the name of our table.
+/// The table that has our name.
 #[derive(Debug)]
 pub enum ActualTable {
     Absent,
-    /// It has another program, that of an older release say: to be replaced.
+    /// It has another program, for example that of an older release, and has to be replaced.
     Foreign,
-    /// It has our program, apart from what [`TableContent`] lists.
+    /// It has our program, except for what [`TableContent`] lists.
     Ours(TableContent),
 }
 
-/// What our table holds.
+/// The actual content of our table.
 #[derive(Clone, Debug, Default)]
 pub struct TableContent {
-    /// In order.
+    /// Sorted.
     pub elements: Vec<Element>,
-    /// Sets that hold more than we want, or something else: none of it is in `elements`.
-    pub unclear: Vec<Set>,
-    /// Elements that tell which service port has which id of session affinity, as far as they are known.
+    /// Sets with elements that cannot be read, or with too many elements: `elements` has none of theirs.
+    pub unreadable: Vec<Set>,
+    /// The elements with the ids of service ports with session affinity, as far as they could be read.
     pub ids: Vec<Element>,
     pub service_cidrs: Boundaries,
     pub node_port_ips: BTreeSet<IpAddr>,
@@ -43,50 +43,50 @@ pub struct TableContent {
     pub unexpected: Unexpected,
 }
 
-/// What an earlier release may have left in the table, or another user put there.
+/// Objects that an earlier release or a foreign writer left in the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unexpected {
     pub sets: Vec<String>,
     pub chains: Vec<String>,
 }
 
-/// What to change in the kernel, all of it in one transaction and in this order.
+/// The changes to the kernel, all in one transaction and in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Only if the ruleset is still at this generation, also if there is nothing to change.
+    /// The transaction fails if the ruleset is no longer at this generation.
     pub generation: Option<u32>,
     pub table: Option<NewTable>,
     pub unexpected: Unexpected,
-    /// To be added with their rules, before the elements that lead to them.
+    /// Added with their rules, before the elements that lead to them.
     pub chains: Vec<ProgramChain>,
-    /// These instead of what the set holds.
+    /// Replaces all elements of the set.
     pub service_cidrs: Option<Boundaries>,
-    /// These instead of what the set holds.
+    /// Replaces all elements of the set.
     pub node_port_ips: Option<BTreeSet<IpAddr>>,
-    /// Sets to be emptied.
+    /// Sets to flush.
     pub empty: Vec<Set>,
-    /// In order. A key whose datum changes must leave before it can come back.
+    /// Sorted. An element whose data changes has to be deleted before it can be added.
     pub delete: Vec<Element>,
-    /// In order.
+    /// Sorted.
     pub add: Vec<Element>,
-    /// To be deleted, after the elements that lead to them.
+    /// Deleted after the elements that lead to them.
     pub old_chains: Vec<String>,
-    /// Whether they follow from a read-back rather than from what was committed before.
+    /// Whether they start from a read-back, rather than from the last commit.
     pub is_full: bool,
-    /// Whether the kernel did not hold what was committed before.
+    /// Whether the read-back found drift.
     pub has_drifted: bool,
 }
 
-/// A table to be made with everything but elements.
+/// A table to create, with everything except elements.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NewTable {
     pub program: Program,
-    /// Whether there is one of that name, which has to go.
+    /// Whether a table with this name exists, which is deleted.
     pub replaces: bool,
 }
 
 impl Steps {
-    /// Whether the kernel holds what it should.
+    /// Whether the actual state is the desired one.
     pub fn is_empty(&self) -> bool {
         let Self {
             generation: _,

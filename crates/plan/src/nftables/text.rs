@@ -1,4 +1,4 @@
-//! The whole table in the language of `nft -f`, for a person to read or a file to keep.
+//! The whole table in the syntax of `nft -f`.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,16 +10,16 @@ use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain, Prog
 use crate::nftables::sets::{Element, Set, SetKind, Type};
 use crate::nftables::statements::protocol_name;
 
-/// What the sets hold.
+/// The content of the sets.
 #[derive(Clone, Copy, Debug)]
 pub struct Content<'a> {
-    /// In order.
+    /// Sorted.
     pub elements: &'a [Element],
     pub service_cidrs: &'a [IpNet],
     pub node_port_ips: &'a [IpAddr],
 }
 
-/// Writes the table as `nft list table` would.
+/// The table as `nft list table` prints it.
 pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>) -> String {
     let family = protocol_name(program.family);
     let mut text = String::new();
@@ -38,7 +38,7 @@ pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>)
 fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) {
     let word = if set.data().is_empty() { "set" } else { "map" };
     let _ = writeln!(text, "\n\t{word} {} {{", set.name());
-    // Slots have a type without a name: of a set with one it is said by example.
+    // The type of slots has no name, so `typeof` gives the type of such a set by example.
     let key = set.key();
     let (verb, name): (_, fn(Type, Family) -> String) =
         if key.contains(&Type::Slot) { ("typeof", example) } else { ("type", type_name) };
@@ -85,13 +85,13 @@ fn example(kind: Type, family: Family) -> String {
         Type::Address => format!("{} daddr", protocol_name(family)),
         Type::Protocol => "meta l4proto".into(),
         Type::Port => "th dport".into(),
-        // Any modulus will do.
+        // The modulus does not matter.
         Type::Slot => "numgen random mod 65536".into(),
         Type::Number | Type::Verdict => type_name(kind, family),
     }
 }
 
-/// Some have names, some of those at certain hooks only.
+/// Some priorities have names, some of these only at certain hooks.
 fn priority(hook: ProgramHook) -> String {
     match (hook.point, hook.priority) {
         (_, 0) => "filter".into(),

@@ -43,13 +43,18 @@ impl FakeTable {
     }
 
     /// What a read-back finds that learns nothing of these sets.
-    pub fn actual(&self, unclear: &[Set]) -> ActualState {
+    pub fn actual(&self, unreadable: &[Set]) -> ActualState {
         let mut elements = self.elements();
-        elements.retain(|element| !unclear.contains(&element.set));
+        elements.retain(|element| !unreadable.contains(&element.set));
         let ids = elements.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
         let timeouts = timeouts(&self.elements());
-        let content =
-            TableContent { timeouts, ids, elements, unclear: unclear.to_vec(), ..TableContent::default() };
+        let content = TableContent {
+            timeouts,
+            ids,
+            elements,
+            unreadable: unreadable.to_vec(),
+            ..TableContent::default()
+        };
         ActualState { generation: None, table: ActualTable::Ours(content) }
     }
 }
@@ -194,7 +199,7 @@ proptest! {
     fn a_restart_leads_to_what_is_wanted_whatever_was_missed_and_whatever_could_be_read(
         before in changes(),
         missed in changes(),
-        unclear in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
+        unreadable in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
     ) {
         let mut plan = desired();
         let mut table = FakeTable::default();
@@ -203,7 +208,7 @@ proptest! {
 
         let mut successor = desired();
         successor.accept(routings(&plan));
-        table.commit(&successor.steps_from(&table.actual(&unclear)));
+        table.commit(&successor.steps_from(&table.actual(&unreadable)));
         prop_assert_eq!(table, FakeTable::holding(&successor.elements()));
     }
 
