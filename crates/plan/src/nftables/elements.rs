@@ -1,4 +1,4 @@
-//! What a service port puts into the sets, from its routing.
+//! The elements of a service port, rendered from its routing.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,34 +13,34 @@ use crate::nftables::sets::{Data, Element, EndpointList, Key, LookupBy, Set, Sti
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
-/// Everything the kernel holds for one service port.
+/// What the kernel holds for one service port.
 #[derive(Clone, Debug)]
 pub struct ElementUnit {
     pub routing: Arc<Routing>,
-    /// What clients stick to it by, if it has session affinity: that of its cluster list, so it is even.
+    /// The id of its cluster list, if it has session affinity. Always even.
     id: Option<u32>,
-    /// The endpoints of [`Routing::cluster`] and [`Routing::local`] in the slots they have been given.
+    /// The endpoints of [`Routing::cluster`] and [`Routing::local`], each in the order of its slots.
     cluster: Arc<[Endpoint]>,
     local: Arc<[Endpoint]>,
 }
 
-/// What only one service port can have. There are as many owners as service ports that ask for it, and one that gets it.
+/// What identifies a frontend in sets. Several service ports may claim it, and one gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey {
-    /// None for a node port.
+    /// `None` for a node port.
     pub ip: Option<IpAddr>,
     pub protocol: Protocol,
     pub port: Port,
 }
 
-/// Endpoints in their slots, as they were before.
+/// The endpoints of a service port in the order of their slots.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotAssignment<'a> {
     pub cluster: &'a [Endpoint],
     pub local: &'a [Endpoint],
 }
 
-/// What several service ports may put in: it stays until the last one is gone.
+/// An element that several service ports may use: it stays until the last of them is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SharedElement {
     ClusterIp(IpAddr),
@@ -49,7 +49,7 @@ pub enum SharedElement {
     Timeout(LookupBy, u32),
 }
 
-/// Every frontend of a service port, each once.
+/// All frontends of a service port, without duplicates.
 pub fn frontends(routing: &Routing) -> Vec<FrontendKey> {
     let at = |ip| FrontendKey { ip: Some(ip), protocol: routing.protocol, port: routing.port };
     let mut all: Vec<FrontendKey> = Vec::new();
@@ -67,7 +67,7 @@ pub fn frontends(routing: &Routing) -> Vec<FrontendKey> {
     all
 }
 
-/// What a service port shares with others. An endpoint may come twice.
+/// The shared elements of a service port. An endpoint may occur twice.
 pub fn shared_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
     let hairpins =
@@ -78,7 +78,7 @@ pub fn shared_elements(routing: &Routing) -> impl Iterator<Item = SharedElement>
 }
 
 impl ElementUnit {
-    /// Renders a routing; endpoints that had a slot keep it. `id` is what `ElementUnit::id` says.
+    /// Renders a routing; endpoints keep the slots that they have in `before`.
     pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: Option<u32>) -> Self {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
@@ -90,12 +90,12 @@ impl ElementUnit {
         self.id
     }
 
-    /// The same under another id.
+    /// The same unit with another id.
     pub fn with_id(&self, id: u32) -> Self {
         Self { id: Some(id), ..self.clone() }
     }
 
-    /// How many endpoints have no slot; of the two lists, the one that leaves out more counts.
+    /// The number of endpoints without a slot, in the longer of the two lists.
     pub fn left_out(&self) -> usize {
         let Routing { cluster, local, .. } = &*self.routing;
         cluster.len().max(local.len()).saturating_sub(MAX_SLOTS)
@@ -105,8 +105,8 @@ impl ElementUnit {
         SlotAssignment { cluster: &self.cluster, local: &self.local }
     }
 
-    /// Where endpoints sit according to `find`, which knows what a map holds for a frontend: those of
-    /// [`Routing::cluster`], then those of [`Routing::local`].
+    /// The endpoints of [`Routing::cluster`] and [`Routing::local`] in the order of the slots that they have in the kernel.
+    /// `find` returns what a map has for a frontend.
     pub fn slots_in(
         &self,
         mut find: impl FnMut(Set, &FrontendKey) -> Option<Vec<Endpoint>>,
@@ -125,7 +125,7 @@ impl ElementUnit {
         [cluster.unwrap_or_default(), local.unwrap_or_default()]
     }
 
-    /// Which maps a frontend has endpoints in, for which traffic; the second is for traffic from inside.
+    /// The maps that a frontend has endpoints in, each with its traffic; the second is for traffic from inside.
     fn maps_of(&self, frontend: &FrontendKey) -> [Option<(Set, Traffic)>; 2] {
         let routing = &self.routing;
         let by = frontend.lookup_by();
@@ -149,13 +149,13 @@ impl ElementUnit {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
-    /// What the service port puts in once for all the frontends that are given to it: the endpoints that clients may stick
-    /// to. In order.
-    pub fn sticky_endpoints(&self, is_given: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
+    /// Adds the elements of [`Set::StickyEndpoints`], sorted: one for each endpoint that a frontend uses which the service port
+    /// gets.
+    pub fn sticky_endpoints(&self, is_owned: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
         let Some(id) = self.id else { return };
         let used: Vec<Traffic> = frontends(&self.routing)
             .iter()
-            .filter(|frontend| is_given(frontend))
+            .filter(|frontend| is_owned(frontend))
             .flat_map(|frontend| self.maps_of(frontend))
             .flatten()
             .map(|(_, traffic)| traffic)
@@ -173,8 +173,7 @@ impl ElementUnit {
         sort_from(start, out);
     }
 
-    /// What the service port puts in for one of its frontends, if the frontend is given to it. Those of one set come in
-    /// order.
+    /// Adds the elements of one frontend that the service port gets. Those of one set are sorted.
     pub fn elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         let routing = &self.routing;
         let key = frontend.key();
@@ -191,7 +190,7 @@ impl ElementUnit {
             out.extend(
                 (first..).zip(slots).map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
             );
-            // Slots are numbers in the order of the host's bytes.
+            // The bytes of a slot are in host order, so elements are not sorted by its number.
             sort_from(start, out);
         }
         if used.iter().any(Option::is_some) {
@@ -224,7 +223,8 @@ fn sort_from(start: usize, elements: &mut [Element]) {
     }
 }
 
-/// Who may use a load-balancer IP. Where the node may, so may what it sends to that IP and gets back.
+/// The sources that may use a load-balancer IP. If the node may, then so may packets that have that IP as their source: the
+/// node may send them to itself.
 fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
     let addresses = &routing.addresses;
     if addresses.source_ranges.is_empty() {
@@ -235,7 +235,7 @@ fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
     let ranges: Vec<IpNet> = addresses.source_ranges.iter().copied().chain(own).collect();
     out.push(Element::new(Set::Firewalled, key));
     let start = out.len();
-    // The kernel refuses ranges that overlap.
+    // The kernel rejects overlapping ranges.
     out.extend(IpNet::aggregate(&ranges).iter().map(|range| {
         Element::new(Set::AllowedSources, key.address(range.network()).address(range.broadcast()))
     }));
@@ -260,7 +260,7 @@ impl SharedElement {
 }
 
 impl Element {
-    /// The frontend that it is about.
+    /// The frontend that the element belongs to.
     pub fn frontend(&self, family: Family) -> Option<FrontendKey> {
         let by = match self.set {
             Set::Frontends(by)
@@ -282,7 +282,7 @@ impl Element {
         FrontendKey::from_key(self.key.as_bytes(), by, family).map(|(frontend, _)| frontend)
     }
 
-    /// The endpoint that an element of [`Set::Hairpin`] is about: its key is the endpoint's address, then a key like that
+    /// The endpoint that an element of [`Set::Hairpin`] belongs to: its key is the endpoint's address, then a key like that
     /// of a frontend.
     pub fn hairpin(&self, family: Family) -> Option<(Protocol, (IpAddr, Port))> {
         let (_, rest) = self.key.as_bytes().split_at_checked(Type::Address.length(family))?;
@@ -302,7 +302,7 @@ impl FrontendKey {
         Some((frontend, slot, Endpoint { ip, local: false, port }))
     }
 
-    /// The frontend that a key begins with, and what comes after it.
+    /// The frontend at the start of a key, and the rest of the key.
     pub fn from_key(key: &[u8], by: LookupBy, family: Family) -> Option<(Self, &[u8])> {
         let (ip, rest) = match (by, family) {
             (LookupBy::NodePort, _) => (None, key),

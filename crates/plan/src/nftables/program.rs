@@ -1,16 +1,17 @@
-//! The fixed program: the rules that every packet of a new connection goes through, whatever services there are.
+//! The fixed program: the rules that the packets of new connections traverse, whatever Services exist.
 //!
 //! ```text
 //!   prerouting, output  -110  firewall-check        load-balancer source ranges
 //!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside ─▶ draw
 //!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside ─▶ draw
 //!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
-//!   input, postrouting     0  learn ─▶ remember | nodeport-remember ─▶ learn-N   where clients that stick have gone
+//!   input, postrouting     0  learn ─▶ remember | nodeport-remember ─▶ learn-N   updates session affinity
 //!   postrouting          100  masquerading
 //! ```
 //!
-//! All that differs between nodes is in [`ProgramSettings`]; all that differs between services is in the sets. Only the kernel
-//! wants a timeout to be a constant of a rule: so each timeout of session affinity that is in use has two chains `learn-N`.
+//! [`ProgramSettings`] holds what differs between nodes, and the sets hold what differs between Services. The only exception:
+//! the kernel requires a timeout to be a constant of a rule, so each timeout of session affinity in use has two chains, `learn-N`
+//! and `nodeport-learn-N`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -25,15 +26,15 @@ use crate::nftables::sets::{EndpointList, LookupBy, Set};
 use crate::nftables::slots::random_slots;
 use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
 
-/// What the program depends on. None of it changes while we run, except the timeouts that services come up with.
+/// What the program depends on, besides the timeouts in use. Constant while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramSettings {
     pub family: Family,
     pub mark: Mark,
     pub masquerade_all: bool,
-    /// How traffic from pods is known; some rules are left out when it is not.
+    /// How rules recognize traffic from pods; without it, some rules are left out.
     pub from_pod: Option<FromPod>,
-    /// Whether node ports answer at every address of the node, rather than at those in [`Set::NodePortIps`].
+    /// Whether every address of the node serves node ports, rather than those in [`Set::NodePortIps`].
     pub node_ports_everywhere: bool,
 }
 
@@ -45,7 +46,7 @@ pub struct ProgramChain {
     pub rules: Vec<ProgramRule>,
 }
 
-/// Where packets enter a chain by themselves.
+/// The hook of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramHook {
     pub kind: HookKind,
@@ -83,10 +84,10 @@ impl Program {
         let mut sets: Vec<Set> = Set::fixed().collect();
         sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
         let mut chains: Vec<ProgramChain> = Vec::new();
-        chains.extend(choosing(settings));
-        chains.extend(checking(settings));
+        chains.extend(translation(settings));
+        chains.extend(checks(settings));
         chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
-        chains.extend(learning(settings));
+        chains.extend(affinity_update(settings));
         chains.push(masquerading(settings.mark));
         chains.extend(entries());
         Self { family: settings.family, sets, chains }
@@ -97,8 +98,8 @@ const FRONTEND: [PacketField; 3] =
     [PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort];
 const NODE_PORT: [PacketField; 2] = [PacketField::Protocol, PacketField::DestinationPort];
 
-/// From the address a client used to the endpoint it gets.
-fn choosing(settings: &ProgramSettings) -> Vec<ProgramChain> {
+/// The chains from a client's destination to an endpoint.
+fn translation(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let mark = settings.mark;
     let mut services = vec![rule([
         Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
@@ -164,8 +165,8 @@ fn cluster_ip(settings: &ProgramSettings) -> Vec<ProgramRule> {
     rules
 }
 
-/// Clients from outside keep their address and so can only be served from this node. Pods and the node itself get what
-/// they would get from the cluster IP.
+/// Clients from outside keep their address, so only this node can serve them. Pods and the node itself get the endpoints of the
+/// cluster IP.
 fn external_local(
     settings: &ProgramSettings,
     outside: &'static str,
@@ -175,17 +176,17 @@ fn external_local(
     if let Some(from_pod) = &settings.from_pod {
         rules.push(rule([is(from_pod), Statement::Goto(inside)]).because("short-circuit pod traffic"));
     }
-    let from_here = Statement::IsLocal(PacketField::Source);
+    let from_node = Statement::IsLocal(PacketField::Source);
     rules.push(
-        rule([from_here, Statement::SetMark(settings.mark), Statement::Goto(inside)])
+        rule([from_node, Statement::SetMark(settings.mark), Statement::Goto(inside)])
             .because("short-circuit node traffic"),
     );
     rules.push(rule([Statement::Goto(outside)]));
     rules
 }
 
-/// The endpoint a client went to before, or else one by chance. A packet may have looked into one table before a change
-/// moved the endpoints there from another, and into the other one after: what finds nothing looks twice.
+/// The endpoint that the client used last, or else a random one. A commit may move the endpoints to another slot range while a
+/// packet is between the lookups in both ranges: a packet that finds no endpoint tries once more.
 fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'static str) -> ProgramChain {
     let before = affinity(by, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
@@ -193,15 +194,15 @@ fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'st
     chain(name, vec![before, rule([Statement::Jump(draw)]), again])
 }
 
-/// An endpoint by chance: see [`random_slots`].
+/// A random endpoint: see [`random_slots`].
 fn draw(name: &'static str, by: LookupBy, endpoints: fn(LookupBy) -> Set) -> ProgramChain {
-    let by_chance = random_slots()
+    let rules = random_slots()
         .into_iter()
-        .map(|draw| rule([Statement::Dnat([key(by), &[PacketField::Slot(draw)]].concat(), endpoints(by))]));
-    chain(name, by_chance.collect())
+        .map(|range| rule([Statement::Dnat([key(by), &[PacketField::Slot(range)]].concat(), endpoints(by))]));
+    chain(name, rules.collect())
 }
 
-/// What a frontend is known by.
+/// The fields that frontends are looked up by.
 fn key(by: LookupBy) -> &'static [PacketField] {
     match by {
         LookupBy::Address => &FRONTEND,
@@ -209,8 +210,8 @@ fn key(by: LookupBy) -> &'static [PacketField] {
     }
 }
 
-/// What becomes of packets that found no endpoint.
-fn checking(settings: &ProgramSettings) -> Vec<ProgramChain> {
+/// The chains for packets without an endpoint.
+fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let allowed = [&FRONTEND[..], &[PacketField::Source]].concat();
     let at_node = || at_node_port_address(settings, false);
     let node_port = |set| Statement::In(NODE_PORT.into(), set);
@@ -254,8 +255,8 @@ fn checking(settings: &ProgramSettings) -> Vec<ProgramChain> {
         chain(
             "cluster-ips-check",
             vec![
-                // Its conntrack entry is older than the rules, and about to be deleted: the next packet is translated. An
-                // endpoint may well be at another Service's external address, but not at a cluster IP.
+                // The conntrack entry is older than the rules and will be deleted, and the next packet is translated. An
+                // endpoint may be at another Service's external address, but not at a cluster IP.
                 rule([
                     Statement::In(vec![PacketField::Destination], Set::ClusterIps),
                     Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
@@ -271,8 +272,9 @@ fn checking(settings: &ProgramSettings) -> Vec<ProgramChain> {
     ]
 }
 
-/// After the choice and before masquerading, both the client and the endpoint are there to be seen.
-fn learning(settings: &ProgramSettings) -> Vec<ProgramChain> {
+/// The chains that update [`Set::Affinity`]. After the translation and before masquerading, rules see both the client and the
+/// endpoint.
+fn affinity_update(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let is_sticky = |by| Statement::Affinity(by, Affinity::Has);
     let chains_for = |by: LookupBy| {
         let [cluster, local, remember] = names(by);
@@ -291,9 +293,9 @@ fn learning(settings: &ProgramSettings) -> Vec<ProgramChain> {
     };
     let [_, _, by_address] = names(LookupBy::Address);
     let [_, _, by_node_port] = names(LookupBy::NodePort);
-    // A frontend without affinity may have the number of another Service's node port. Where it is not known which addresses
-    // serve node ports, an external one of this kind is taken for a node port, which does no harm: a client is remembered
-    // only with an endpoint of the Service that has the node port.
+    // A frontend without affinity may have the same port as another Service's node port. If all addresses serve node ports, an
+    // external frontend of this kind is taken for the node port, which does no harm: a client is added only with an endpoint of
+    // the Service that has the node port.
     let at_node = if settings.node_ports_everywhere {
         Statement::NotIn(vec![PacketField::OriginalDestination], Set::ClusterIps)
     } else {
@@ -311,7 +313,7 @@ fn learning(settings: &ProgramSettings) -> Vec<ProgramChain> {
     LookupBy::BOTH.into_iter().flat_map(chains_for).chain([learn]).collect()
 }
 
-/// The chains that forget about either list, and the one that remembers.
+/// The names of the chains that delete a client, one for each endpoint list, and of the one that updates it.
 fn names(by: LookupBy) -> [&'static str; 3] {
     match by {
         LookupBy::Address => ["forget", "forget-local", "remember"],
@@ -319,16 +321,15 @@ fn names(by: LookupBy) -> [&'static str; 3] {
     }
 }
 
-/// A client that comes back to an endpoint which is gone is forgotten, since to remember it again changes nothing of where
-/// it went.
+/// Deletes a client whose endpoint is gone, since an update of its element renews only the timeout.
 fn forget(name: &'static str, by: LookupBy, list: EndpointList) -> ProgramChain {
     let is_valid = rule([Statement::Affinity(by, Affinity::IsValid(list)), Statement::Return])
         .because("if @sticky-endpoints has what @affinity has for the client");
     chain(name, vec![is_valid, affinity(by, Affinity::Delete(list))])
 }
 
-/// The chains that learn with a timeout: an endpoint may be on both lists of its service port, and the client then sticks
-/// to it whichever of them a frontend uses.
+/// The chains that update [`Set::Affinity`] with a timeout. An endpoint may be on both lists of its service port; the client then
+/// uses it again through frontends of either list.
 pub fn affinity_chains(seconds: u32) -> [ProgramChain; 2] {
     LookupBy::BOTH.map(|by| ProgramChain {
         name: by.affinity_chain(seconds).into(),
@@ -359,7 +360,7 @@ fn masquerading(mark: Mark) -> ProgramChain {
     )
 }
 
-/// The chains that packets enter by themselves.
+/// The base chains.
 fn entries() -> Vec<ProgramChain> {
     use HookKind::{Filter, Nat};
     use PacketHook::{Forward, Input, Output, Postrouting, Prerouting};
@@ -378,7 +379,7 @@ fn entries() -> Vec<ProgramChain> {
             Filter,
             Input,
             0,
-            // An endpoint on the node's own address is delivered here and never sees postrouting.
+            // Packets to an endpoint at an address of the node are delivered here, and never reach postrouting.
             vec![new("nodeport-endpoints-check"), new("service-endpoints-check"), learn()],
         ),
         entry(
@@ -402,8 +403,8 @@ fn entries() -> Vec<ProgramChain> {
     ]
 }
 
-/// Loopback never serves node ports in this mode. Whether an address is the node's has to be asked only before the
-/// packet has been routed.
+/// Loopback addresses never serve node ports in this mode. Only before routing do rules need to match that the destination is an
+/// address of the node.
 fn at_node_port_address(settings: &ProgramSettings, before_routing: bool) -> Vec<Statement> {
     if !settings.node_ports_everywhere {
         return vec![Statement::In(vec![PacketField::Destination], Set::NodePortIps)];

@@ -6,8 +6,8 @@
 //!   Sets ────┘
 //! ```
 //!
-//! Base chains are entered in the order of hooks and priorities. The sets are what should be ([`super::desired`]) or what the
-//! kernel holds; the rules are the same statements that are sent to the kernel.
+//! Packets enter base chains in the order of hooks and priorities. The sets are the desired ones ([`super::desired_sets`]) or
+//! those of the kernel; the rules are the same statements that are sent to the kernel.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,11 +25,11 @@ use crate::walk::{self, Context, Matched, PacketVerdict};
 pub type ProgramWalk<'a> = walk::Walk<'a, ProgramRule, AffinityChange>;
 pub type ProgramPath<'a> = walk::Path<'a, ProgramRule, AffinityChange>;
 
-/// What the sets of the table hold.
+/// Looks up elements in the sets of the table.
 pub trait Sets {
     type Error;
 
-    /// The element that has this key or, in a set of ranges, whose range contains it.
+    /// The element with this key or, in a set of ranges, the one whose range contains it.
     fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error>;
 
     /// The endpoints that a map has for a frontend.
@@ -39,10 +39,10 @@ pub trait Sets {
 /// Endpoints, each with its slot, ordered by slot.
 pub type Slots = Arc<[(u32, SocketAddr)]>;
 
-/// What a packet does to [`Set::Affinity`].
+/// A change that a packet makes to [`Set::Affinity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityChange {
-    /// An element that is there keeps its endpoint, and only lasts longer: so the kernel does it.
+    /// An element that exists keeps its endpoint and gets a new timeout, as in the kernel.
     Update {
         key: Key,
         endpoint: (IpAddr, Port),
@@ -53,10 +53,10 @@ pub enum AffinityChange {
     },
 }
 
-/// Deeper than the kernel lets chains jump.
-const MOST_JUMPS: usize = 16;
+/// As deep as the kernel lets chains jump.
+const MAX_DEPTH: usize = 16;
 
-/// What becomes of the packet.
+/// Runs the program over a packet.
 pub fn run<'p, S: Sets>(
     program: &'p Program,
     context: &Context<'_>,
@@ -93,17 +93,17 @@ struct Run<'p, 'c, S> {
 
 /// What a rule does with a packet.
 enum Effect<'p> {
-    /// A statement did not match, or there was nothing more to do: the next rule.
+    /// A statement did not match, or the rule has no verdict: go on with the next rule.
     Next,
     Jump(&'p str),
     Goto(&'p str),
     Return,
-    /// The packet is through with the base chain: it has a verdict or a translation, or is past the end.
+    /// The packet leaves the base chain: it has a verdict or a translation, or reached the end.
     End,
 }
 
-/// Paths that are through with a base chain. Those to the same endpoint with the same mark are one, which has matched the
-/// rules that led there of both.
+/// Paths that have left a base chain. Those to the same endpoint with the same mark are merged, and have matched the rules of
+/// all of them that led there.
 #[derive(Default)]
 struct Ended<'p> {
     paths: Vec<ProgramPath<'p>>,
@@ -115,7 +115,7 @@ impl<'p> Ended<'p> {
         self.paths.push(path);
     }
 
-    /// Adds what goes to an endpoint; most of the path is needed only if nothing went there before.
+    /// Adds a path to an endpoint, or its probability to an existing one.
     fn translate(&mut self, path: &ProgramPath<'p>, endpoint: SocketAddr, probability: f64) {
         let at = self.translated.entry((endpoint, path.mark)).or_insert(self.paths.len());
         match self.paths.get_mut(*at) {
@@ -129,7 +129,7 @@ impl<'p> Ended<'p> {
 }
 
 impl<'p, S: Sets> Run<'p, '_, S> {
-    /// Sends packets through every base chain of a hook, as far as they get.
+    /// Sends packets through every base chain of a hook.
     fn hook(
         &mut self,
         point: PacketHook,
@@ -161,7 +161,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         Ok(paths)
     }
 
-    /// Runs a chain. Returns the path of what comes to its end, or returns from it.
+    /// Runs a chain. Returns the path if the packet reaches the end of the chain or returns from it.
     fn chain(
         &mut self,
         chain: &'p ProgramChain,
@@ -192,7 +192,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 
     fn target(&mut self, name: &'p str, stack: &mut Vec<&'p str>) -> Option<&'p ProgramChain> {
-        let chain = self.chains.get(name).copied().filter(|_| stack.len() <= MOST_JUMPS);
+        let chain = self.chains.get(name).copied().filter(|_| stack.len() <= MAX_DEPTH);
         match chain {
             Some(chain) => stack.push(&chain.name),
             None => self.not_understood.push(format!("a jump to {name}")),
@@ -207,7 +207,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<Effect<'p>, S::Error> {
-        // What a rule changes before a statement of it does not match stays changed, as in the kernel.
+        // Changes by statements before one that does not match stay, as in the kernel.
         let before = path.rules.len();
         path.rules.push(matched);
         for statement in &matched.rule.statements {
@@ -273,7 +273,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         Ok(Effect::Next)
     }
 
-    /// Sends what the map has something for to its endpoint, and leaves the rest of the path. Returns whether nothing is left.
+    /// Translates the part of the path for which the map has an endpoint, and leaves the rest. Returns whether nothing is left.
     fn dnat(
         &mut self,
         fields: &[PacketField],
@@ -282,7 +282,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<bool, S::Error> {
-        let Some((PacketField::Slot(draw), frontend)) = fields.split_last() else {
+        let Some((PacketField::Slot(range), frontend)) = fields.split_last() else {
             let Some((ip, port)) = self.find(map, fields, path)?.and_then(|found| found.endpoint()) else {
                 return Ok(false);
             };
@@ -292,7 +292,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         };
         let Some(key) = self.key(frontend, path) else { return Ok(false) };
         let slots = self.sets.slots(map, key)?;
-        let SlotRange { first, count } = *draw;
+        let SlotRange { first, count } = *range;
         let start = slots.partition_point(|(slot, _)| *slot < first);
         let end = slots.partition_point(|(slot, _)| *slot < first.saturating_add(count));
         let hit = slots.get(start..end).unwrap_or_default();
@@ -348,9 +348,9 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 }
             }
             Affinity::Dnat(_) | Affinity::IsValid(_) => {
-                let Some((ip, port)) = self.remembered(client, path)? else { return Ok(NO) };
-                let alive = Key::EMPTY.address(ip).port(port).number(list);
-                let found = self.sets.find(Set::StickyEndpoints, alive)?;
+                let Some((ip, port)) = self.last_endpoint(client, path)? else { return Ok(NO) };
+                let current = Key::EMPTY.address(ip).port(port).number(list);
+                let found = self.sets.find(Set::StickyEndpoints, current)?;
                 let Some((ip, port)) = found.and_then(|element| element.endpoint()) else { return Ok(NO) };
                 Ok(if matches!(what, Affinity::Dnat(_)) {
                     Outcome::Translate(SocketAddr::new(ip, port.get()))
@@ -365,19 +365,19 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             Affinity::Update(_, seconds) => {
                 let to = path.destination(self.context.packet);
                 let Some(port) = Port::from_api(to.port().into()) else { return Ok(NO) };
-                let alive = Key::EMPTY.address(to.ip()).port(port).number(list);
-                if self.sets.find(Set::StickyEndpoints, alive)?.is_none() {
+                let current = Key::EMPTY.address(to.ip()).port(port).number(list);
+                if self.sets.find(Set::StickyEndpoints, current)?.is_none() {
                     return Ok(NO);
                 }
-                let endpoint = self.remembered(client, path)?.unwrap_or((to.ip(), port));
+                let endpoint = self.last_endpoint(client, path)?.unwrap_or((to.ip(), port));
                 path.changes.push(AffinityChange::Update { key: client, endpoint, seconds });
                 Ok(Outcome::Matches(true))
             }
         }
     }
 
-    /// Where a client went before, after what this packet has changed of that.
-    fn remembered(
+    /// The endpoint of a client in [`Set::Affinity`], including the changes of this packet.
+    fn last_endpoint(
         &mut self,
         client: Key,
         path: &ProgramPath<'_>,
@@ -404,7 +404,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         }
     }
 
-    /// What is looked up for these fields of a packet; nothing has port zero.
+    /// The key of these fields of a packet; `None` for port zero, which no element has.
     fn key(&self, fields: &[PacketField], path: &ProgramPath<'_>) -> Option<Key> {
         let packet = self.context.packet;
         let port = |port: u16| Port::from_api(port.into());
@@ -424,7 +424,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     fn address(&self, field: PacketField, path: &ProgramPath<'_>) -> Option<IpAddr> {
         let packet = self.context.packet;
         match field {
-            // After masquerading it is another address of the node, which only what the node sends to itself meets rules with.
+            // After masquerading it is another address of the node; only what the node sends to itself reaches rules after that.
             PacketField::Source => Some(packet.source),
             PacketField::Destination => Some(path.destination(packet).ip()),
             PacketField::OriginalDestination => Some(packet.destination.ip()),
@@ -436,7 +436,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 }
 
-/// What a statement about session affinity comes to.
+/// The result of a statement of session affinity.
 enum Outcome<'p> {
     Matches(bool),
     Goto(&'p str),

@@ -1,4 +1,4 @@
-//! The sets and maps that the program looks into, and what their elements are made of.
+//! The sets and maps of the program, and their elements.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,36 +8,36 @@ use model::address::Family;
 use model::names::{Port, Protocol};
 use model::routing::Endpoint;
 
-/// A set or map of the table. "Frontend" stands for an address, a protocol and a port that clients use; node ports are
-/// frontends without an address and have sets of their own.
+/// A set or map of the table. A frontend is an address, a protocol and a port that clients use; node ports are frontends
+/// without an address and have sets of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
     ClusterIps,
     ServiceCidrs,
     NodePortIps,
-    /// What has endpoints for anyone; counts new connections.
+    /// Frontends that have endpoints for any client; counts new connections.
     Frontends(LookupBy),
-    /// Whose clients keep their address (external policy Local).
+    /// Frontends whose clients keep their address (external traffic policy Local).
     ExternalLocal(LookupBy),
-    /// Frontend and slot lead to an endpoint; counts new connections.
+    /// Maps frontend and slot to an endpoint; counts new connections.
     Endpoints(LookupBy),
-    /// The same for traffic from inside, where policy Local does not bind it.
+    /// The same for traffic from inside, to which policy Local does not apply.
     EndpointsInside(LookupBy),
-    /// Frontends with session affinity lead to their endpoint list and its timeout.
+    /// Maps frontends with session affinity to their endpoint list and timeout.
     Sticky(LookupBy),
-    /// Every endpoint of a list with session affinity. What is not here is neither remembered nor used again.
+    /// Every endpoint of a list with session affinity. Only these are added to `Affinity`, or used from it.
     StickyEndpoints,
-    /// Endpoint list and client lead to the endpoint the client got before. Filled by packets.
+    /// Maps endpoint list and client to the endpoint that the client used last. Rules add its elements.
     Affinity,
-    /// Each timeout in use leads to the chain that learns with it.
+    /// Maps each timeout in use to the chain that updates `Affinity` with it.
     Timeouts(LookupBy),
     NoEndpoints(LookupBy),
     NoLocalEndpoints(LookupBy),
-    /// Load-balancer frontends that not everyone may use.
+    /// Load-balancer frontends with source ranges.
     Firewalled,
-    /// Frontend and who may use it.
+    /// Frontends, each with a source range that may use it.
     AllowedSources,
-    /// Connections that come back to where they came from.
+    /// Connections of an endpoint to itself.
     Hairpin,
 }
 
@@ -50,34 +50,34 @@ pub enum LookupBy {
     NodePort,
 }
 
-/// What one field of a key or datum is.
+/// The type of one field of a key or of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     Address,
     Protocol,
     Port,
-    /// A number drawn by chance.
+    /// A random number.
     Slot,
-    /// An id or a number of seconds; `nft` has no better name for a plain number than `mark`.
+    /// An id or a number of seconds. `nft` has no better type for a plain number than `mark`.
     Number,
     /// A chain to go to.
     Verdict,
 }
 
-/// How packets and elements relate to a set.
+/// How the kernel uses the elements of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetKind {
     Plain,
-    /// Each element counts what matched it.
+    /// Each element counts the packets that match it.
     Counting,
-    /// Elements are ranges in the last field.
+    /// Elements are ranges of the last field.
     Ranges,
-    /// Packets add elements that expire.
+    /// Rules add elements that expire.
     Dynamic,
 }
 
 impl Set {
-    /// Those that always exist. [`Set::NodePortIps`] does only where node ports are restricted to some addresses.
+    /// The sets that always exist. [`Set::NodePortIps`] exists only if node ports are restricted to some addresses.
     pub fn fixed() -> impl Iterator<Item = Self> {
         let paired = [
             Self::Frontends,
@@ -152,7 +152,7 @@ impl Set {
         }
     }
 
-    /// Empty for a set, what it leads to for a map.
+    /// Empty for a set; the types of the values for a map.
     pub fn data(self) -> &'static [Type] {
         match self {
             Self::Endpoints(_) | Self::EndpointsInside(_) | Self::StickyEndpoints => {
@@ -192,7 +192,7 @@ impl Set {
         }
     }
 
-    /// What it is for, as `nft list` tells the reader.
+    /// The comment that `nft list` shows.
     pub fn comment(self) -> &'static str {
         match self {
             Self::ClusterIps => "active cluster IPs",
@@ -208,7 +208,7 @@ impl Set {
             Self::Sticky(_) => "session affinity: service port, endpoint list, seconds",
             Self::StickyEndpoints => "endpoints that clients may stick to, by endpoint list",
             Self::Affinity => "where a client went before, by endpoint list",
-            Self::Timeouts(_) => "who remembers clients for so many seconds",
+            Self::Timeouts(_) => "the chains that update @affinity, by seconds",
             Self::NoEndpoints(_) => "refused: no endpoints",
             Self::NoLocalEndpoints(_) => "dropped: no endpoints on this node",
             Self::Firewalled => "load-balancer IPs with source ranges",
@@ -221,12 +221,12 @@ impl Set {
 impl LookupBy {
     pub const BOTH: [Self; 2] = [Self::Address, Self::NodePort];
 
-    /// The chain that learns with this timeout.
+    /// The name of the chain that updates [`Set::Affinity`] with this timeout.
     pub fn affinity_chain(self, seconds: u32) -> String {
         format!("{}{seconds}", self.affinity_chain_prefix())
     }
 
-    /// The timeout of a chain that has such a name.
+    /// The timeout of a chain with such a name.
     pub fn affinity_chain_seconds(self, chain: &str) -> Option<u32> {
         let seconds = chain.strip_prefix(self.affinity_chain_prefix())?.parse().ok()?;
         (self.affinity_chain(seconds) == chain).then_some(seconds)
@@ -255,16 +255,16 @@ pub struct Element {
     pub data: Option<Data>,
 }
 
-/// What an element of a map leads to.
+/// The value of an element of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Data {
     Endpoint(IpAddr, Port),
     Sticky(Sticky),
-    /// The chain that learns with this timeout in seconds.
+    /// The chain that updates [`Set::Affinity`] with this timeout in seconds.
     AffinityChain(u32),
 }
 
-/// What a frontend with session affinity leads to.
+/// The value of an element of [`Set::Sticky`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sticky {
     /// The endpoint list that the frontend uses: see [`EndpointList`].
@@ -272,7 +272,7 @@ pub struct Sticky {
     pub seconds: u32,
 }
 
-/// The two endpoint lists of a service port that clients may stick to. Their ids differ in the lowest bit.
+/// The two endpoint lists of a service port with session affinity. Their ids differ in the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointList {
     Cluster,
@@ -281,7 +281,7 @@ pub enum EndpointList {
 
 impl EndpointList {
     pub const BOTH: [Self; 2] = [Self::Cluster, Self::Local];
-    /// The bit that tells the lists of a service port apart.
+    /// The bit that distinguishes the lists of a service port.
     pub const BIT: u32 = 1;
 
     /// The id of this list of a service port.
@@ -299,8 +299,8 @@ impl Sticky {
         EndpointList::Cluster.of(self.list)
     }
 
-    /// As the kernel holds it. The first word is there for `nft`, which cannot list a rule that uses the first word of
-    /// what a map gave it as part of another key.
+    /// The bytes in the kernel. The first number exists for `nft`, which cannot list a rule that uses the first part of a map's
+    /// value in another key.
     pub fn to_wire(self) -> [u8; 12] {
         let mut bytes = [0; 12];
         let words = [self.service_port(), self.list, self.seconds];
@@ -327,7 +327,7 @@ impl Element {
         Self { set, key, data: Some(Data::Endpoint(endpoint.ip, endpoint.port)) }
     }
 
-    /// The endpoint that it leads to.
+    /// The endpoint that the element leads to.
     pub fn endpoint(&self) -> Option<(IpAddr, Port)> {
         match self.data? {
             Data::Endpoint(ip, port) => Some((ip, port)),
@@ -335,13 +335,13 @@ impl Element {
         }
     }
 
-    /// The id of the service port that an element of [`Set::StickyEndpoints`] is about.
+    /// The id of the service port that an element of [`Set::StickyEndpoints`] belongs to.
     pub fn service_port(&self) -> Option<u32> {
         let (_, list) = self.key.as_bytes().split_last_chunk::<4>()?;
         (self.set == Set::StickyEndpoints).then(|| EndpointList::Cluster.of(u32::from_ne_bytes(*list)))
     }
 
-    /// The element as `nft` prints it among those of its set.
+    /// The element as `nft` prints it in its set.
     pub fn show(&self, family: Family) -> String {
         let key = self.key.show(&self.set.key(), family);
         match (self.range(family), self.data) {
@@ -381,8 +381,8 @@ impl Element {
     }
 }
 
-/// The bytes the kernel finds an element by: its fields one after the other, each filled up to a multiple of four. An
-/// element of a set of ranges has one field more than the set: the end of the range.
+/// The bytes of an element's key: its fields, each padded to a multiple of four. An element of a set of ranges has one field
+/// more than the set: the end of the range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     bytes: [u8; Self::LONGEST],
@@ -395,7 +395,7 @@ impl Key {
 
     pub const EMPTY: Self = Self { bytes: [0; Self::LONGEST], length: 0 };
 
-    /// `None` for more bytes than any element of ours has.
+    /// `None` if it is longer than the key of any element of ours.
     pub fn from_wire(bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= Self::LONGEST).then(|| Self::EMPTY.with(bytes))
     }
@@ -420,7 +420,7 @@ impl Key {
         self.with(&[high, low, 0, 0])
     }
 
-    /// In host order, as the kernel draws it.
+    /// In host order, as the kernel generates random numbers.
     pub fn slot(self, slot: u32) -> Self {
         self.number(slot)
     }
@@ -438,7 +438,7 @@ impl Key {
         self
     }
 
-    /// The key as `nft` prints it, given what it is made of.
+    /// The key as `nft` prints it, given the types of its fields.
     pub fn show(&self, types: &[Type], family: Family) -> String {
         let mut rest = self.as_bytes();
         let mut parts = Vec::new();
@@ -461,7 +461,7 @@ impl fmt::Debug for Key {
 }
 
 impl Type {
-    /// Filled up to a multiple of four.
+    /// Padded to a multiple of four.
     pub fn length(self, family: Family) -> usize {
         match (self, family) {
             (Self::Address, Family::V6) => 16,
@@ -489,13 +489,13 @@ impl Type {
     }
 }
 
-/// An address by its bytes.
+/// The address with these bytes.
 pub fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// A range as `nft` prints it: by its prefix, where it is one.
+/// A range as `nft` prints it: as a prefix, if it is one.
 pub fn show_range((first, last): (IpAddr, IpAddr)) -> String {
     let prefix = (0..=128).filter_map(|length| IpNet::new(first, length).ok());
     match prefix.into_iter().find(|net| net.network() == first && net.broadcast() == last) {
@@ -505,7 +505,7 @@ pub fn show_range((first, last): (IpAddr, IpAddr)) -> String {
     }
 }
 
-/// As in the IP header.
+/// The protocol with this number in the IP header.
 fn number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => 6,

@@ -1,4 +1,5 @@
-//! What rules are made of. The same statements are sent to the kernel, printed, and interpreted by `run`, so that the three cannot disagree.
+//! The statements of rules. The same statements are sent to the kernel, printed, and interpreted by `run`, so that the three
+//! cannot disagree.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use crate::mark::Mark;
 use crate::nftables::sets::{EndpointList, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 
-/// A rule: matches from left to right, then what to do. A statement that does not match ends it.
+/// A rule. The kernel evaluates its statements in order, and stops at the first that does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramRule {
     pub statements: Vec<Statement>,
@@ -20,7 +21,7 @@ pub struct ProgramRule {
 pub enum Statement {
     /// The first packet of a connection.
     StateNew,
-    /// A connection whose destination was translated, by whomever.
+    /// A connection whose destination was translated, not necessarily by us.
     StatusDnat,
     In(Vec<PacketField>, Set),
     NotIn(Vec<PacketField>, Set),
@@ -35,9 +36,9 @@ pub enum Statement {
     Marked(Mark),
     SetMark(Mark),
     ClearMark(Mark),
-    /// Sends the connection to what the map has for the key; no match if it has nothing.
+    /// Translates to the endpoint that the map has for the key; no match if it has none.
     Dnat(Vec<PacketField>, Set),
-    /// Session affinity. What is done for a frontend that has it; no match for one that has not.
+    /// Session affinity; no match for a frontend without it.
     Affinity(LookupBy, Affinity),
     Masquerade,
     Jump(&'static str),
@@ -47,30 +48,30 @@ pub enum Statement {
     Drop,
 }
 
-/// What session affinity does. Each begins with the same lookup, in [`Set::Sticky`], since rules cannot hand anything on
-/// to the next one. Where it is about a list and none is given, it is the one that the frontend uses.
+/// A statement of session affinity. Each starts with the same lookup in [`Set::Sticky`], since a rule cannot pass a value to the
+/// next one. Without a list, it uses that of the frontend.
 ///
-/// What a map gives cannot be written in the language of `nft` where it is part of another key, and listing it makes `nft`
-/// abort. So the program hides it: the listing has `meta mark` in the place of every id and number of seconds, and nothing
-/// at all for lookups of which nothing else is printed.
+/// The syntax of `nft` cannot express that the value of a map is part of another key, and `nft` aborts when it lists such a
+/// rule. So the program hides these lookups: the listing shows `meta mark` instead of each id and number of seconds, and
+/// omits lookups of which it would show nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Affinity {
-    /// Nothing more: the frontend has it. After the translation it is looked for as the client saw it.
+    /// Only the lookup. After the translation, it uses the original destination.
     Has,
-    /// Sends the connection where the client went before, if that is still an endpoint of the list.
+    /// Translates to the client's endpoint in [`Set::Affinity`], if the list still has it.
     Dnat(Option<EndpointList>),
-    /// The client went somewhere before that is still an endpoint of the list. After the translation.
+    /// The list still has the client's endpoint in [`Set::Affinity`]. After the translation.
     IsValid(EndpointList),
-    /// Forgets where the client went before. After the translation.
+    /// Deletes the client from [`Set::Affinity`]. After the translation.
     Delete(EndpointList),
-    /// Goes to the chain that learns with the frontend's timeout. After the translation.
+    /// Goes to the chain that updates [`Set::Affinity`] with the frontend's timeout. After the translation.
     GotoUpdate,
-    /// Remembers for so many seconds where the client went, or renews that, if it is an endpoint of the list. After the
-    /// translation.
+    /// Adds the client and its endpoint to [`Set::Affinity`] with this timeout in seconds, or renews the timeout, if the list has
+    /// the endpoint. After the translation.
     Update(EndpointList, u32),
 }
 
-/// What of a packet, or of its connection, is looked at.
+/// A field of a packet or of its connection, or a random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketField {
     Source,
@@ -80,11 +81,11 @@ pub enum PacketField {
     /// The destination before it was translated.
     OriginalDestination,
     OriginalDestinationPort,
-    /// A number drawn by chance.
+    /// A random slot of this range.
     Slot(SlotRange),
 }
 
-/// An interface by its name, or by how its name begins.
+/// An interface, by its name or by a prefix of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interface {
     Named(String),

@@ -53,7 +53,7 @@ pub struct Unexpected {
 /// The changes to the kernel, all in one transaction and in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// The transaction fails if the ruleset is no longer at this generation.
+    /// The commit fails if the ruleset is no longer at this generation, even if there is nothing to change.
     pub generation: Option<u32>,
     pub table: Option<NewTable>,
     pub unexpected: Unexpected,
