@@ -1,5 +1,5 @@
-//! The objects of the kernel that differ from the desired ones, exactly: elements, rules, chains. [`crate::served`] says
-//! what they mean.
+//! The objects of the kernel that differ from the desired ones: elements, rules, chains. [`crate::served`] tells what the
+//! differences mean.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use model::address::Family;
 use crate::iptables::chains::IptablesTable;
 use crate::nftables::sets::{Element, Set};
 
-/// One object that is not as it should be.
+/// One object that differs from the desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Difference {
     pub kind: DifferenceKind,
@@ -26,16 +26,16 @@ pub enum DifferenceKind {
     Changed,
 }
 
-/// An object of the kernel. Its text is what the tool of its mode prints.
+/// An object of the kernel. Its text is that of `nft` or `iptables-save`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KernelObject {
-    /// Of a set of the nftables table.
+    /// An element of a set of the nftables table.
     Element(Family, Element),
     /// A chain of the nftables table, by its name.
     Chain(String),
     /// Anything else of the nftables table.
     Other(Class, String),
-    /// A chain of iptables. If it changed, its rules are in another order.
+    /// A chain of iptables. If it is changed, its rules are in another order.
     SavedChain { table: IptablesTable, chain: String },
     /// A rule of iptables, without `-A` and its chain.
     SavedRule { table: IptablesTable, chain: String, rule: String },
@@ -50,8 +50,8 @@ pub enum Class {
     Element,
 }
 
-/// What both of two comparisons found. A sync may come between the reads of one comparison, so that it finds what is
-/// no difference; the next one does not find that again.
+/// The differences that two comparisons have in common. A sync between the reads of one comparison may make it find a
+/// difference that the next one does not find again.
 pub fn persistent(first: &[Difference], second: Vec<Difference>) -> Vec<Difference> {
     let first: HashSet<&Difference> = first.iter().collect();
     second.into_iter().filter(|it| first.contains(it)).collect()
@@ -62,7 +62,7 @@ impl Difference {
         Self { kind, object }
     }
 
-    /// The object, and what is different about it unless the kind says it.
+    /// The object, and how it differs, unless the kind tells it.
     pub fn text(&self) -> String {
         match (self.kind, &self.object) {
             (DifferenceKind::Changed, KernelObject::SavedChain { .. }) => {
@@ -74,7 +74,7 @@ impl Difference {
 }
 
 impl DifferenceKind {
-    /// What a sync does to such an object.
+    /// What a sync does with such an object: add, delete or change it.
     pub fn sign(self) -> char {
         match self {
             Self::Missing => '+',
@@ -94,7 +94,7 @@ impl KernelObject {
         }
     }
 
-    /// Whether it is there for a service port, known or not.
+    /// Whether it belongs to a service port, known or not.
     pub fn serves(&self) -> bool {
         matches!(self, Self::Element(_, element) if !matches!(element.set, Set::ServiceCidrs | Set::NodePortIps))
     }

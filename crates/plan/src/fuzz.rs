@@ -1,4 +1,4 @@
-//! What the fuzzer calls: the parser of rules that `iptables-save` printed. See the crate `fuzz`.
+//! The fuzz targets: the parser of `iptables-save`. See the crate `fuzz`.
 
 use model::address::Family;
 

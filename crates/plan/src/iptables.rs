@@ -1,4 +1,4 @@
-//! The iptables mode: the reference's chains and rules, byte for byte, and how to change them cheaply.
+//! The iptables mode: upstream's chains and rules, byte for byte, and how to change them cheaply.
 //!
 //! ```text
 //!   RuleSettings ──▶ program: rules that no service adds to ─┐
@@ -6,8 +6,8 @@
 //!                its lines in the shared chains ─────────┘
 //! ```
 //!
-//! A unit is never kept: it follows from the routing, which the model holds anyway. The plan remembers the routing the
-//! kernel has rules for, renders it again when it changes, and sends the chains that differ.
+//! The plan does not keep units: it keeps the routings that the kernel has rules for, which it shares with the model, renders
+//! them again when they change, and writes the chains that differ.
 
 pub mod chains;
 pub mod cleanup;

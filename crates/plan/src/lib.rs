@@ -1,4 +1,4 @@
-//! What the kernel should hold for what the model wants, and the steps that lead there.
+//! The desired state of the kernel, rendered from the routings of the model, and the steps that lead there.
 //!
 //! Pure: no I/O, no clock, no async, no log.
 #![forbid(unsafe_code)]

@@ -1,18 +1,18 @@
-//! The mark on packets that are to be masqueraded, whatever mode the rules are of.
+//! The mark on packets to masquerade, in either mode.
 
 use std::fmt;
 
-/// The bit that says "masquerade this"; private to us.
+/// The bit of the packet mark that requests masquerading. Only our rules use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u32);
 
 impl Mark {
-    /// `None` for a bit that a mark does not have.
+    /// `None` if marks have no such bit.
     pub fn from_bit(bit: u32) -> Option<Self> {
         1u32.checked_shl(bit).map(Self)
     }
 
-    /// What [`Mark::get`] gave.
+    /// The inverse of [`Mark::get`].
     pub fn from_bits(bits: u32) -> Self {
         Self(bits)
     }

@@ -1,7 +1,7 @@
-//! A map that is cloned at little cost, however large it is: clones share what neither of them has changed since.
+//! A map that is cheap to clone at any size: clones share the shards that neither of them has changed since.
 //!
 //! ```text
-//!   ours   a   b   c'  d      the first change to a shard copies it, unless nobody else holds it any more
+//!   ours   a   b   c'  d      the first change to a shard copies it, unless no clone shares it any more
 //!          │   │       │
 //!   clone  a   b   c   d
 //! ```
@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-/// As many as a byte tells apart. More would make clones dearer, fewer the changes after them.
+/// One for each value of a byte. With more, clones would cost more; with fewer, the changes after them.
 const SHARDS: usize = 256;
 
-/// In no order.
+/// A map without an order.
 #[derive(Clone, Debug)]
 pub struct Shards<K, V> {
     shards: Box<[Shard<K, V>]>,
-    /// Another one than within shards: keys that it brings together must not meet there again.
+    /// Not that of the shards: keys that it puts into the same shard must not collide there again.
     hasher: RandomState,
 }
 
@@ -62,7 +62,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Shards<K, V> {
         self.own(key)?.remove(key)
     }
 
-    /// The shard that the key is in, or would be, for us to change.
+    /// The shard of the key, copied if a clone shares it.
     fn own(&mut self, key: &K) -> Option<&mut HashMap<K, V, RandomState>> {
         let place = self.place(key);
         self.shards.get_mut(place).map(Arc::make_mut)
@@ -109,25 +109,25 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
         #[test]
-        fn it_is_a_map_and_so_is_what_was_cloned_on_the_way(ops in vec(op(), 0..500)) {
-            let (mut map, mut wanted) = (Shards::default(), BTreeMap::new());
+        fn it_is_a_map_and_so_are_its_clones(ops in vec(op(), 0..500)) {
+            let (mut map, mut expected) = (Shards::default(), BTreeMap::new());
             let mut clones = Vec::new();
             for op in ops {
                 match op {
-                    Op::Insert(key, value) => prop_assert_eq!(map.insert(key, value), wanted.insert(key, value)),
+                    Op::Insert(key, value) => prop_assert_eq!(map.insert(key, value), expected.insert(key, value)),
                     Op::Change(key, value) => {
-                        let (found, expected) = (map.get_mut(&key), wanted.get_mut(&key));
-                        prop_assert_eq!(&found, &expected);
-                        found.into_iter().chain(expected).for_each(|it| *it = value);
+                        let (found, value_of) = (map.get_mut(&key), expected.get_mut(&key));
+                        prop_assert_eq!(&found, &value_of);
+                        found.into_iter().chain(value_of).for_each(|it| *it = value);
                     }
-                    Op::Remove(key) => prop_assert_eq!(map.remove(&key), wanted.remove(&key)),
-                    Op::Clone => clones.push((map.clone(), wanted.clone())),
+                    Op::Remove(key) => prop_assert_eq!(map.remove(&key), expected.remove(&key)),
+                    Op::Clone => clones.push((map.clone(), expected.clone())),
                 }
             }
-            clones.push((map, wanted));
-            for (map, wanted) in clones {
-                prop_assert!((0..300).all(|key| map.get(&key) == wanted.get(&key)));
-                prop_assert_eq!(content(&map), wanted);
+            clones.push((map, expected));
+            for (map, expected) in clones {
+                prop_assert!((0..300).all(|key| map.get(&key) == expected.get(&key)));
+                prop_assert_eq!(content(&map), expected);
             }
         }
     }

@@ -1,7 +1,6 @@
-//! What becomes of a packet when the rules of either mode are run over it: the answer of `nftables::run` and
-//! `iptables::run`.
+//! The walk of a packet through the rules of either mode: the result of `nftables::run` and `iptables::run`.
 //!
-//! Nothing is drawn at random. Where a rule does, the walk splits into paths, each with its probability.
+//! The interpreters use no random numbers. Where a rule does, the walk splits into paths, each with its probability.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,32 +14,32 @@ pub struct Packet {
     pub source: IpAddr,
     pub protocol: Protocol,
     pub destination: SocketAddr,
-    /// The interface of the node that it comes in by; `None` if that is not known, or the node sends it.
+    /// The input interface; `None` if it is not known, or if the node sends the packet.
     pub interface: Option<String>,
 }
 
-/// A packet with everything that rules may ask about it.
+/// A packet, with everything that rules may match on.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     pub packet: &'a Packet,
     /// Every address of the node.
     pub addresses: &'a [IpAddr],
-    /// The mark that the packet already has when it meets the first rule.
+    /// The mark of the packet before the first rule.
     pub mark: u32,
-    /// Conntrack knows the flow, but has seen no reply: its state is still new, and nat chains are not asked again.
+    /// Conntrack has an entry of the flow and has seen no reply: its state is still new, and packets skip nat chains.
     pub has_entry: bool,
 }
 
-/// Every path that a packet may take.
+/// All paths that a packet may take.
 #[derive(Clone, Debug)]
 pub struct Walk<'a, Rule, Change> {
     /// Never empty; their probabilities add up to one.
     pub paths: Vec<Path<'a, Rule, Change>>,
-    /// Rules that the interpreter does not understand, and so takes for rules that do not match.
+    /// Rules that the interpreter does not understand. It treats them as rules that do not match.
     pub not_understood: Vec<String>,
 }
 
-/// One of them.
+/// One path of a packet.
 #[derive(Clone, Debug)]
 pub struct Path<'a, Rule, Change> {
     pub probability: f64,
@@ -52,9 +51,9 @@ pub struct Path<'a, Rule, Change> {
     pub mark: u32,
     /// The rules that matched, in order.
     pub rules: Vec<Matched<'a, Rule>>,
-    /// The chains that the packet was in when it was translated or stopped, from the base chain on; empty if it was neither.
+    /// The chains from the base chain to the one that translated or stopped the packet; empty if none did.
     pub chains: Vec<&'a str>,
-    /// What the packet changes in the kernel's memory of clients.
+    /// What the packet changes in the kernel's state of session affinity.
     pub changes: Vec<Change>,
 }
 
@@ -83,12 +82,12 @@ impl<Rule> Clone for Matched<'_, Rule> {
 impl<Rule> Copy for Matched<'_, Rule> {}
 
 impl Context<'_> {
-    /// A packet of a flow that conntrack has no entry of, without a mark.
+    /// A packet without a mark, of a flow without a conntrack entry.
     pub fn new<'a>(packet: &'a Packet, addresses: &'a [IpAddr]) -> Context<'a> {
         Context { packet, addresses, mark: 0, has_entry: false }
     }
 
-    /// All of 127.0.0.0/8 is the node's, though its interfaces name only one of them.
+    /// All of 127.0.0.0/8 is local, though interfaces have only one address of it.
     pub fn is_local(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || self.addresses.contains(&ip)
     }
@@ -97,7 +96,7 @@ impl Context<'_> {
         self.is_local(self.packet.source)
     }
 
-    /// The name of the interface that the packet comes in by; empty where the node sends it, as rules see it.
+    /// The input interface as rules see it; empty if the node sends the packet.
     pub fn input_interface(&self) -> &str {
         self.packet.interface.as_deref().filter(|_| !self.is_from_node()).unwrap_or_default()
     }
@@ -107,8 +106,8 @@ impl Context<'_> {
         if self.is_from_node() { PacketHook::Output } else { PacketHook::Prerouting }
     }
 
-    /// The hooks that come after [`Context::first_hook`], for a packet that now has this destination. What the node sends to
-    /// itself leaves it and comes in again.
+    /// The hooks after [`Context::first_hook`], for a packet that now has this destination. What the node sends to itself also
+    /// traverses the input hooks.
     pub fn next_hooks(&self, destination: IpAddr) -> &'static [PacketHook] {
         match (self.is_from_node(), self.is_local(destination)) {
             (true, true) => &[PacketHook::Postrouting, PacketHook::Prerouting, PacketHook::Input],
@@ -120,7 +119,7 @@ impl Context<'_> {
 }
 
 impl<'a, Rule, Change> Path<'a, Rule, Change> {
-    /// A packet that has met no rule yet.
+    /// The path before the first rule.
     pub(crate) fn start(context: &Context<'_>) -> Self {
         Self {
             probability: 1.0,
@@ -134,7 +133,7 @@ impl<'a, Rule, Change> Path<'a, Rule, Change> {
         }
     }
 
-    /// Where the packet is on its way to now.
+    /// The current destination.
     pub fn destination(&self, packet: &Packet) -> SocketAddr {
         self.endpoint.unwrap_or(packet.destination)
     }

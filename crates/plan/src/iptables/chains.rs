@@ -1,4 +1,4 @@
-//! The names of chains, and the jumps that lead to ours. All of it is a contract with operators and their scripts.
+//! The names of chains, and the jumps to our chains. Operators and their scripts depend on both.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::iptables::quoting::word;
 
-/// A table we have rules in.
+/// A table that has rules of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IptablesTable {
     Filter,
@@ -31,25 +31,25 @@ pub const POSTROUTING: &str = "KUBE-POSTROUTING";
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 pub const FORWARD: &str = "KUBE-FORWARD";
 pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
-/// SharedChain with the kubelet, which writes the same rule.
+/// Shared with kubelet, which writes the same rule.
 pub const FIREWALL: &str = "KUBE-FIREWALL";
-/// Empty: when it is gone, someone has flushed the tables.
+/// Empty. If it is missing, another program has flushed the tables.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 
 /// A chain that service ports add lines to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SharedChain {
-    /// Filter: cluster IPs that are refused.
+    /// Filter: cluster IPs without endpoints.
     Refused,
-    /// Filter: external addresses and node ports that are refused.
+    /// Filter: external addresses and node ports without endpoints.
     ExternalRefused,
-    /// Filter: health-check node ports that are accepted.
+    /// Filter: accepts health check node ports.
     HealthChecks,
-    /// Filter: load-balancer IPs closed to whom no source range admits.
+    /// Filter: drops packets to load-balancer IPs that no source range allows.
     ProxyFirewall,
-    /// Nat: the way in by address.
+    /// Nat: frontends by address.
     Services,
-    /// Nat: the way in by node port.
+    /// Nat: node ports.
     NodePorts,
 }
 
@@ -82,7 +82,7 @@ impl SharedChain {
     }
 }
 
-/// What a service port's own chain is for. In the order of their prefixes.
+/// What a service port's own chain is for. Sorted by prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// Entry for external destinations.
@@ -110,7 +110,7 @@ impl Purpose {
         }
     }
 
-    /// What a chain's name, whoever wrote it, says it is for. `None` for chains that belong to no service port.
+    /// The purpose of a chain by its name, which a foreign writer may have chosen. `None` for chains of no service port.
     pub fn of(chain: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|purpose| chain.starts_with(purpose.prefix()))
     }
@@ -134,7 +134,7 @@ pub struct ServiceChain {
 }
 
 impl ServiceChain {
-    /// `None` for a name that we would not give to any chain.
+    /// `None` for a name that no chain of ours has.
     pub fn from_name(name: &str) -> Option<Self> {
         let purpose = Purpose::of(name)?;
         let hash = name.strip_prefix(purpose.prefix())?.as_bytes().try_into().ok()?;
@@ -155,7 +155,7 @@ impl fmt::Debug for ServiceChain {
     }
 }
 
-/// Names the chains of one service port.
+/// The names of the chains of one service port.
 #[derive(Clone, Debug)]
 pub struct Namer {
     seed: Sha256,
@@ -169,12 +169,12 @@ impl Namer {
         Self { seed, hash }
     }
 
-    /// A chain of which a service port has one.
+    /// The name of a chain of which a service port has one.
     pub fn chain(&self, purpose: Purpose) -> ServiceChain {
         ServiceChain { purpose, hash: self.hash }
     }
 
-    /// The chain of one of its endpoints, which is known by `address:port`.
+    /// The name of the chain of an endpoint, given as `address:port`.
     pub fn endpoint(&self, text: &str) -> ServiceChain {
         let hash = encode(self.seed.clone().chain_update(text));
         ServiceChain { purpose: Purpose::Endpoint, hash }
@@ -189,7 +189,7 @@ pub fn lower_case(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The first 16 characters of the digest in base 32, that is, its first ten bytes.
+/// The first ten bytes of the digest in base 32: 16 characters.
 fn encode(hash: Sha256) -> [u8; 16] {
     const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
     let digest = hash.finalize();
@@ -200,7 +200,7 @@ fn encode(hash: Sha256) -> [u8; 16] {
     })
 }
 
-/// A rule in a chain of the kernel's that sends packets to one of ours.
+/// A rule in a chain of the kernel that jumps to one of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Jump {
     pub table: IptablesTable,
@@ -212,7 +212,7 @@ pub struct Jump {
 }
 
 impl Jump {
-    /// In the order in which they are put in front of what is there.
+    /// In the order in which each is inserted before the existing rules.
     pub const ALL: [Self; 14] = {
         use IptablesTable::{Filter, Nat};
         const EXTERNAL: Option<&str> = Some("kubernetes externally-visible service portals");
@@ -239,12 +239,12 @@ impl Jump {
         ]
     };
 
-    /// Those that go when we go: what the kubelet needs stays.
+    /// The jumps that cleanup deletes: kubelet needs the others.
     pub fn own() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|jump| jump.to != FIREWALL)
     }
 
-    /// A jump of releases 1.13 to 1.19, which goes like those of today.
+    /// A jump of upstream's releases 1.13 to 1.19, which cleanup deletes as well.
     pub const FORMER: Self = Self {
         table: IptablesTable::Filter,
         from: "INPUT",
@@ -258,13 +258,13 @@ impl Jump {
         format!("-A {} {}", self.from, self.rule())
     }
 
-    /// The rule in the language of `iptables-restore`, without the words that put it there.
+    /// The rule in the syntax of `iptables-restore`, without `-A` and its chain.
     pub fn rule(&self) -> String {
         let words: Vec<Cow<'_, str>> = self.arguments().into_iter().map(word).collect();
         words.join(" ")
     }
 
-    /// The rule as arguments of the `iptables` command, where blanks need no quotes.
+    /// The rule as arguments of the `iptables` command, which need no quotes.
     pub fn arguments(&self) -> Vec<&'static str> {
         let mut arguments = Vec::new();
         if self.only_new {
@@ -278,14 +278,14 @@ impl Jump {
     }
 }
 
-/// Whether nobody but us should write the chain. `KUBE-FIREWALL` is the kubelet's, too.
+/// Whether only we write the chain. Kubelet writes `KUBE-FIREWALL`, too.
 pub fn is_ours(chain: &str) -> bool {
     const FIXED: [&str; 8] =
         [SERVICES, EXTERNAL_SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, FORWARD, PROXY_FIREWALL, CANARY];
     FIXED.contains(&chain) || Purpose::of(chain).is_some()
 }
 
-/// The chains that `iptables-save` lists for one table. Its first line never is one.
+/// The chains that `iptables-save` lists for one table. Its first line is never a chain.
 pub fn saved_chains(save: &str) -> impl Iterator<Item = &str> {
     let lines = save.split('\n').skip(1);
     lines.filter_map(|line| line.strip_prefix(':')?.split(' ').next())
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_names_are_those_of_the_reference() {
+    fn chain_names_are_those_of_upstream() {
         for (service, port, protocol, want) in [
             ("shop/web", "http", Protocol::Tcp, "67NZLRHBNDSAWJRO"),
             ("default/plain", "", Protocol::Tcp, "L7CMIJ7MLO4LHB3N"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_chain_names_are_those_of_the_reference() {
+    fn endpoint_chain_names_are_those_of_upstream() {
         for (service, port, endpoint, want) in [
             ("shop/web", "http", "10.244.1.5:8080", "KUBE-SEP-34ZZ2QFGO32YYXXO"),
             ("shop/six", "https", "[fd00:10:244:1::8]:8443", "KUBE-SEP-EUZSXCNKSV7BRPUM"),
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kubelet_and_others_write_is_not_ours() {
+    fn chains_of_kubelet_and_others_are_not_ours() {
         for ours in ["KUBE-SERVICES", "KUBE-PROXY-CANARY", "KUBE-SEP-X"] {
             assert!(is_ours(ours), "{ours}");
         }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn jumps_are_known_by_how_they_are_saved() {
+    fn jumps_are_printed_as_iptables_save_prints_them() {
         let [first, .., last] = Jump::ALL.map(|jump| jump.saved());
         assert_eq!(
             first,

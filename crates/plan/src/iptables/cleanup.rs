@@ -1,4 +1,4 @@
-//! What removes our chains when another mode takes over, or on `--cleanup`. The jumps have gone before.
+//! Removes our chains when another mode takes over, or on `--cleanup`. The caller has deleted the jumps before.
 
 use crate::iptables::chains::{
     CANARY, EXTERNAL_SERVICES, FORWARD, IptablesTable, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL,
@@ -9,7 +9,7 @@ use crate::iptables::restore::Restore;
 const NAT: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
 const FILTER: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
 
-/// Removes those of the table's chains that are ours. The kubelet's stay, and so does what belongs to others.
+/// Removes the chains of the table that are ours; those of kubelet and of others stay.
 pub fn leftovers(table: IptablesTable, found: &[&str]) -> Restore {
     let stock: &[&str] = match table {
         IptablesTable::Filter => &FILTER,
@@ -29,7 +29,7 @@ pub fn leftovers(table: IptablesTable, found: &[&str]) -> Restore {
     restore
 }
 
-/// Also of releases before 1.25, which kept local endpoints in chains of another name.
+/// Includes the chains of local endpoints of upstream's releases before 1.25, which had another name.
 fn belongs_to_a_service(chain: &str) -> bool {
     Purpose::of(chain).is_some() || chain.starts_with("KUBE-XLB-")
 }

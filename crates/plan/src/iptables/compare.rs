@@ -1,5 +1,5 @@
-//! The chains and rules of a table that differ from the desired ones. Jumps from the kernel's own chains are not compared
-//! here: foreign rules may stand before and after them.
+//! The chains and rules of a table that differ from the desired ones. Jumps from the kernel's own chains are not compared here,
+//! since those chains may have foreign rules.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,10 +7,10 @@ use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::iptables::chains::{FIREWALL, IptablesTable, Purpose};
 use crate::iptables::listing::{Listing, without_comment};
 
-/// What may differ.
+/// Which differences are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance<'a> {
-    /// Chains that are to be removed later.
+    /// Chains that a later sync removes.
     pub stale: &'a BTreeSet<String>,
     /// Whether rules that choose endpoints may have or lack their comments, which large clusters leave out.
     pub comments: bool,
@@ -45,7 +45,7 @@ pub fn compare(
             rule_differences(rules, found, String::as_str)
         };
         all.extend(missing.into_iter().map(|text| rule(DifferenceKind::Missing, name, text)));
-        // KUBE-FIREWALL is kubelet's, too.
+        // Kubelet writes KUBE-FIREWALL, too.
         if name != FIREWALL {
             all.extend(unexpected.into_iter().map(|text| rule(DifferenceKind::Unexpected, name, text)));
             all.extend(is_reordered.then(|| chain(DifferenceKind::Changed, name)));
@@ -64,8 +64,8 @@ pub fn compare(
     all
 }
 
-/// The rules that are missing, those that are unexpected, and whether there are none of both but the order differs. Rules
-/// are equal if `key` is; a rule may come several times.
+/// The missing rules, the unexpected rules, and whether, without any of these, the order differs. Rules are equal if their `key`
+/// is; a rule may occur several times.
 fn rule_differences<'a, K: Eq + std::hash::Hash>(
     desired: &'a [String],
     actual: &'a [String],

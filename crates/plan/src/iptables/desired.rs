@@ -1,4 +1,4 @@
-//! Everything the tables should hold, by chain and as `iptables-save` prints it.
+//! The desired content of the tables, by chain and as `iptables-save` prints it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::iptables::listing::{Listing, as_saved};
 use crate::iptables::program::{Fixed, NAT_CHAINS, RuleSettings};
 use crate::iptables::rules::{EndpointComments, RuleUnit};
 
-/// What the desired rules follow from. A snapshot: routings are shared.
+/// A snapshot of everything that the desired rules depend on. It shares the routings.
 #[derive(Clone, Debug)]
 pub struct DesiredRules {
     pub settings: RuleSettings,
-    /// In the order of their names.
+    /// Sorted by name.
     pub services: Vec<(ServicePortName, Arc<Routing>, EndpointComments)>,
     /// The last rules of nat KUBE-SERVICES.
     pub tail: Vec<String>,
-    /// Chains that no service port has any more, and that are to be removed later.
+    /// Chains that no service port has any more, and that a later sync removes.
     pub stale: BTreeSet<String>,
 }
 
 impl DesiredRules {
-    /// What the filter and the nat table should hold.
+    /// The desired filter table and nat table.
     pub fn tables(&self) -> [Listing; 2] {
         let settings = &self.settings;
         let mut tables = Tables { settings, filter: Listing::default(), nat: Listing::default() };

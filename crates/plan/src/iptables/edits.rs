@@ -1,4 +1,4 @@
-//! Changing single lines of the chains that all service ports share, instead of writing ten thousand of them again.
+//! Changes single rules of shared chains, instead of writing ten thousand of them again.
 
 use crate::iptables::chains::SharedChain;
 use crate::iptables::restore::Section;
@@ -33,17 +33,17 @@ impl<T> PerChain<T> {
     }
 }
 
-/// Neighbouring rules of a chain that are replaced by others.
+/// Consecutive rules of a chain that are replaced by others.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Splice {
-    /// Position of the first one, counted from one, when everything above has been changed already.
+    /// The position of the first rule, from one, after all changes above it.
     pub at: usize,
     pub delete: usize,
     pub insert: Vec<String>,
 }
 
 impl Splice {
-    /// What leads from these rules, the first of them at this position, to those. What both begin and end with stays.
+    /// The splice from the rules `before`, the first of them at position `at`, to `after`. Common rules at both ends stay.
     pub fn between(at: usize, before: &[String], after: &[String]) -> Option<Self> {
         let same_head = before.iter().zip(after).take_while(|(a, b)| a == b).count();
         let (_, before) = before.split_at(same_head);
@@ -54,7 +54,7 @@ impl Splice {
         (delete > 0 || !insert.is_empty()).then_some(Self { at: at + same_head, delete, insert })
     }
 
-    /// How many lines of text it takes.
+    /// The number of lines of text.
     pub fn cost(&self) -> usize {
         self.delete + self.insert.len()
     }

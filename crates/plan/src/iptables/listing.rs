@@ -1,4 +1,4 @@
-//! How `iptables-save` prints what `iptables-restore` was told, so that the two can be compared.
+//! Translates rules of `iptables-restore` to the form that `iptables-save` prints, to compare them.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use model::address::Family;
 
 use super::saved_rule::{split_at_quote, words};
 
-/// Rules of one table by chain, as they are printed, each without the words that put it there.
+/// The rules of one table by chain, as `iptables-save` prints them, without `-A` and the chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing(pub BTreeMap<String, Vec<String>>);
 
 impl Listing {
-    /// Without what differs from run to run: remarks and counters.
+    /// Leaves out what differs between runs: remarks and counters.
     pub fn parse(save: &str) -> Self {
         let mut listing = Self::default();
         for line in save.lines() {
@@ -27,8 +27,8 @@ impl Listing {
     }
 }
 
-/// The rule as it is printed: addresses, interface and protocol come first, everything else stays in its order, but
-/// for how it is written.
+/// The rule as `iptables-save` prints it: addresses, interface and protocol come first, and the rest keeps its order, though
+/// some values are printed differently.
 pub fn as_saved(rule: &str, family: Family) -> String {
     let (single, mask) = match family {
         Family::V4 => ("/32", "255.255.255.255"),
@@ -59,7 +59,7 @@ pub fn as_saved(rule: &str, family: Family) -> String {
                 rest += &format!("{not}--mark {}/{} ", number(mark), number(mask));
             }
             "--probability" => rest += &format!("--probability {} ", probability(next())),
-            // Two blanks, indeed.
+            // It prints two blanks.
             "--nfacct-name" => rest += &format!("--nfacct-name  {} ", next()),
             "--name" => {
                 let name = next();
@@ -80,20 +80,20 @@ pub fn as_saved(rule: &str, family: Family) -> String {
     }
 }
 
-/// The same rule without its comment. In large clusters they are left out.
+/// The same rule without its comment, which large clusters leave out.
 pub fn without_comment(rule: &str) -> String {
     const COMMENT: &str = "-m comment --comment \"";
     let Some((before, after)) = rule.split_once(COMMENT) else { return rule.to_owned() };
     format!("{before}{}", split_at_quote(after).1.trim_start())
 }
 
-/// Without the zeros it may begin with.
+/// Without leading zeros.
 fn number(word: &str) -> String {
     u32::from_str_radix(word.trim_start_matches("0x"), 16)
         .map_or(word.to_owned(), |mark| format!("{mark:#x}"))
 }
 
-/// The kernel keeps chances as multiples of 2^-31.
+/// The kernel stores probabilities as multiples of 2^-31.
 fn probability(text: &str) -> String {
     let steps = f64::from(1u32 << 31);
     let chance = text.parse::<f64>().map(|chance| (chance * steps).round() / steps);
@@ -104,7 +104,7 @@ fn probability(text: &str) -> String {
 mod tests {
     use super::*;
 
-    // Against real listings this is held by the tests of the crate `kernel`.
+    // The tests of the crate `kernel` compare this with real listings.
     #[test]
     fn a_comment_can_be_left_out() {
         let rule = r#"-d 10.96.0.10/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-X"#;

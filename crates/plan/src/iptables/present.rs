@@ -1,5 +1,5 @@
-//! What the rules of this mode do that are in the kernel, written by upstream or by us: what clients may miss when another
-//! mode takes over.
+//! What the rules of this mode in the kernel do, whether upstream wrote them or we: clients may depend on it when another mode
+//! takes over.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,20 +13,20 @@ use crate::iptables::saved_rule::SavedRule;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentRules {
-    /// Whether node ports answer at 127.0.0.1.
+    /// Whether node ports are served at 127.0.0.1.
     pub serves_localhost: bool,
-    /// The addresses that serve node ports; none if all do.
+    /// The addresses that serve node ports; `None` if all do.
     pub node_port_ips: Option<BTreeSet<IpAddr>>,
-    /// Whether forwarded packets that belong to no connection are dropped.
+    /// Whether forwarded packets without a connection are dropped.
     pub drops_invalid: bool,
-    /// Whether the kernel's own chain drops what no rule accepts.
+    /// Whether the policy of the kernel's own chain is to drop.
     pub forward_drops: bool,
-    /// How many chains, rules in them, and jumps to them there are.
+    /// The number of chains, of rules in them, and of jumps to them.
     pub objects: usize,
 }
 
 impl PresentRules {
-    /// From what `iptables-save` prints of the two tables. None if there are no rules of this mode.
+    /// Parses what `iptables-save` prints for the two tables. `None` if there are no rules of this mode.
     pub fn read(family: Family, filter: &str, nat: &str) -> Option<Self> {
         let forward_drops = filter.lines().any(|line| line.starts_with(":FORWARD DROP"));
         let [filter, nat] = [filter, nat].map(Listing::parse);

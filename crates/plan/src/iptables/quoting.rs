@@ -1,18 +1,17 @@
-//! How arbitrary text gets into the input of `iptables-restore` and stays one argument there.
+//! Quotes arbitrary text as one argument in the input of `iptables-restore`.
 //!
-//! A line is an entry of its own whatever is quoted, arguments are separated by blanks, double quotes keep blanks
-//! together, and within them a backslash takes away the meaning of the next character. There is no way to write a line
-//! feed or a zero. Names of objects and interfaces have none of that, and neither reach this far nor change here: this
-//! is for the day on which something else lets them through.
+//! A line feed always ends a rule, even in quotes. Blanks separate arguments, except in double quotes, where a backslash
+//! escapes the next character. A line feed or a zero byte cannot be written at all. The API server and the kernel allow
+//! none of these characters in the names of objects and interfaces; quoting keeps rules intact should one get this far.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
-/// In bytes: what a comment can have. Nothing that we quote may be longer, and no line comes near the 10,239 bytes at
-/// which `iptables-restore` cuts it in two.
+/// The maximum length of a comment in bytes, to which all quoted text is cut. So no line reaches the 10,239 bytes at which
+/// `iptables-restore` splits it.
 pub const LONGEST: usize = 255;
 
-/// The text as one argument. Written as upstream does: in quotes only if it needs them.
+/// The text as one argument; as upstream, in quotes only if it needs them.
 pub fn word(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| !needs_quotes(c) && !c.is_control();
     if !text.is_empty() && text.len() <= LONGEST && text.chars().all(is_plain) {
@@ -22,7 +21,7 @@ pub fn word(text: &str) -> Cow<'_, str> {
     quoted.push('"');
     for c in argument(text).chars() {
         if matches!(c, '"' | '\'' | '\\') {
-            quoted.push('\\'); // `iptables-save` does so before each of these
+            quoted.push('\\'); // as `iptables-save` does
         }
         quoted.push(c);
     }
@@ -30,7 +29,7 @@ pub fn word(text: &str) -> Cow<'_, str> {
     Cow::Owned(quoted)
 }
 
-/// The text as it arrives: cut at [`LONGEST`], with a question mark for each character that cannot be written.
+/// The text as the kernel gets it: cut to [`LONGEST`] bytes, with a question mark for each character that cannot be written.
 pub fn argument(text: &str) -> String {
     let mut left = LONGEST;
     let printable = text.chars().map(|c| if c.is_control() { '?' } else { c });
@@ -42,7 +41,7 @@ pub fn argument(text: &str) -> String {
     fitting.collect()
 }
 
-/// The match that does nothing but say what a rule is for.
+/// The match that only adds a comment.
 pub fn comment(text: impl Display) -> String {
     format!("-m comment --comment {}", word(&text.to_string()))
 }

@@ -1,4 +1,4 @@
-//! A rule as `iptables-save` prints it, taken apart. Comments hold names, and names may look like options.
+//! Parses a rule as `iptables-save` prints it. Comments contain names, which may look like options.
 
 /// Its options in order.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -10,12 +10,12 @@ pub struct SavedRule<'a> {
 pub struct SavedOption<'a> {
     pub name: &'a str,
     pub is_negated: bool,
-    /// Empty for one that has none.
+    /// Empty for an option without a value.
     pub value: &'a str,
 }
 
 impl<'a> SavedRule<'a> {
-    /// Of the rule without `-A` and its chain.
+    /// Parses a rule without `-A` and its chain.
     pub fn parse(text: &'a str) -> Self {
         let mut rule = Self::default();
         let mut words = words(text).into_iter().peekable();
@@ -33,7 +33,7 @@ impl<'a> SavedRule<'a> {
         rule
     }
 
-    /// What the first option of that name says, unless it is negated.
+    /// The value of the first option with this name that is not negated.
     pub fn value(&self, name: &str) -> Option<&'a str> {
         let option = self.options.iter().find(|option| option.name == name && !option.is_negated);
         option.map(|option| option.value)
@@ -45,7 +45,7 @@ impl<'a> SavedRule<'a> {
         self.options.get(..end.unwrap_or(self.options.len())).unwrap_or_default()
     }
 
-    /// Where packets go that match.
+    /// The target of `-j` or `-g`.
     pub fn target(&self) -> Option<&'a str> {
         self.value("-j").or_else(|| self.value("-g"))
     }
@@ -62,7 +62,7 @@ pub struct Word<'a> {
     pub is_quoted: bool,
 }
 
-/// Split at blanks, except between quotes. A quote within quotes has a backslash before it.
+/// Splits at blanks, except in quotes. A backslash escapes a quote in quotes.
 pub fn words(text: &str) -> Vec<Word<'_>> {
     let mut words = Vec::new();
     let mut rest = text.trim_start();
@@ -83,7 +83,7 @@ pub fn words(text: &str) -> Vec<Word<'_>> {
     words
 }
 
-/// What comes before the quote that ends a quoted text, and what after it.
+/// The text before the closing quote, and the text after it.
 pub fn split_at_quote(text: &str) -> (&str, &str) {
     let mut is_escaped = false;
     for (at, char) in text.char_indices() {
