@@ -1,14 +1,13 @@
-//! What all service ports together need in the kernel, and what to send to get there.
+//! The desired state of the tables, what is known of their actual state, and the restores that lead there.
 //!
 //! ```text
-//!   accept ──▶ units: as desired ─────┐
-//!                                     ├─▶ full | partial ─▶ Attempt ─▶ restores ─▶ settle
-//!              settled: as the kernel ┘                                     └────▶ dropped: the next one is full
-//!              has those that changed
+//!   accept ──▶ units: desired ───────────────┐
+//!              settled: what the kernel has, ├─▶ full | partial ─▶ Attempt ─▶ restores ─▶ settle
+//!              of those that changed ────────┘                                     └────▶ dropped: the next one is full
 //! ```
 //!
-//! A partial sync costs what the changed service ports weigh; where lines of shared chains change, their positions are
-//! found by adding up numbers, not by looking at rules.
+//! The cost of a partial sync depends on the size of the changed service ports. It finds the positions of lines in shared chains
+//! by adding up numbers of lines, without rendering rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -28,39 +27,40 @@ use crate::iptables::program::{Abilities, Counters, RuleSettings};
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
 use crate::iptables::rules::{EndpointComments, Line, RuleUnit};
 
-/// With more endpoints than this, rules no longer name them and housekeeping becomes rarer.
+/// With more endpoints than this, rules have no comments for endpoints, and periodic work is done less often.
 const LARGE_CLUSTER: usize = 1_000;
-/// How often everything is written again, changed or not. Not in large clusters.
+/// How often everything is written again, except in large clusters.
 const FULL_SYNC_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// How much the kernel is told at once. What is best differs between the two variants of iptables.
+/// How much one run of `iptables-restore` writes. The best values differ between the two variants of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoreLimits {
-    /// Rules in one run of `iptables-restore`, as far as they can be separated.
+    /// The maximum number of rules in one run, as far as they can be separated.
     pub batch: usize,
-    /// Lines of one shared chain that are changed one by one; if there are more, the chain is written again.
+    /// The maximum number of lines of one shared chain that are changed one by one; with more, the chain is written again.
     pub edits: usize,
 }
 
 impl RestoreLimits {
-    /// Each run reads and writes the whole table: one run. That also makes single lines cheap to find, but hardly cheaper
-    /// to change: with 10,000 services 0.85 s instead of 1.05 s. Nothing reports that a foreign writer puts a rule into our
-    /// chains, and then a position is that of another line; for a fifth that is not worth it.
+    /// Each run reads and writes the whole table, so there is one run. Changing single lines is only slightly faster: 0.85 s
+    /// instead of 1.05 s with 10,000 Services. It is not worth the risk: nothing reports that a foreign writer inserts a rule
+    /// into our chains, and then a position is that of another line.
     pub const LEGACY: Self = Self { batch: usize::MAX, edits: 0 };
-    /// The time that one run takes grows with the square of its rules. With 10,000 services, writing `KUBE-SERVICES` again
-    /// takes 1.8 s, changing a line of it 0.2 s. The kernel reports foreign writers, so what they displace is soon repaired.
+    /// The duration of a run grows with the square of its number of rules. With 10,000 Services, writing `KUBE-SERVICES` again
+    /// takes 1.8 s, and changing a line of it 0.2 s. The kernel reports foreign writers, so that a wrong position is soon
+    /// repaired.
     pub const NFT: Self = Self { batch: 3_000, edits: 100 };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Everything is written. The jumps and counters have to be there, and the chains in the kernel to be known.
+    /// Writes everything. The caller has ensured the jumps and counters, and has listed the chains in the kernel.
     Full,
-    /// Only what changed is written.
+    /// Writes only what changed.
     Partial,
 }
 
-/// How many rules there are, and how many of them are written in this sync.
+/// The number of rules in each table, and how many of them this sync writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounts {
     pub filter: usize,
@@ -69,7 +69,7 @@ pub struct RuleCounts {
     pub nat_written: usize,
 }
 
-/// What the kernel should hold, what it holds, and when what is due.
+/// The desired state, what is known of the actual state, and when periodic work is due.
 #[derive(Debug)]
 pub struct IptablesPlan {
     settings: RuleSettings,
@@ -77,24 +77,24 @@ pub struct IptablesPlan {
     sync_period: Duration,
 
     units: BTreeMap<ServicePortName, Entry>,
-    /// Those that changed since the last settled sync, as they were then.
+    /// The service ports that changed since the last settled sync, as they were then.
     settled: BTreeMap<ServicePortName, Option<Entry>>,
-    /// Lines that service ports have in the shared chains, all together.
+    /// The number of lines of all service ports in each shared chain.
     lines: PerChain<usize>,
-    /// Rules in their own chains.
+    /// The number of rules in service ports' own chains.
     rules: usize,
 
-    /// Of the whole cluster, usable or not.
+    /// The number of endpoints of the whole cluster, usable or not.
     endpoints: usize,
     node_port_ips: Vec<IpAddr>,
     settled_tail: Vec<String>,
-    /// Service ports' chains that are or may be in the kernel and that no service port needs.
+    /// Chains that may be in the kernel and that no service port needs.
     stale: BTreeSet<String>,
 
     needs_full: bool,
     /// A foreign writer may have changed the tables.
-    is_doubtful: bool,
-    /// A foreign writer has, and that is not repaired yet.
+    may_have_drifted: bool,
+    /// A foreign writer has changed the tables, and that is not repaired yet.
     has_drifted: bool,
     counter_match: CounterMatch,
     is_large: bool,
@@ -102,21 +102,21 @@ pub struct IptablesPlan {
     last_removal: Option<Instant>,
 }
 
-/// Whether rules can have the match that feeds packet counters.
+/// Whether rules can use the match that updates packet counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CounterMatch {
-    /// Nothing speaks against it.
+    /// As far as is known.
     Usable,
-    /// A full sync was refused with it. The next one does without, and whether that succeeds tells more.
+    /// A full sync with it was refused. The next one does not use it, and shows whether that was the reason.
     Suspect {
-        /// The refusal names it.
+        /// The error names the match.
         is_named: bool,
     },
     /// The commands or the kernel lack it.
     Missing,
 }
 
-/// What has to be known of a service port to render it, and to count the rules above its own.
+/// What is kept of a service port: enough to render it, and to count the rules above its own.
 #[derive(Debug)]
 struct Entry {
     routing: Arc<Routing>,
@@ -125,7 +125,7 @@ struct Entry {
     rules: usize,
 }
 
-/// A sync that has been prepared: true once settled. Dropping it means that it failed, and the next one is full.
+/// A prepared sync. Dropping it without [`Attempt::settle`] means that it failed, and the next one is full.
 #[must_use]
 #[derive(Debug)]
 pub struct Attempt<'a> {
@@ -140,7 +140,7 @@ pub struct Attempt<'a> {
 }
 
 impl IptablesPlan {
-    /// Stale chains of large clusters are removed once per sync period.
+    /// In large clusters stale chains are removed once per sync period.
     pub fn new(settings: RuleSettings, limits: RestoreLimits, sync_period: Duration) -> Self {
         Self {
             settings,
@@ -155,7 +155,7 @@ impl IptablesPlan {
             settled_tail: Vec::new(),
             stale: BTreeSet::new(),
             needs_full: true,
-            is_doubtful: false,
+            may_have_drifted: false,
             has_drifted: false,
             counter_match: CounterMatch::Usable,
             is_large: false,
@@ -164,7 +164,7 @@ impl IptablesPlan {
         }
     }
 
-    /// From now on no rule is changed by its number: a foreign writer may put another one before it unnoticed.
+    /// From now on no rule is changed by its position, since a foreign writer may insert rules unnoticed.
     pub fn write_whole_chains(&mut self) {
         self.limits.edits = 0;
     }
@@ -177,7 +177,7 @@ impl IptablesPlan {
         self.endpoints = changes.endpoints.unwrap_or(self.endpoints);
     }
 
-    /// Makes this the routing of the service port; `None` if it is gone.
+    /// Replaces the routing of a service port; `None` if it is gone.
     pub fn replace(&mut self, name: ServicePortName, routing: Option<Arc<Routing>>) {
         let before = match routing {
             Some(routing) => self.units.insert(name.clone(), Entry::new(routing)),
@@ -190,31 +190,31 @@ impl IptablesPlan {
         &self.settings
     }
 
-    /// Every rule may follow from the settings: if they change, all are written.
+    /// Every rule may depend on the settings: if they change, the next sync is full.
     pub fn change_settings(&mut self, settings: RuleSettings) {
         self.needs_full |= self.settings != settings;
         self.settings = settings;
     }
 
-    /// Whether packet counters should be ensured for the next full sync.
+    /// Whether the caller should ensure packet counters for the next full sync.
     pub fn uses_counters(&self) -> bool {
         self.counter_match == CounterMatch::Usable
     }
 
-    /// The packet counters that the kernel has: a rule whose counter is missing is written without it.
+    /// Sets the packet counters that the kernel has: rules are written without those that are missing.
     pub fn use_counters(&mut self, counters: Counters) {
         let abilities = Abilities { counters, ..self.settings.abilities };
         self.change_settings(RuleSettings { abilities, ..self.settings.clone() });
     }
 
-    /// The addresses that the node has now. Returns those at which node ports were asked for but cannot be served.
+    /// Sets the addresses of the node. Returns those that should serve node ports but cannot.
     pub fn move_to(&mut self, interfaces: &[IpAddr]) -> Vec<IpAddr> {
         let (served, refused) = self.settings.node_port_ips(interfaces);
         self.node_port_ips = served;
         refused
     }
 
-    /// What the tables should hold, for others to compare with what they do.
+    /// The desired state, to compare with the actual one.
     pub fn desired(&self) -> DesiredRules {
         let services = self.units.iter();
         DesiredRules {
@@ -227,31 +227,31 @@ impl IptablesPlan {
         }
     }
 
-    /// Whether rules name the endpoints they are for, in a cluster of so many.
+    /// Whether rules have comments for endpoints, in a cluster with this number of endpoints.
     pub fn comments_for(endpoints: usize) -> EndpointComments {
         if endpoints > LARGE_CLUSTER { EndpointComments::LeftOut } else { EndpointComments::Written }
     }
 
-    /// The next sync writes everything, whatever the tables hold.
+    /// The next sync writes everything.
     pub fn require_full(&mut self) {
         self.needs_full = true;
     }
 
-    /// A foreign writer may have changed the tables. It may well have written the same: to write everything again
-    /// would only make that one do so, too.
+    /// A foreign writer may have changed the tables. The tables are compared first: another proxy may have written the same
+    /// rules, and if both wrote everything again, neither would stop.
     pub fn suspect_drift(&mut self) {
-        self.is_doubtful = true;
+        self.may_have_drifted = true;
     }
 
-    /// Whether the tables have to be compared with [`IptablesPlan::desired`] before changes are accepted; not if everything is
-    /// written anyway.
+    /// Whether the caller has to compare the tables with [`IptablesPlan::desired`] before it accepts changes; not if the next
+    /// sync is full anyway.
     pub fn needs_comparison(&self, now: Instant) -> bool {
-        self.is_doubtful && self.scope(now) == Scope::Partial
+        self.may_have_drifted && self.scope(now) == Scope::Partial
     }
 
-    /// The tables were compared with the desired state, or could not be: then they are taken to differ.
+    /// The caller compared the tables with the desired state. If it could not, it passes `true`.
     pub fn compared(&mut self, differs: bool) {
-        self.is_doubtful = false;
+        self.may_have_drifted = false;
         self.has_drifted |= differs;
         self.needs_full |= differs;
     }
@@ -262,12 +262,12 @@ impl IptablesPlan {
         if self.needs_full || is_due { Scope::Full } else { Scope::Partial }
     }
 
-    /// Prepares to write everything. `found` are the chains of the nat table. If they could not be read, only chains that
-    /// we wrote are removed, and the next sync is full, too.
+    /// Prepares to write everything. `found` are the chains of the nat table; if they could not be listed, only chains that we
+    /// wrote are removed, and the next sync is full, too.
     pub fn full(&mut self, now: Instant, found: Option<&[&str]>) -> Attempt<'_> {
         self.is_large = self.endpoints > LARGE_CLUSTER;
         let units = self.render_all();
-        self.stale = self.unwanted(&units, found);
+        self.stale = self.unneeded(&units, found);
         let removes_stale = self.removes_stale(now);
 
         let nothing = BTreeSet::new();
@@ -283,7 +283,7 @@ impl IptablesPlan {
         self.attempt(now, Scope::Full, restores, removes_stale, found.is_some())
     }
 
-    /// Prepares to write what changed; everything if it is not known from where.
+    /// Prepares to write what changed; everything if the actual state is not known.
     pub fn partial(&mut self, now: Instant) -> Attempt<'_> {
         if self.needs_full {
             return self.full(now, None);
@@ -292,12 +292,12 @@ impl IptablesPlan {
         let mut batches = Batches::of(self.limits.batch);
         let changes = self.write_chains(&mut batches);
 
-        let mut gates = Gates::default();
+        let mut shared = SharedChainWrites::default();
         for chain in SharedChain::ALL {
-            self.write_lines(chain, changes.get(chain), &mut gates);
+            self.write_lines(chain, changes.get(chain), &mut shared);
         }
-        if gates.weight > 0 {
-            batches.add(gates.weight, |restore| restore.append(gates.restore));
+        if shared.weight > 0 {
+            batches.add(shared.weight, |restore| restore.append(shared.restore));
         }
         let removes_stale = self.removes_stale(now);
         if removes_stale {
@@ -306,8 +306,8 @@ impl IptablesPlan {
         self.attempt(now, Scope::Partial, batches.into_restores(), removes_stale, true)
     }
 
-    /// It may have been for something else that has passed meanwhile.
-    fn trust_counters_again(&mut self) {
+    /// The refusal may have had another, temporary reason.
+    fn allow_counters(&mut self) {
         if self.counter_match != CounterMatch::Missing {
             self.counter_match = CounterMatch::Usable;
         }
@@ -374,15 +374,15 @@ impl IptablesPlan {
         units
     }
 
-    /// The chains of service ports that no service port needs, of those found or, if they could not be read, of those known.
-    fn unwanted(&self, units: &[RuleUnit], found: Option<&[&str]>) -> BTreeSet<String> {
-        let wanted: HashSet<ServiceChain, RandomState> =
+    /// The chains for service ports that no service port needs, among those found or, if they could not be listed, those known.
+    fn unneeded(&self, units: &[RuleUnit], found: Option<&[&str]>) -> BTreeSet<String> {
+        let needed: HashSet<ServiceChain, RandomState> =
             units.iter().flat_map(|unit| unit.chains.iter().map(|chain| chain.name)).collect();
-        let is_unwanted = |name: &str| {
+        let is_unneeded = |name: &str| {
             Purpose::of(name).is_some()
-                // A foreign writer's name may be one that no restore can tell.
+                // A foreign writer may have chosen a name that cannot be written in a restore.
                 && !name.contains(char::is_control)
-                && ServiceChain::from_name(name).is_none_or(|chain| !wanted.contains(&chain))
+                && ServiceChain::from_name(name).is_none_or(|chain| !needed.contains(&chain))
         };
         let known = || {
             let settled = self.settled.iter().filter_map(|(name, entry)| Some((name, entry.as_ref()?)));
@@ -394,10 +394,10 @@ impl IptablesPlan {
             Some(found) => found.iter().map(|&name| name.to_owned()).collect(),
             None => known(),
         };
-        candidates.into_iter().filter(|name| is_unwanted(name)).collect()
+        candidates.into_iter().filter(|name| is_unneeded(name)).collect()
     }
 
-    /// Writes the changed chains of changed service ports, and returns which of their lines in shared chains changed.
+    /// Writes the changed chains of changed service ports. Returns which of their lines in shared chains changed.
     fn write_chains(&mut self, batches: &mut Batches) -> PerChain<Vec<LineChange>> {
         let comments = self.comments();
         let mut changes = PerChain::<Vec<LineChange>>::default();
@@ -435,8 +435,8 @@ impl IptablesPlan {
         changes
     }
 
-    /// Changes the lines of a shared chain one by one, or all of them if that is less to do.
-    fn write_lines(&self, chain: SharedChain, changes: &[LineChange], gates: &mut Gates) {
+    /// Changes the lines of a shared chain one by one, or writes all of them if that is less.
+    fn write_lines(&self, chain: SharedChain, changes: &[LineChange], shared: &mut SharedChainWrites) {
         let tail = if chain == SharedChain::Services { self.tail() } else { Vec::new() };
         let settled_tail = if chain == SharedChain::Services { &self.settled_tail[..] } else { &[] };
         if changes.is_empty() && tail == settled_tail {
@@ -447,10 +447,10 @@ impl IptablesPlan {
         splices.extend(Splice::between(1 + self.lines.get(chain), settled_tail, &tail));
         let cost: usize = splices.iter().map(Splice::cost).sum();
 
-        let section = gates.restore.section(chain.table());
+        let section = shared.restore.section(chain.table());
         if cost <= self.limits.edits && cost <= length {
             splices.iter().for_each(|splice| splice.write(chain.name(), section));
-            gates.weight += cost;
+            shared.weight += cost;
             return;
         }
         section.chain(chain.name());
@@ -462,10 +462,10 @@ impl IptablesPlan {
                 .for_each(|line| section.append(chain.name(), &line.rule));
         }
         tail.iter().for_each(|rule| section.append(chain.name(), rule));
-        gates.weight += length.max(1);
+        shared.weight += length.max(1);
     }
 
-    /// In the order of names, so that above each of them everything is as it will be.
+    /// Sorted by name, so that each position takes the splices above it into account.
     fn splices(&self, chain: SharedChain, changes: &[LineChange]) -> Vec<Splice> {
         let mut at = 1;
         let mut from = Bound::Unbounded;
@@ -480,9 +480,9 @@ impl IptablesPlan {
     }
 }
 
-/// What is written to the shared chains; never cut, so that they lead to what is there.
+/// What is written to the shared chains, always in one run: no rule may jump to a chain that is not written yet.
 #[derive(Debug, Default)]
-struct Gates {
+struct SharedChainWrites {
     restore: Restore,
     weight: usize,
 }
@@ -534,8 +534,7 @@ impl Attempt<'_> {
         self.scope
     }
 
-    /// What to give to `iptables-restore`, one after the other; nothing if nothing changed. If one is refused, those
-    /// after it must not be sent.
+    /// The inputs of `iptables-restore`, in order; empty if nothing changed. After a refused one, the rest must not be sent.
     pub fn restores(&self) -> &[Restore] {
         &self.restores
     }
@@ -544,31 +543,31 @@ impl Attempt<'_> {
         self.counts
     }
 
-    /// Whether it repairs what a foreign writer has changed.
+    /// Whether it repairs drift.
     pub fn has_drifted(&self) -> bool {
         self.scope == Scope::Full && self.plan.has_drifted
     }
 
-    /// A restore was refused, and `names_counters` says whether for the match of packet counters. Returns whether the next
-    /// sync tries something else, so that it should be made at once.
+    /// A restore was refused; `names_counters` tells whether the error names the match for packet counters. Returns whether the
+    /// next sync tries something else, and so should start immediately.
     pub fn refused(self, names_counters: bool) -> bool {
         let plan = &mut *self.plan;
         let had_counters = plan.settings.abilities.counters != Counters::default();
         match self.scope {
             Scope::Partial => true,
             Scope::Full if had_counters => {
-                // A kernel may keep counters and yet lack the match that feeds them.
+                // A kernel may have counters without the match that updates them.
                 plan.counter_match = CounterMatch::Suspect { is_named: names_counters };
                 true
             }
             Scope::Full => {
-                plan.trust_counters_again();
+                plan.allow_counters();
                 false
             }
         }
     }
 
-    /// The kernel has taken all of it.
+    /// The kernel has committed all restores.
     pub fn settle(mut self) {
         self.is_settled = true;
         let plan = &mut *self.plan;
@@ -576,7 +575,7 @@ impl Attempt<'_> {
             plan.has_drifted = false;
             match plan.counter_match {
                 CounterMatch::Suspect { is_named: true } => plan.counter_match = CounterMatch::Missing,
-                CounterMatch::Suspect { is_named: false } => plan.trust_counters_again(),
+                CounterMatch::Suspect { is_named: false } => plan.allow_counters(),
                 CounterMatch::Usable | CounterMatch::Missing => {}
             }
         }

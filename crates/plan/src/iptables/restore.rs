@@ -1,8 +1,8 @@
 //! The input of `iptables-restore --noflush --counters`, as text.
 //!
-//! A chain line makes a chain, or empties the one that is there. All chain lines of a table come before its rules, so
-//! a chain that is written again is empty before anything is added, and what it referred to can be removed.
-//! Each table is changed as a whole or not at all; filter comes before nat.
+//! A chain line creates a chain, or flushes an existing one. All chain lines of a table come before its rules, so a chain that
+//! is written again is empty before rules are added, and the chains that it jumped to can be removed.
+//! Each table is changed atomically; filter comes before nat.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
@@ -14,7 +14,7 @@ use crate::iptables::program::{Fixed, NAT_CHAINS, RuleSettings};
 use crate::iptables::quoting::word;
 use crate::iptables::rules::{Line, RenderedChain, RuleUnit};
 
-/// What one run of `iptables-restore` is told.
+/// The input of one run of `iptables-restore`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub filter: Section,
@@ -41,7 +41,7 @@ impl Restore {
         self.filter.is_empty() && self.nat.is_empty()
     }
 
-    /// Does what the other does, too, after this.
+    /// Appends the changes of another restore.
     pub fn append(&mut self, other: Self) {
         for (section, other) in [(&mut self.filter, other.filter), (&mut self.nat, other.nat)] {
             section.chains.push_str(&other.chains);
@@ -50,7 +50,7 @@ impl Restore {
         }
     }
 
-    /// The text in pieces, to be written one after the other. Tables in which nothing changes are left out.
+    /// The text in consecutive pieces. Tables without changes are left out.
     pub fn pieces(&self) -> impl Iterator<Item = &str> {
         [("*filter\n", &self.filter), ("*nat\n", &self.nat)]
             .into_iter()
@@ -70,12 +70,12 @@ impl Section {
         self.chains.is_empty() && self.rules.is_empty()
     }
 
-    /// How many rules it adds.
+    /// The number of rules that it adds.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Makes the chain, or empties it.
+    /// Creates the chain, or flushes it.
     pub fn chain(&mut self, name: impl Display) {
         let _ = writeln!(self.chains, ":{name} - [0:0]"); // writing to a string cannot fail
     }
@@ -95,12 +95,12 @@ impl Section {
         let _ = writeln!(self.rules, "-D {chain} {at}");
     }
 
-    /// Removes the chain, which must be empty by then, and no rule may jump to it. Its name may be a foreign writer's.
+    /// Removes the chain, which must be empty and have no jumps to it. A foreign writer may have chosen its name.
     pub fn remove(&mut self, chain: &str) {
         let _ = writeln!(self.rules, "-X {}", word(chain));
     }
 
-    /// Writes a service port's own chain, whatever it held before.
+    /// Replaces a service port's own chain.
     pub fn rewrite(&mut self, chain: &RenderedChain) {
         self.chain(chain.name);
         self.rules.push_str(chain.masquerade.as_deref().unwrap_or_default());
@@ -108,7 +108,7 @@ impl Section {
         self.count += chain.count;
     }
 
-    /// The same for all chains of a unit, in the order of the reference.
+    /// Replaces all chains of a unit, in upstream's order.
     fn rewrite_all(&mut self, chains: &[RenderedChain]) {
         for chain in chains {
             self.chain(chain.name);
@@ -127,7 +127,7 @@ impl Section {
     }
 }
 
-/// Everything at once, to the byte as the reference does it. Units come in the order of their names.
+/// Everything in one run, byte for byte as upstream. Units are sorted by name.
 pub fn whole(
     settings: &RuleSettings,
     tail: &[String],
@@ -154,8 +154,8 @@ pub fn whole(
     restore
 }
 
-/// The same in several runs, of about so many rules each, such that at no time a packet meets a chain that is missing
-/// or written in part: what a chain jumps to comes before it, and the ways in come last.
+/// The same in several runs of about `limit` rules each, such that no packet reaches a missing or incomplete chain: the targets
+/// of a chain are written before it, and the shared chains last.
 pub fn in_batches(
     settings: &RuleSettings,
     tail: &[String],
@@ -164,18 +164,18 @@ pub fn in_batches(
     limit: usize,
 ) -> Vec<Restore> {
     let mut batches = Batches::of(limit);
-    batches.add(4, |restore| ground(settings, &mut restore.nat));
+    batches.add(4, |restore| write_base(settings, &mut restore.nat));
     let mut lines = Vec::new();
     for unit in units {
         unit.targets_first().into_iter().for_each(|chain| batches.add_chain(chain));
         lines.extend(unit.lines);
     }
-    batches.add(lines.len(), |restore| gates(settings, tail, &lines, restore));
+    batches.add(lines.len(), |restore| write_shared(settings, tail, &lines, restore));
     batches.add_removals(stale);
     batches.into_restores()
 }
 
-/// Cuts what is to be done into runs, in the order in which it comes.
+/// Splits changes into runs, in the order in which they are added.
 #[derive(Debug)]
 pub struct Batches {
     limit: usize,
@@ -189,7 +189,7 @@ impl Batches {
         Self { limit, done: Vec::new(), current: Restore::default(), weight: 0 }
     }
 
-    /// Adds what must not be cut.
+    /// Adds changes that have to be in one run.
     pub fn add(&mut self, weight: usize, write: impl FnOnce(&mut Restore)) {
         if !self.current.is_empty() && self.weight.saturating_add(weight) > self.limit {
             self.done.push(std::mem::take(&mut self.current));
@@ -203,7 +203,7 @@ impl Batches {
         self.add(chain.count, |restore| restore.nat.rewrite(chain));
     }
 
-    /// A chain goes before those that it may jump to.
+    /// Removes a chain before those that it may jump to.
     pub fn add_removals(&mut self, stale: &BTreeSet<String>) {
         let mut stale: Vec<&String> = stale.iter().collect();
         stale.sort_by_key(|chain| Purpose::of(chain).map(Purpose::depth));
@@ -221,14 +221,14 @@ impl Batches {
     }
 }
 
-/// The fixed chains that services' own chains jump to or rely on.
-fn ground(settings: &RuleSettings, nat: &mut Section) {
+/// Writes the fixed chains that service ports' own chains jump to or depend on.
+fn write_base(settings: &RuleSettings, nat: &mut Section) {
     [POSTROUTING, MARK_MASQ].into_iter().for_each(|chain| nat.chain(chain));
     nat.append_fixed(&settings.masquerading());
 }
 
-/// The fixed chains of the filter table, and all shared chains: what leads packets to services' own chains.
-fn gates(settings: &RuleSettings, tail: &[String], lines: &[Line], restore: &mut Restore) {
+/// Writes the fixed chains of the filter table, and all shared chains, which jump to service ports' own chains.
+fn write_shared(settings: &RuleSettings, tail: &[String], lines: &[Line], restore: &mut Restore) {
     let Restore { filter, nat } = restore;
     settings.filter_chains().for_each(|chain| filter.chain(chain));
     filter.append_fixed(&settings.martians());

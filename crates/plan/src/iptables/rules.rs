@@ -1,4 +1,4 @@
-//! What one service port contributes: chains of its own, and lines in the chains it shares with the others.
+//! The rules of one service port: its own chains, and its lines in shared chains.
 //!
 //! ```text
 //!   KUBE-SERVICES ──▶ SVC | SVL        cluster IP
@@ -7,7 +7,7 @@
 //!   EXT ──▶ SVC | SVL ──▶ SEP ──▶ DNAT
 //! ```
 //!
-//! Policy has been decided in the [`Routing`]; here it only becomes text. Order and words are the reference's.
+//! The model has decided policy in the [`Routing`]; this module only renders it. Order and text are upstream's.
 
 use std::cmp::Reverse;
 use std::fmt::{self, Write};
@@ -22,32 +22,32 @@ use crate::iptables::chains::{
 use crate::iptables::program::{LOCALHOST_NODE_PORTS, RuleSettings};
 use crate::iptables::quoting::comment;
 
-/// Everything the kernel holds for one service port, in the order in which the reference writes it.
+/// What the kernel holds for one service port, in the order in which upstream writes it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RuleUnit {
     pub lines: Vec<Line>,
     pub chains: Vec<RenderedChain>,
 }
 
-/// A rule in a chain that is shared, without the words that put it there.
+/// A rule in a shared chain, without `-A` and the chain.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
     pub chain: SharedChain,
     pub rule: String,
 }
 
-/// A chain of the nat table that is a service port's own.
+/// A service port's own chain in the nat table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RenderedChain {
     pub name: ServiceChain,
-    /// The rule that comes first in the chain that cluster-IP traffic enters. Apart, for the reference writes it apart.
+    /// The first rule of the chain that cluster-IP traffic enters. It is separate because upstream writes it separately.
     pub masquerade: Option<String>,
-    /// All others, each a line that appends it.
+    /// All other rules, each as a line of `iptables-restore`.
     pub rules: String,
     pub count: usize,
 }
 
-/// Whether rules say which endpoint they are for. In large clusters that is too much text.
+/// Whether rules have comments for endpoints. Large clusters leave them out, since they are too much text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointComments {
     Written,
@@ -65,19 +65,19 @@ impl RuleUnit {
         Self { lines: writer.lines(), chains: writer.chains(comments) }
     }
 
-    /// Only what it adds to the shared chains.
+    /// Only its lines in shared chains.
     pub fn render_lines(name: &ServicePortName, routing: &Routing, settings: &RuleSettings) -> Vec<Line> {
         Writer::new(name, routing, settings).lines()
     }
 
-    /// Its chains such that what one jumps to comes before it.
+    /// Its chains, each after the targets of its jumps.
     pub fn targets_first(&self) -> Vec<&RenderedChain> {
         let mut chains: Vec<&RenderedChain> = self.chains.iter().collect();
         chains.sort_by_key(|chain| Reverse(chain.name.purpose.depth()));
         chains
     }
 
-    /// Rules in its own chains.
+    /// The number of rules in its own chains.
     pub fn rules(&self) -> usize {
         self.chains.iter().map(|chain| chain.count).sum()
     }
@@ -88,7 +88,7 @@ impl RenderedChain {
         Self { name, masquerade: None, rules: String::new(), count: 0 }
     }
 
-    /// With room for so many rules, for there may be as many such chains as pods.
+    /// Reserves memory for this number of rules: there may be as many such chains as pods.
     fn with_room(name: ServiceChain, rules: usize) -> Self {
         Self { rules: String::with_capacity(rules * 160), ..Self::new(name) }
     }
@@ -101,7 +101,7 @@ impl RenderedChain {
     }
 }
 
-/// One service port, about to be put into words.
+/// Renders one service port.
 struct Writer<'a> {
     name: String,
     protocol: &'static str,
@@ -221,8 +221,8 @@ impl<'a> Writer<'a> {
         Some(format!("{} {to}{who} -j {MARK_MASQ}", self.comment("cluster IP")))
     }
 
-    /// What comes from outside. Where the client's address is to be seen by the endpoint, pods and this node take a
-    /// short circuit, for no outsider expects their addresses.
+    /// The chain for external destinations. If endpoints see the addresses of clients, traffic from pods and from this node is
+    /// short-circuited to the cluster's endpoints.
     fn external(&self) -> RenderedChain {
         let name = &self.name;
         let to = |verb: &str| comment(format_args!("{verb} for {name} external destinations"));
@@ -232,9 +232,9 @@ impl<'a> Writer<'a> {
             if let Some(from_pod) = self.settings.from_pod() {
                 chain.add(format_args!("{} {from_pod} -j {cluster}", to("pod traffic")));
             }
-            let from_here = "-m addrtype --src-type LOCAL";
-            chain.add(format_args!("{} {from_here} -j {MARK_MASQ}", to("masquerade LOCAL traffic")));
-            chain.add(format_args!("{} {from_here} -j {cluster}", to("route LOCAL traffic")));
+            let from_node = "-m addrtype --src-type LOCAL";
+            chain.add(format_args!("{} {from_node} -j {MARK_MASQ}", to("masquerade LOCAL traffic")));
+            chain.add(format_args!("{} {from_node} -j {cluster}", to("route LOCAL traffic")));
         } else {
             chain.add(format_args!("{} -j {MARK_MASQ}", to("masquerade traffic")));
         }
@@ -254,7 +254,7 @@ impl<'a> Writer<'a> {
             chain.add(format_args!("{why} -s {range} -j {external}"));
         }
         if self.routing.ranges_admit_node {
-            // What this node sends there may leave with the load balancer's own address as its source.
+            // What this node sends to itself may have the load-balancer IP as its source.
             for ip in &addresses.load_balancer_ips {
                 chain.add(format_args!("{why} -s {ip} -j {external}"));
             }
@@ -264,7 +264,7 @@ impl<'a> Writer<'a> {
         chain
     }
 
-    /// One of several endpoints: the one the client had, or else any.
+    /// The chain that picks an endpoint: the one that the client used last, or else a random one.
     fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> RenderedChain {
         let mut chain = RenderedChain::with_room(self.chains.chain(purpose), targets.len());
         let mut add = |target: &Target, condition: fmt::Arguments<'_>| {
@@ -285,8 +285,8 @@ impl<'a> Writer<'a> {
         }
         for (target, left) in targets.iter().zip((1..=targets.len()).rev()) {
             if left > 1 {
-                let chance = probability(left);
-                add(target, format_args!("-m statistic --mode random --probability {chance} "));
+                let probability = probability(left);
+                add(target, format_args!("-m statistic --mode random --probability {probability} "));
             } else {
                 add(target, format_args!(""));
             }
@@ -301,15 +301,15 @@ impl<'a> Writer<'a> {
             EndpointComments::Written => format!("{} ", comment(&self.name)),
             EndpointComments::LeftOut => String::new(),
         };
-        let remembered = match self.routing.affinity {
+        let recent = match self.routing.affinity {
             Some(_) => format!("-m recent --name {chain} --set "),
             None => String::new(),
         };
         let mut chain = RenderedChain::with_room(*chain, 2);
-        // A pod that comes back to itself would see its own address.
+        // Otherwise a pod that connects to itself would see its own address as the source.
         chain.add(format_args!("{comment}-s {} -j {MARK_MASQ}", endpoint.ip));
         let words = format_args!("-m {protocol} -p {protocol}");
-        chain.add(format_args!("{comment}{remembered}{words} -j DNAT --to-destination {text}"));
+        chain.add(format_args!("{comment}{recent}{words} -j DNAT --to-destination {text}"));
         chain
     }
 
@@ -325,7 +325,7 @@ impl<'a> Writer<'a> {
             && !addresses.source_ranges.is_empty()
     }
 
-    /// The chain that a kind of traffic enters, or how it is turned away.
+    /// The chain that this traffic enters, or how it is refused.
     fn entry(&self, traffic: Traffic) -> Result<ServiceChain, Refusal> {
         match traffic {
             Traffic::ToCluster => Ok(self.chains.chain(Purpose::Cluster)),
@@ -341,26 +341,26 @@ impl<'a> Writer<'a> {
         self.comment(refusal.reason)
     }
 
-    /// What the rule is for; the text begins with the name of the service port.
+    /// The comment of a rule: the name of the service port, and the text.
     fn comment(&self, text: impl fmt::Display) -> String {
         comment(format_args!("{} {text}", self.name))
     }
 
-    /// Matches what goes to the service port at this address.
+    /// Matches packets to the service port at this address.
     fn to(&self, ip: IpAddr) -> String {
         let Self { protocol, routing, .. } = self;
         format!("-m {protocol} -p {protocol} -d {ip} --dport {}", routing.port)
     }
 }
 
-/// An endpoint, and what it is called.
+/// An endpoint, its text, and the name of its chain.
 struct Target {
     endpoint: Endpoint,
     text: String,
     chain: ServiceChain,
 }
 
-/// Those targets that are these endpoints. Both are in the same order.
+/// The targets of these endpoints. Both are in the same order.
 fn among<'a>(targets: &'a [Target], endpoints: &[Endpoint]) -> Vec<&'a Target> {
     let mut targets = targets.iter();
     endpoints.iter().filter_map(|endpoint| targets.find(|target| target.endpoint == *endpoint)).collect()
@@ -372,7 +372,7 @@ struct Refusal {
     reason: &'static str,
 }
 
-/// The chance of the first of so many, as the reference prints it.
+/// The probability of the first of n endpoints, as upstream prints it.
 fn probability(of: usize) -> String {
     let of = u32::try_from(of).unwrap_or(u32::MAX);
     format!("{:.10}", 1.0 / f64::from(of))

@@ -1,13 +1,12 @@
 //! Runs rules in the format of `iptables-save` over a packet, as the kernel does.
 //!
 //! ```text
-//!   what should be: desired ─┐
-//!                            ├─▶ Tables ─▶ run ─▶ Walk
-//!   what is: iptables-save ──┘
+//!   desired rules ─────────┐
+//!                          ├─▶ Tables ─▶ run ─▶ Walk
+//!   actual: iptables-save ─┘
 //! ```
 //!
-//! Of the kernel's own chains only those rules are run that jump to ours: whatever else a node has there is not this
-//! proxy's, and may be anything.
+//! In the kernel's own chains only the jumps to our chains are run: other programs may have any rules there.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -38,23 +37,23 @@ pub struct ListedRule<'a> {
     pub text: Cow<'a, str>,
 }
 
-/// The client is put on the list of this name, or again at its top.
+/// The match `recent` adds the client to the list of this name, or renews its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recent<'a> {
     pub list: &'a str,
 }
 
-/// Whether a client has been put on the list of this name within so many seconds.
+/// Whether a client was added to the list of this name within the given number of seconds.
 pub type RecentClients<'a> = &'a dyn Fn(&str, IpAddr, u32) -> bool;
 
-/// RecentClients no client.
+/// All lists are empty.
 pub const NO_RECENT_CLIENTS: RecentClients<'static> = &|_, _, _| false;
 
-/// Deeper than any of our chains lead; rules that lead back to where they came from are not ours.
-const MOST_JUMPS: usize = 8;
+/// The maximum depth of jumps, which no chain of ours exceeds; foreign rules may form a loop.
+const MAX_DEPTH: usize = 8;
 
 impl<'a> Tables<'a> {
-    /// What `iptables-save` prints of either table.
+    /// Parses what `iptables-save` prints for the two tables.
     pub fn saved(nat: &'a str, filter: &'a str) -> Self {
         let mut tables = Self::default();
         for (table, text) in [(IptablesTable::Nat, nat), (IptablesTable::Filter, filter)] {
@@ -70,7 +69,7 @@ impl<'a> Tables<'a> {
                 else {
                     continue;
                 };
-                // There may be tens of thousands, and what does not lead to our chains is not followed.
+                // There may be tens of thousands, and only those that lead to our chains are followed.
                 if chain.starts_with("KUBE-") || rule.contains("-j KUBE-") || rule.contains("-g KUBE-") {
                     let rule = ListedRule { text: Cow::Borrowed(rule) };
                     tables.of(table).entry(chain).or_default().push(rule);
@@ -80,10 +79,10 @@ impl<'a> Tables<'a> {
         tables
     }
 
-    /// What the filter and the nat table should hold, with the jumps that lead there.
+    /// The desired filter table and nat table, with the jumps to our chains.
     pub fn desired([filter, nat]: &'a [Listing; 2]) -> Self {
         let mut tables = Self::default();
-        // Each is put in front of those that are there.
+        // Each jump is inserted before the existing ones.
         for jump in Jump::ALL.into_iter().rev() {
             let rule = ListedRule { text: Cow::Owned(jump.rule()) };
             tables.of(jump.table).entry(jump.from).or_default().push(rule);
@@ -114,7 +113,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// What becomes of the packet.
+/// Runs the rules over a packet.
 pub fn run<'t>(
     tables: &'t Tables<'t>,
     context: &Context<'_>,
@@ -126,9 +125,9 @@ pub fn run<'t>(
         let destination = path.destination(context.packet).ip();
         let mut on_the_way = vec![path];
         for point in context.next_hooks(destination) {
-            // What comes in again has been through nat already.
-            let asks_nat = !context.has_entry && *point != PacketHook::Prerouting;
-            on_the_way = run.hook(*point, asks_nat, on_the_way);
+            // A packet that the node sends to itself has already passed nat.
+            let passes_nat = !context.has_entry && *point != PacketHook::Prerouting;
+            on_the_way = run.hook(*point, passes_nat, on_the_way);
         }
         paths.extend(on_the_way);
     }
@@ -146,7 +145,7 @@ struct Run<'t, 'c> {
 
 impl<'t> Run<'t, '_> {
     /// Sends packets through the tables of a hook in the order of their priorities.
-    fn hook(&mut self, point: PacketHook, asks_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
+    fn hook(&mut self, point: PacketHook, passes_nat: bool, paths: Vec<RulesPath<'t>>) -> Vec<RulesPath<'t>> {
         let (name, tables): (_, &[IptablesTable]) = match point {
             PacketHook::Prerouting => ("PREROUTING", &[IptablesTable::Nat]),
             PacketHook::Input => ("INPUT", &[IptablesTable::Filter]),
@@ -154,7 +153,7 @@ impl<'t> Run<'t, '_> {
             PacketHook::Output => ("OUTPUT", &[IptablesTable::Nat, IptablesTable::Filter]),
             PacketHook::Postrouting => ("POSTROUTING", &[IptablesTable::Nat]),
         };
-        let asked = tables.iter().filter(|table| asks_nat || **table != IptablesTable::Nat);
+        let asked = tables.iter().filter(|table| passes_nat || **table != IptablesTable::Nat);
         asked.fold(paths, |paths, table| self.base_chain(*table, name, paths))
     }
 
@@ -176,7 +175,7 @@ impl<'t> Run<'t, '_> {
         ended
     }
 
-    /// Runs a chain. Returns the paths of what comes to its end, or returns from it.
+    /// Runs a chain. Returns the paths that reach its end or return from it.
     fn chain(
         &mut self,
         table: IptablesTable,
@@ -185,7 +184,7 @@ impl<'t> Run<'t, '_> {
         mut open: Vec<RulesPath<'t>>,
         ended: &mut Vec<RulesPath<'t>>,
     ) -> Vec<RulesPath<'t>> {
-        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| stack.len() <= MOST_JUMPS) else {
+        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| stack.len() <= MAX_DEPTH) else {
             return open;
         };
         stack.push(name);
@@ -249,14 +248,14 @@ impl<'t> Run<'t, '_> {
                     ended.push(RulesPath { endpoint: Some(endpoint), ..path });
                 }
                 None => {
-                    self.give_up(&matched.rule.text);
+                    self.note_unknown(&matched.rule.text);
                     return Effect::Next(vec![path]);
                 }
             },
             Some("MARK") => {
                 match marked(path.mark, rule) {
                     Some(mark) => path.mark = mark,
-                    None => self.give_up(&matched.rule.text),
+                    None => self.note_unknown(&matched.rule.text),
                 }
                 return Effect::Next(vec![path]);
             }
@@ -265,7 +264,7 @@ impl<'t> Run<'t, '_> {
                 if !is_goto {
                     return Effect::Next(back);
                 }
-                // Nothing of ours goes to a chain, and there is one path unless rules draw.
+                // Our rules use no goto, and there is a single path unless rules use random numbers.
                 return match <[RulesPath<'t>; 1]>::try_from(back) {
                     Ok([path]) => Effect::Return(path),
                     Err(paths) => {
@@ -275,23 +274,23 @@ impl<'t> Run<'t, '_> {
                 };
             }
             Some(_) => {
-                self.give_up(&matched.rule.text);
+                self.note_unknown(&matched.rule.text);
                 return Effect::Next(vec![path]);
             }
         }
         Effect::Next(Vec::new())
     }
 
-    fn give_up(&mut self, rule: &str) {
+    fn note_unknown(&mut self, rule: &str) {
         self.not_understood.push(rule.to_owned());
     }
 
-    /// How likely the rule matches: zero or one, unless it draws.
+    /// The probability that the rule matches: zero or one, unless it uses random numbers.
     fn probability(&mut self, rule: &SavedRule<'_>, text: &str, path: &mut RulesPath<'_>) -> f64 {
         let mut probability = 1.0;
         for SavedOption { name, is_negated, value } in rule.matches() {
             let Some(matches) = self.option(rule, name, value, path) else {
-                self.give_up(text);
+                self.note_unknown(text);
                 return 0.0;
             };
             let matches = if *is_negated { 1.0 - matches } else { matches };
@@ -303,11 +302,11 @@ impl<'t> Run<'t, '_> {
         probability
     }
 
-    /// `None` for an option that is not known.
+    /// The probability that one option matches; `None` for an unknown option.
     fn option(&self, rule: &SavedRule<'_>, name: &str, value: &str, path: &RulesPath<'_>) -> Option<f64> {
         let packet = self.context.packet;
         let destination = path.destination(packet);
-        let is_so = match name {
+        let matches = match name {
             "-m" | "--comment" | "--nfacct-name" => true,
             "-p" => value == lower_case(packet.protocol),
             "-s" => net(value)?.contains(&packet.source),
@@ -330,7 +329,7 @@ impl<'t> Run<'t, '_> {
             }),
             "--mode" if value == "random" => true,
             "--probability" => return value.parse().ok(),
-            // Of `recent`. That a client is looked for by its source address is the default.
+            // Options of `recent`, which identifies clients by their source address by default.
             "--name" | "--seconds" | "--reap" | "--rsource" | "--set" => true,
             "--mask" => value == "255.255.255.255" || value == "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
             "--rcheck" => {
@@ -339,17 +338,17 @@ impl<'t> Run<'t, '_> {
             }
             _ => return None,
         };
-        Some(if is_so { 1.0 } else { 0.0 })
+        Some(if matches { 1.0 } else { 0.0 })
     }
 }
 
 enum Effect<'t> {
-    /// What goes on with the next rule.
+    /// These paths continue with the next rule.
     Next(Vec<RulesPath<'t>>),
     Return(RulesPath<'t>),
 }
 
-/// Paths that are at the same rule with the same mark go on as one.
+/// Merges paths that are at the same rule with the same state.
 fn merge<'t>(paths: &mut Vec<RulesPath<'t>>, path: RulesPath<'t>) {
     let same = paths.iter_mut().find(|other| {
         (other.mark, other.endpoint, &other.changes) == (path.mark, path.endpoint, &path.changes)

@@ -74,9 +74,9 @@ pub fn run<'p, S: Sets>(
         let mut on_the_way = vec![path];
         let destination = on_the_way.first().map(|path| path.destination(context.packet).ip());
         for point in destination.into_iter().flat_map(|to| context.next_hooks(to)) {
-            // What comes in again has been through nat already.
-            let asks_nat = !context.has_entry && *point != PacketHook::Prerouting;
-            on_the_way = run.hook(*point, asks_nat, on_the_way)?;
+            // A packet that the node sends to itself has already passed nat.
+            let passes_nat = !context.has_entry && *point != PacketHook::Prerouting;
+            on_the_way = run.hook(*point, passes_nat, on_the_way)?;
         }
         paths.extend(on_the_way);
     }
@@ -133,7 +133,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     fn hook(
         &mut self,
         point: PacketHook,
-        asks_nat: bool,
+        passes_nat: bool,
         mut paths: Vec<ProgramPath<'p>>,
     ) -> Result<Vec<ProgramPath<'p>>, S::Error> {
         let hooked = |chain: &&'p ProgramChain| {
@@ -141,7 +141,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 hook.point == point
                     && match hook.kind {
                         HookKind::Filter => true,
-                        HookKind::Nat => asks_nat,
+                        HookKind::Nat => passes_nat,
                     }
             })
         };
