@@ -1,5 +1,5 @@
-//! What is served, in nouns: what each frontend does, and for which service port. The common language in which the
-//! kernel is compared with what it should hold, in every mode.
+//! What each frontend does, and for which service port: a form common to both modes, in which the actual state is compared
+//! with the desired one.
 //!
 //! ```text
 //!   desired elements or rules ─▶ Served ─┐
@@ -7,7 +7,7 @@
 //!   actual elements or rules ──▶ Served ─┘
 //! ```
 //!
-//! Both sides are read by the same code, so that what one mode leaves out or rounds is no difference.
+//! The same code reads both sides, so that what a mode leaves out or rounds makes no difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,10 +28,10 @@ pub use changes::{Fact, ServedChange};
 pub use contests::Contest;
 use owners::Owners;
 
-/// The kernel compared with what it should hold.
+/// The actual state compared with the desired one.
 #[derive(Debug)]
 pub struct KernelComparison {
-    /// How many objects there should be.
+    /// The number of desired objects.
     pub objects: usize,
     pub differences: Vec<Difference>,
     pub desired: Served,
@@ -42,15 +42,15 @@ pub struct KernelComparison {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     pub frontends: BTreeMap<FrontendKey, ServedFrontend>,
-    /// Endpoints that may connect to themselves by way of a service. Only the nftables mode says it of each.
+    /// Endpoints that can connect to themselves through a Service. Only the nftables mode has elements for them.
     pub hairpins: BTreeSet<(Protocol, ServedEndpoint)>,
-    /// By the id under which the nftables mode keeps the clients of a service port: one of its frontends.
+    /// For each id of session affinity in the nftables mode: a frontend of the service port.
     pub affinity_ids: BTreeMap<u32, FrontendKey>,
-    /// By the name of a chain of iptables.
+    /// The service port of each chain of the iptables mode.
     pub chains: BTreeMap<String, ServicePortName>,
 }
 
-/// Those of one service port.
+/// The frontends of one service port.
 type Frontends<'a> = BTreeMap<FrontendKey, &'a ServedFrontend>;
 
 /// An endpoint that connections go to.
@@ -59,21 +59,21 @@ pub type ServedEndpoint = (IpAddr, Port);
 /// What one frontend does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServedFrontend {
-    /// The service ports that claim the frontend; the first one has it. Empty where the kernel does not say.
+    /// The service ports that claim the frontend; the first one gets it. Empty if the kernel has no names.
     pub claims: Vec<ServicePortName>,
-    /// Why the first one has it, if others claim it.
+    /// Why the first one gets it, if others claim it.
     pub precedence: Option<Precedence>,
     /// Whether connections are forwarded to the endpoints.
     pub forwards: bool,
-    /// Where connections go; those from outside, if `inside` says where the others go.
+    /// The endpoints of all connections, or of those from outside if there is `inside`.
     pub endpoints: BTreeSet<ServedEndpoint>,
-    /// Where connections of pods and of this node go, if endpoints see the addresses of outside clients.
+    /// The endpoints of connections from pods and from this node, if endpoints see the addresses of outside clients.
     pub inside: Option<BTreeSet<ServedEndpoint>>,
-    /// What happens to connections that go to no endpoint.
+    /// Why connections are refused that go to no endpoint.
     pub refusal: Option<RefusalReason>,
     /// Seconds of session affinity.
     pub affinity: Option<u32>,
-    /// The source ranges that may use it, if not all may.
+    /// The source ranges that may use it; `None` if all sources may.
     pub sources: Option<BTreeSet<String>>,
 }
 
@@ -96,13 +96,13 @@ impl Served {
         self.frontends.get(frontend)?.claims.first()
     }
 
-    /// Every service port that has or claims a frontend, or has chains.
+    /// Every service port that claims a frontend, or has chains.
     fn names(&self) -> BTreeSet<&ServicePortName> {
         let claims = self.frontends.values().flat_map(|service| &service.claims);
         claims.chain(self.chains.values()).collect()
     }
 
-    /// The frontends that each service port has, and those of which it is not known.
+    /// The frontends that each service port gets; under `None` those of an unknown service port.
     fn by_owner(&self) -> BTreeMap<Option<&ServicePortName>, Frontends<'_>> {
         let mut owners: BTreeMap<_, Frontends<'_>> = BTreeMap::new();
         for (frontend, service) in &self.frontends {
@@ -113,7 +113,7 @@ impl Served {
 }
 
 impl ServedFrontend {
-    /// Every endpoint that connections from anywhere go to.
+    /// The endpoints of connections from anywhere.
     pub fn all_endpoints(&self) -> impl Iterator<Item = ServedEndpoint> {
         self.endpoints.iter().chain(self.inside.iter().flatten()).copied()
     }

@@ -1,4 +1,4 @@
-//! The difference of two [`Served`] as operators speak of it: by service port, its frontends and its endpoints.
+//! The difference of two [`Served`] in terms of service ports, frontends and endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,19 +10,19 @@ use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFr
 use crate::difference::{Difference, DifferenceKind};
 use crate::nftables::elements::FrontendKey;
 
-/// What differs of one service port, or of what belongs to no service port that is known.
+/// The differences of one service port, or those of no known service port.
 #[derive(Debug)]
 pub struct ServedChange<'a> {
     pub service: Option<ServicePortName>,
-    /// Whether the service port is desired, but not in the kernel, or the other way round.
+    /// Whether the whole service port is missing or unexpected.
     pub kind: DifferenceKind,
-    /// What users notice. Empty if they notice nothing.
+    /// What changes for clients; may be empty.
     pub facts: Vec<Fact>,
     /// Never empty.
     pub differences: Vec<&'a Difference>,
 }
 
-/// Something that a service port should do and does not, or does and should not.
+/// Something that a service port should do but does not, or the reverse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     pub kind: DifferenceKind,
@@ -30,7 +30,7 @@ pub struct Fact {
 }
 
 impl KernelComparison {
-    /// What the differences mean, in the order of names; what belongs to no service port comes first.
+    /// What the differences mean, sorted by name; those of no known service port come first.
     pub fn changes<'a>(&'a self) -> Vec<ServedChange<'a>> {
         let mut groups: BTreeMap<Option<ServicePortName>, Vec<&Difference>> = BTreeMap::new();
         for (difference, owner) in self.with_owners() {
@@ -58,11 +58,11 @@ impl KernelComparison {
     }
 }
 
-/// What a service port has and what it should have.
+/// The actual and the desired frontends of a service port.
 struct Sides<'a> {
     before: Frontends<'a>,
     after: Frontends<'a>,
-    /// Before and after, of all service ports.
+    /// The actual and the desired ones of all service ports.
     hairpins: [&'a BTreeSet<(Protocol, ServedEndpoint)>; 2],
 }
 
@@ -74,27 +74,27 @@ impl Sides<'_> {
             (DifferenceKind::Unexpected, &self.before, &self.after, actual, desired),
             (DifferenceKind::Missing, &self.after, &self.before, desired, actual),
         ] {
-            let mut say = |text: String| all.push(Fact { kind, text });
+            let mut add = |text: String| all.push(Fact { kind, text });
             for (frontend, service) in side {
                 let also = other.get(frontend).map(|it| lines(frontend, it)).unwrap_or_default();
                 let has_details =
                     kind == DifferenceKind::Missing || other.get(frontend).is_some_and(|it| it.forwards);
-                let is_told = |line: &(Scope, String)| {
+                let is_reported = |line: &(Scope, String)| {
                     !also.contains(line) && (line.0 == Scope::Frontend || has_details)
                 };
-                let told = lines(frontend, service).into_iter().filter(is_told);
-                told.for_each(|(_, line)| say(line));
+                let reported = lines(frontend, service).into_iter().filter(is_reported);
+                reported.for_each(|(_, line)| add(line));
             }
-            affinity(kind, side, other).into_iter().for_each(&mut say);
-            endpoints(side, other).into_iter().for_each(&mut say);
-            // An endpoint that comes or goes brings or takes this.
+            affinity(kind, side, other).into_iter().for_each(&mut add);
+            endpoints(side, other).into_iter().for_each(&mut add);
+            // For an endpoint that is added or removed, this is implied.
             let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
             for (target, at) in lasting {
                 let is_hairpin = |hairpins: &BTreeSet<(Protocol, ServedEndpoint)>| {
                     at.iter().any(|frontend| hairpins.contains(&(frontend.protocol, target)))
                 };
                 if is_hairpin(hairpins) && !is_hairpin(other_hairpins) {
-                    say(format!("endpoint {} is on this node, and can connect to itself", show(&target)));
+                    add(format!("endpoint {} is on this node, and can connect to itself", show(&target)));
                 }
             }
         }
@@ -102,12 +102,12 @@ impl Sides<'_> {
     }
 }
 
-/// What a line about a frontend is about.
+/// What a line about a frontend describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     /// The frontend as a whole.
     Frontend,
-    /// What need not be said of a frontend that no longer forwards connections.
+    /// A property that is not reported for a frontend that no longer forwards connections.
     Detail,
 }
 
@@ -135,13 +135,13 @@ fn lines(frontend: &FrontendKey, service: &ServedFrontend) -> Vec<(Scope, String
     lines
 }
 
-/// Session affinity that is only on this side, unless it comes or goes with all frontends that have it.
+/// Session affinity that is only on this side, unless that is implied by frontends that are only on this side.
 fn affinity(kind: DifferenceKind, side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
     let is_new = kind == DifferenceKind::Missing && other.is_empty();
     let lasts = |frontend: &FrontendKey| other.get(frontend).is_some_and(|it| it.forwards);
-    let told = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
+    let reported = side.iter().filter(|(frontend, _)| is_new || lasts(frontend));
     let also: BTreeSet<u32> = other.values().filter_map(|it| it.affinity).collect();
-    let seconds: BTreeSet<u32> = told.filter_map(|(_, it)| it.affinity).collect();
+    let seconds: BTreeSet<u32> = reported.filter_map(|(_, it)| it.affinity).collect();
     seconds.difference(&also).map(|seconds| format!("session affinity {seconds}s")).collect()
 }
 
@@ -171,7 +171,7 @@ fn endpoints(side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
     lines
 }
 
-/// Endpoints, and the frontends that lead there.
+/// The endpoints, each with the frontends that lead to it.
 fn targets(side: &Frontends<'_>) -> BTreeMap<ServedEndpoint, BTreeSet<FrontendKey>> {
     let mut targets: BTreeMap<ServedEndpoint, BTreeSet<FrontendKey>> = BTreeMap::new();
     for (frontend, service) in side {

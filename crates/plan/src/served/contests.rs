@@ -1,7 +1,7 @@
-//! Frontends that several service ports claim: which one has it after a change, and which ones do not get it.
+//! Frontends that several service ports claim: which one gets it after a change, and which ones lose.
 //!
-//! Reported only where the change makes a contest or ends one. The nftables table does not hold the claims that lose, so
-//! that a contest is seen to begin by what else of a service port comes, and to end by where the frontend led to.
+//! Reported only if the change starts or ends a contest. The nftables table has no elements for claims that lose. So a contest
+//! starts if other frontends of the losing service port are new, and has ended if the frontend led to other endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,19 +15,19 @@ use crate::nftables::elements::FrontendKey;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Contest {
     pub frontend: String,
-    /// The service port that has it.
+    /// The service port that gets it.
     pub service: String,
     /// Why, if others claim it as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precedence: Option<Precedence>,
-    /// The service ports that claim it and lose.
+    /// The service ports that claim it without getting it.
     pub denied_to: Vec<String>,
-    /// The service ports that no longer claim it, as far as the kernel holds names.
+    /// The service ports that no longer claim it, as far as the kernel has names.
     pub given_up_by: Vec<String>,
 }
 
 impl KernelComparison {
-    /// In the order of frontends.
+    /// Sorted by frontend.
     pub fn contests(&self) -> Vec<Contest> {
         let Self { desired, actual, .. } = self;
         let (new, by_owner) = (new(desired, actual), desired.by_owner());
@@ -39,7 +39,7 @@ impl KernelComparison {
                 claims_before.iter().filter(|name| !service.claims.contains(name)).collect();
             let begins = !denied_to.is_empty()
                 && (before.is_none() || service.claims.iter().any(|name| new.contains(name)));
-            // A service port that comes in place of another is not new to the frontend: their changes say it.
+            // A service port that replaces another starts no contest: their changes are reported anyway.
             let ends = !given_up_by.is_empty() && claims_before.contains(owner);
             let changes_owner = || changes_owner(frontend, service, by_owner.get(&Some(owner))?, actual);
             (begins || ends || changes_owner().is_some()).then(|| Contest {
@@ -54,7 +54,7 @@ impl KernelComparison {
     }
 }
 
-/// Service ports of which the kernel holds none of the frontends that no other claims.
+/// Service ports without an actual frontend among those that only they claim.
 fn new<'a>(desired: &'a Served, actual: &Served) -> BTreeSet<&'a ServicePortName> {
     let mut is_new: BTreeMap<&ServicePortName, bool> = BTreeMap::new();
     for (frontend, service) in &desired.frontends {
@@ -65,23 +65,23 @@ fn new<'a>(desired: &'a Served, actual: &Served) -> BTreeSet<&'a ServicePortName
     is_new.into_iter().filter(|(_, is_new)| *is_new).map(|(name, _)| name).collect()
 }
 
-/// Whether another service port has the frontend: it leads elsewhere than another frontend of its desired owner that should
-/// lead to the same endpoints.
+/// Whether another service port has the actual frontend: it does not lead to the endpoints of another frontend of its desired
+/// owner, though it should.
 fn changes_owner(
     frontend: &FrontendKey,
     service: &ServedFrontend,
     of_owner: &Frontends<'_>,
     actual: &Served,
 ) -> Option<()> {
-    let held = &actual.frontends.get(frontend)?.endpoints;
+    let found = &actual.frontends.get(frontend)?.endpoints;
     let mut alike = of_owner.iter().filter(|(other, it)| {
         *other != frontend && (&it.endpoints, &it.inside) == (&service.endpoints, &service.inside)
     });
     let other = alike.find_map(|(other, _)| actual.frontends.get(other))?;
-    let leads_elsewhere = !held.is_empty()
+    let leads_elsewhere = !found.is_empty()
         && !other.endpoints.is_empty()
-        && held.is_disjoint(&other.endpoints)
-        && held.is_disjoint(&service.endpoints);
+        && found.is_disjoint(&other.endpoints)
+        && found.is_disjoint(&service.endpoints);
     leads_elsewhere.then_some(())
 }
 

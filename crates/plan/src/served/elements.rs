@@ -1,4 +1,4 @@
-//! What the elements of the nftables sets serve. They do not hold the names of service ports.
+//! What the elements of the nftables sets serve. Elements have no names of service ports.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::{Data, Element, Set, show_range};
 
 impl KernelComparison {
-    /// Of the desired elements, given how those in the kernel differ.
+    /// Compares the desired elements with the actual ones, given their differences.
     pub fn of_elements(
         table: &DesiredTable,
         elements: &[Element],
@@ -48,7 +48,7 @@ impl Served {
         served
     }
 
-    /// Names the service ports that claim the frontends.
+    /// Adds the names of the service ports that claim the frontends.
     fn claim(&mut self, table: &DesiredTable) {
         for (frontend, service) in &mut self.frontends {
             service.claims = table.claims(frontend).to_vec();
@@ -93,9 +93,9 @@ impl Served {
         None
     }
 
-    /// Gives frontends that have no name that of the service port in `desired` which has them. One that is not desired
-    /// belonged to a service port that gets another frontend instead: the only one with the same endpoints, or else the
-    /// only one at the same address.
+    /// Gives frontends without a name that of their service port in `desired`. A frontend that is not desired belonged to a
+    /// service port that gets another frontend instead: the only one with the same endpoints, or else the only one at the same
+    /// address.
     fn name_after(&mut self, desired: &Self) {
         let is_new = |frontend: &&FrontendKey| !self.frontends.contains_key(frontend);
         let gained: BTreeSet<&ServicePortName> =

@@ -1,4 +1,4 @@
-//! The service port that an object of the kernel belongs to.
+//! Finds the service port that an object of the kernel belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use crate::difference::KernelObject;
 use crate::iptables::saved_rule::SavedRule;
 use crate::nftables::sets::{Data, Element, LookupBy, Set, address};
 
-/// By what objects are about. What is both desired and actual belongs to the service port that should have it; of several
-/// that share an object, to the first one by name.
+/// The owners of objects. An object that is both desired and actual belongs to its desired service port; one that several share
+/// belongs to the first one by name.
 #[derive(Debug)]
 pub(super) struct Owners<'a> {
     /// The desired one, then the actual one.

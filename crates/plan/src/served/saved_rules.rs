@@ -1,4 +1,4 @@
-//! What rules of the iptables mode serve, in the format of `iptables-save`. Their comments name service ports.
+//! What the rules of the iptables mode serve, from the format of `iptables-save`. Their comments name service ports.
 //!
 //! ```text
 //!   KUBE-SERVICES, KUBE-NODEPORTS ─▶ [FW ─▶] EXT ─▶ SVC | SVL ─▶ SEP ─▶ DNAT     nat
@@ -20,7 +20,7 @@ use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::show_range;
 
 impl KernelComparison {
-    /// Of the filter and the nat table.
+    /// Compares the filter and the nat table.
     pub fn of_rules(desired: &[Listing; 2], actual: &[Listing; 2], differences: Vec<Difference>) -> Self {
         let chains = desired.iter().flat_map(|Listing(chains)| chains.values());
         let objects = Jump::ALL.len() + chains.map(|rules| 1 + rules.len()).sum::<usize>();
@@ -30,7 +30,7 @@ impl KernelComparison {
 }
 
 impl Served {
-    /// Of the rules of the filter and the nat table.
+    /// Reads the rules of the filter and the nat table.
     pub fn from_rules([filter, nat]: &[Listing; 2]) -> Self {
         let mut served = Self::default();
         for rule in parsed(nat, SERVICES).chain(parsed(nat, NODE_PORTS)) {
@@ -64,7 +64,7 @@ impl Served {
         served
     }
 
-    /// The service of the frontend that a rule matches; it notes the claim.
+    /// The frontend that a rule matches. Adds the rule's service port to its claims.
     fn claimed(&mut self, rule: &SavedRule<'_>) -> Option<&mut ServedFrontend> {
         let service = self.frontends.entry(frontend(rule)?).or_default();
         let name = service_port(rule);
@@ -73,7 +73,7 @@ impl Served {
         Some(service)
     }
 
-    /// Follows a rule that matches a frontend. Of several for one frontend the first one counts.
+    /// Follows a rule that matches a frontend. If there are several rules for a frontend, the first one counts.
     fn enter(&mut self, nat: &Listing, rule: &SavedRule<'_>) -> Option<()> {
         let (chain, name) = (rule.target()?, service_port(rule));
         let is_first = !self.frontends.contains_key(&frontend(rule)?);
@@ -94,9 +94,9 @@ impl Served {
 /// Which connections a rule is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// Those from outside, or all.
+    /// From outside, or all.
     Outside,
-    /// Those of pods and of this node.
+    /// From pods and from this node.
     Inside,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Path<'a> {
         let mut is_entered = false;
         for rule in rules.iter().map(|rule| SavedRule::parse(rule)) {
             let Some(target) = rule.target() else { continue };
-            // Foreign rules may lead back; those are not followed.
+            // Foreign rules may form a loop.
             let next = Purpose::of(target).filter(|next| next.depth() > purpose.depth());
             match purpose {
                 Purpose::Firewall => {
@@ -154,7 +154,7 @@ impl<'a> Path<'a> {
     }
 }
 
-/// The service port that a rule's comment begins with. Only rules that match a protocol say all of its name.
+/// The service port at the start of a rule's comment. The protocol, which is part of its name, is that which the rule matches.
 pub(super) fn service_port(rule: &SavedRule<'_>) -> Option<ServicePortName> {
     let protocol = protocol(rule.value("-p")?)?;
     let (namespace, rest) = rule.comment()?.split(' ').next()?.split_once('/')?;
@@ -169,7 +169,7 @@ fn parsed<'a>(table: &'a Listing, chain: &str) -> impl Iterator<Item = SavedRule
 fn frontend(rule: &SavedRule<'_>) -> Option<FrontendKey> {
     let port = Port::from_api(rule.value("--dport")?.parse().ok()?)?;
     let ip = match rule.value("-d") {
-        // One that counts connections to localhost stands before the rule for the node port, and is no other frontend.
+        // The rule that counts connections to localhost precedes the one for the node port, and is no frontend of its own.
         Some(_) if rule.value("--nfacct-name").is_some() => return None,
         Some(net) => Some(net.parse::<IpNet>().ok()?.addr()),
         None => None,
@@ -177,7 +177,7 @@ fn frontend(rule: &SavedRule<'_>) -> Option<FrontendKey> {
     Some(FrontendKey { ip, protocol: protocol(rule.value("-p")?)?, port })
 }
 
-/// As the nftables mode shows it.
+/// A source range as the nftables mode shows it.
 fn range(text: &str) -> String {
     let net = text.parse::<IpNet>();
     net.map_or(text.to_owned(), |net| show_range((net.network(), net.broadcast())))

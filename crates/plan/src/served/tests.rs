@@ -1,4 +1,4 @@
-//! In both modes, from the same lines of objects.
+//! Tests of both modes, from the same lines of objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::nftables::steps::{ActualState, ActualTable, TableContent};
 
 const FAMILY: Family = Family::V4;
 
-/// Every kind of frontend, endpoints here and elsewhere, and services that are refused or dropped.
+/// Every kind of frontend, endpoints on this and on other nodes, and Services that are refused or dropped.
 const CLUSTER: &str = "
     service ns/web 10.96.0.10 LoadBalancer http:80@30080 external-ips=198.51.100.1 lb-ips=198.51.100.2 ranges=203.0.113.0/24,192.0.2.7/32
     slice   ns/web-1 of web http:8080 | 10.244.0.5 local | 10.244.1.6 node=n2
@@ -81,7 +81,7 @@ fn tables(lines: &str) -> [Listing; 2] {
     .tables()
 }
 
-/// What a proxy with the objects `after` finds where one with the objects `before` has synced.
+/// The comparison of a proxy with the objects `after`, in a kernel that was synced with the objects `before`.
 fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
     match mode {
         Mode::Nftables => elements_compared(table(before).elements(), after),
@@ -115,7 +115,7 @@ fn rules_compared(actual: &[Listing; 2], after: &str) -> KernelComparison {
 }
 
 /// Each change, and its facts.
-fn told(comparison: &KernelComparison) -> Vec<String> {
+fn reported(comparison: &KernelComparison) -> Vec<String> {
     let mut lines = Vec::new();
     for change in comparison.changes() {
         let service = change.service.map_or("of no service".into(), |name| name.to_string());
@@ -180,14 +180,14 @@ fn elements_and_rules_are_read_as_what_the_model_decided() {
 }
 
 #[test]
-fn what_does_not_differ_is_not_told() {
+fn equal_states_have_no_differences() {
     for mode in MODES {
-        assert_eq!(told(&comparison(mode, CLUSTER, CLUSTER)), [""; 0], "{mode:?}");
+        assert_eq!(reported(&comparison(mode, CLUSTER, CLUSTER)), [""; 0], "{mode:?}");
     }
 }
 
 #[test]
-fn an_edit_is_told_and_nothing_else() {
+fn an_edit_is_reported_without_anything_else() {
     let edit = |from: &str, to: &str| {
         let edited = CLUSTER.replace(from, to);
         assert_ne!(edited, CLUSTER, "{from}");
@@ -293,14 +293,14 @@ fn an_edit_is_told_and_nothing_else() {
     ];
     for mode in MODES {
         for (what, edited, want) in &edits {
-            assert_eq!(told(&comparison(mode, CLUSTER, edited)), *want, "{mode:?}: {what}");
+            assert_eq!(reported(&comparison(mode, CLUSTER, edited)), *want, "{mode:?}: {what}");
         }
     }
 }
 
-/// Only rules of iptables name the services they are for.
+/// Only rules of iptables have the names of Services.
 #[test]
-fn a_service_that_goes_is_told_by_its_frontends() {
+fn a_deleted_service_is_reported_by_its_frontends() {
     for (mode, service) in [(Mode::Nftables, "of no service"), (Mode::Iptables, "ns/none:http")] {
         let gone = CLUSTER.replace("    service ns/none 10.96.0.13 NodePort http:80@30083\n", "");
         let want = [
@@ -308,11 +308,11 @@ fn a_service_that_goes_is_told_by_its_frontends() {
             "- node port 30083/TCP refused: no endpoints",
             "- 10.96.0.13:80/TCP refused: no endpoints",
         ];
-        assert_eq!(told(&comparison(mode, CLUSTER, &gone)), want, "{mode:?}");
+        assert_eq!(reported(&comparison(mode, CLUSTER, &gone)), want, "{mode:?}");
     }
 }
 
-/// The nouns may not see it, but it is found, and belongs to the right service.
+/// A missing element may not change what is served, but it is found, and belongs to the right Service.
 #[test]
 fn any_element_that_is_missing_is_found_with_its_service() {
     let all = table(CLUSTER).elements();
@@ -320,7 +320,7 @@ fn any_element_that_is_missing_is_found_with_its_service() {
         let mut actual = all.clone();
         actual.remove(at);
         let found = elements_compared(actual, CLUSTER);
-        // A slot that is empty in the kernel may be filled otherwise than before; nothing else is.
+        // A slot that is empty in the kernel may get another endpoint than before; nothing else changes.
         let others =
             found.differences.iter().filter(|it| it.object != KernelObject::Element(FAMILY, *element));
         assert!(
@@ -368,7 +368,7 @@ fn any_rule_that_is_missing_repeated_or_out_of_order_is_found() {
                 actual[table].0.insert(chain.clone(), rules);
                 rules_compared(&actual, CLUSTER).differences
             };
-            // KUBE-FIREWALL is kubelet's, too.
+            // Kubelet writes KUBE-FIREWALL, too.
             let is_ours = usize::from(chain != crate::iptables::chains::FIREWALL);
             for at in 0..rules.len() {
                 let mut changed = rules.clone();
@@ -392,9 +392,9 @@ fn any_rule_that_is_missing_repeated_or_out_of_order_is_found() {
     }
 }
 
-/// A rule of the nat table that is lost is told with its service, by whatever it did.
+/// A missing rule of the nat table is reported with its Service, whatever it does.
 #[test]
-fn a_lost_rule_belongs_to_its_service() {
+fn a_missing_rule_belongs_to_its_service() {
     let all = tables(CLUSTER);
     for (chain, rules) in &all[1].0 {
         for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.contains("ns/dns:dns")) {
@@ -461,7 +461,7 @@ fn a_contest_is_reported_when_it_begins_or_ends() {
     }
 }
 
-/// The service port had another name, but what it serves is the same.
+/// The service port has another name, but serves the same.
 #[test]
 fn a_service_port_that_is_renamed_makes_no_contest() {
     for mode in MODES {
@@ -471,7 +471,7 @@ fn a_service_port_that_is_renamed_makes_no_contest() {
     }
 }
 
-/// What foreign writers put into our chains is read without trust: loops, nonsense, and names without a protocol.
+/// Foreign writers may put any rules into our chains: loops, nonsense, and names without a protocol.
 #[test]
 fn foreign_rules_are_read_as_far_as_they_make_sense() {
     let nat = Listing::parse(

@@ -13,7 +13,7 @@ const POD: &str = "10.244.1.200";
 
 fn world(options: Options, lines: &str) -> World {
     let mut world = World::new(options);
-    world.hear(lines).sync();
+    world.apply_lines(lines).sync();
     world
 }
 
@@ -175,7 +175,7 @@ fn test_node_ports() {
             (OUTSIDE, [NODE, "192.168.1.2", "127.0.0.1"])
         };
         for (address, answers) in addresses.iter().zip(answers) {
-            // Nobody but the node itself can send to localhost.
+            // Only the node itself can send to localhost.
             let from = if address.contains("127") || address.contains("::1]") {
                 address.trim_matches(['[', ']'])
             } else {
@@ -200,7 +200,7 @@ fn test_health_check_node_port() {
         "service ns/lb 10.96.0.1 p:80@30001 LoadBalancer lb-ips=203.0.113.1 external-policy=Local health=32100",
     );
     assert_eq!(world.fates(&format!("{OUTSIDE} -> {NODE}:32100")), "accept");
-    world.hear("delete service ns/lb").sync();
+    world.apply_lines("delete service ns/lb").sync();
     assert_eq!(world.fates(&format!("{OUTSIDE} -> {NODE}:32100")), "pass");
 }
 
@@ -284,7 +284,7 @@ fn test_internal_traffic_policy() {
         );
         let mut world = world(Options::default(), &lines);
         check(&world, &[(POD, "10.96.0.1:80", want)]);
-        world.hear("delete slice ns/svc").sync();
+        world.apply_lines("delete slice ns/svc").sync();
         check(&world, &[(POD, "10.96.0.1:80", "reject")]);
     }
 }
@@ -322,7 +322,7 @@ fn test_terminating_endpoints_traffic_policy() {
             );
             let mut world = world(Options::default(), &lines);
             assert_eq!(world.fates(&format!("{OUTSIDE} -> 203.0.113.1:80")), want, "{policy}: {endpoints}");
-            world.hear("delete slice ns/svc").sync();
+            world.apply_lines("delete slice ns/svc").sync();
             check(&world, &[(OUTSIDE, "203.0.113.1:80", "reject"), (POD, "10.96.0.1:80", "reject")]);
         }
     }
@@ -438,8 +438,8 @@ fn of_two_services_with_one_address_the_first_by_name_has_it() {
          service ns/c 10.96.0.1 p:80\nslice ns/c of c p:80 10.244.1.3@node-1",
     );
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.2:80")]);
-    world.hear("service ns/a 10.96.0.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
+    world.apply_lines("service ns/a 10.96.0.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.1:80")]);
-    world.hear("delete service ns/a\ndelete service ns/b").sync();
+    world.apply_lines("delete service ns/a\ndelete service ns/b").sync();
     check(&world, &[(POD, "10.96.0.1:80", "10.244.1.3:80")]);
 }

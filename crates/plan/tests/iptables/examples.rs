@@ -153,8 +153,8 @@ fn e13_a_large_cluster_leaves_out_what_names_endpoints() {
     let mut world = World::new(Options::default());
     let ips = (0..1001).map(|n| format!("10.244.{}.{}@node-2", n / 250, 1 + n % 250));
     let ips: Vec<String> = ips.collect();
-    world.hear("service big/svc 10.96.9.9 p:80@30999 NodePort affinity=300");
-    world.hear(&format!("slice big/svc of svc p:80 {}", ips.join(" ")));
+    world.apply_lines("service big/svc 10.96.9.9 p:80@30999 NodePort affinity=300");
+    world.apply_lines(&format!("slice big/svc of svc p:80 {}", ips.join(" ")));
     let text = world.sync().texts.swap_remove(0);
     let count = |part: &str| text.lines().filter(|line| line.contains(part)).count();
     assert_eq!(count("--rcheck --seconds 300 --reap"), 1001);
@@ -167,7 +167,7 @@ fn e13_a_large_cluster_leaves_out_what_names_endpoints() {
 }
 
 #[test]
-fn e16_cleanup_removes_our_chains_and_nobody_elses() {
+fn e16_cleanup_removes_only_our_chains() {
     let mut world = world("E8a");
     world.sync();
     let mut nat = world.kernel.nat_chains();

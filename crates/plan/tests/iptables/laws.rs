@@ -38,7 +38,7 @@ proptest! {
         let mut world = World::with_limits(options, limits);
         for op in ops {
             match op {
-                Op::Say(line) => drop(world.hear(&line)),
+                Op::Say(line) => drop(world.apply_lines(&line)),
                 Op::Move(kept) => {
                     let interfaces: Vec<_> = kept.iter().map(|at| interfaces()[*at]).collect();
                     world.move_to(&interfaces);

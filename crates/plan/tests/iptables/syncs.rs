@@ -17,7 +17,7 @@ const TWO_SERVICES: &str = "
 
 fn two_services() -> World {
     let mut world = World::new(Options::default());
-    world.hear(TWO_SERVICES).sync();
+    world.apply_lines(TWO_SERVICES).sync();
     world
 }
 
@@ -33,13 +33,13 @@ fn every_change_is_partial_until_one_fails() {
         ("delete service ns/c", 15, 0),
         ("delete slice ns/c", 15, 0),
     ] {
-        let synced = world.hear(change).sync();
+        let synced = world.apply_lines(change).sync();
         assert_eq!(synced.scope, Scope::Partial, "{change}");
         assert_eq!((synced.counts.nat, synced.counts.nat_written), (total, written), "{change}");
         assert_eq!(world.kernel, world.ideal(), "{change}");
     }
 
-    world.hear("slice ns/a of a p:80 10.244.1.9@node-1");
+    world.apply_lines("slice ns/a of a p:80 10.244.1.9@node-1");
     let (synced, refused) = world.try_sync(|_, _| false);
     assert!(synced.scope == Scope::Partial && refused.is_some());
     assert_eq!(world.sync().scope, Scope::Full);
@@ -48,7 +48,7 @@ fn every_change_is_partial_until_one_fails() {
 }
 
 #[test]
-fn an_attempt_that_nobody_settles_has_failed() {
+fn an_attempt_that_is_not_settled_has_failed() {
     let mut world = two_services();
     drop(world.plan.partial(world.now));
     assert_eq!(world.plan.scope(world.now), Scope::Full);
@@ -83,8 +83,8 @@ fn large_clusters_drop_comments_full_syncs_and_haste() {
         format!("slice ns/{service} of {service} p:80 {}", ips.collect::<Vec<_>>().join(" "))
     };
     let mut world = World::new(Options::default());
-    world.hear("service ns/a 10.96.1.1 p:80").hear("service ns/b 10.96.1.2 p:80");
-    world.hear(&endpoints("a", 499)).hear(&endpoints("b", 500));
+    world.apply_lines("service ns/a 10.96.1.1 p:80").apply_lines("service ns/b 10.96.1.2 p:80");
+    world.apply_lines(&endpoints("a", 499)).apply_lines(&endpoints("b", 500));
     let comments = |kernel: &Kernel| {
         let rules = kernel.nat.values().flatten();
         rules.filter(|rule| rule.contains("->")).count()
@@ -94,15 +94,15 @@ fn large_clusters_drop_comments_full_syncs_and_haste() {
 
     // Two more make it large. Only what changes is written without comments.
     world
-        .hear("service ns/c 10.96.1.3 p:80")
-        .hear("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.2@node-2");
+        .apply_lines("service ns/c 10.96.1.3 p:80")
+        .apply_lines("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.2@node-2");
     let synced = world.sync();
     assert_eq!(synced.scope, Scope::Partial);
     assert!(!synced.texts[0].contains("->") && synced.texts[0].contains("--probability 0.5000000000"));
     assert_eq!(comments(&world.kernel), 999);
 
     // Stale chains wait for the sync period, and nothing is written in full for their sake.
-    world.hear("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.3@node-2");
+    world.apply_lines("slice ns/c of c p:80 10.244.9.1@node-2 10.244.9.3@node-2");
     assert!(!world.sync().texts[0].contains("-X"));
     assert_eq!(world.kernel.nat_chains().len(), world.ideal().nat_chains().len() + 1);
     assert!(!world.wait(29).sync().texts.iter().any(|text| text.contains("-X")));
@@ -119,7 +119,7 @@ fn large_clusters_drop_comments_full_syncs_and_haste() {
     assert_eq!(world.kernel, world.ideal());
 
     // Small again: a full sync has long been due, and comes with the sync after that.
-    world.hear("delete service ns/c").hear("delete slice ns/c");
+    world.apply_lines("delete service ns/c").apply_lines("delete slice ns/c");
     assert_eq!(world.wait(4_000).sync().scope, Scope::Partial);
     assert_eq!(comments(&world.kernel), 0);
     assert_eq!(world.sync().scope, Scope::Full);
@@ -128,12 +128,12 @@ fn large_clusters_drop_comments_full_syncs_and_haste() {
 }
 
 #[test]
-fn a_stale_chain_that_is_wanted_again_stays() {
+fn a_stale_chain_that_is_needed_again_stays() {
     let mut world = World::new(Options::default());
     world.imagined = 2_000;
-    world.hear(TWO_SERVICES).sync();
-    world.hear("slice ns/a of a p:80 10.244.1.5@node-1").sync();
-    world.hear("slice ns/a of a p:80 10.244.1.1@node-1").sync();
+    world.apply_lines(TWO_SERVICES).sync();
+    world.apply_lines("slice ns/a of a p:80 10.244.1.5@node-1").sync();
+    world.apply_lines("slice ns/a of a p:80 10.244.1.1@node-1").sync();
     let synced = world.wait(60).sync();
     assert_eq!(synced.texts[0].matches("-X").count(), 1, "{}", synced.texts[0]);
     assert_eq!(world.kernel, world.ideal());
@@ -149,7 +149,7 @@ fn what_an_earlier_process_left_is_found_and_removed() {
     for limits in [RestoreLimits::LEGACY, RestoreLimits::NFT, RestoreLimits { batch: 1, edits: 0 }] {
         world = World::with_limits(Options::default(), limits);
         world.kernel.restore(left).unwrap();
-        world.hear(TWO_SERVICES).sync();
+        world.apply_lines(TWO_SERVICES).sync();
         let chains = world.kernel.nat_chains();
         assert!(chains.contains(&"KUBE-KUBELET-CANARY") && chains.contains(&"CNI-OLD"));
         assert!(
@@ -165,7 +165,7 @@ fn as_long_as_the_kernel_cannot_be_read_every_sync_is_full() {
     let mut world = two_services();
     world.can_save = false;
     world.plan.require_full();
-    world.hear("slice ns/a of a p:80 10.244.1.9@node-1");
+    world.apply_lines("slice ns/a of a p:80 10.244.1.9@node-1");
     assert_eq!(world.sync().scope, Scope::Full);
     assert_eq!(world.kernel, world.ideal(), "what we wrote ourselves is removed even so");
     world.can_save = true;
@@ -177,7 +177,7 @@ fn as_long_as_the_kernel_cannot_be_read_every_sync_is_full() {
 fn an_address_that_comes_or_goes_changes_one_line() {
     let options = Options { node_port_addresses: vec!["192.168.0.0/16".into()], ..Options::default() };
     let mut world = World::new(options);
-    world.hear(TWO_SERVICES).sync();
+    world.apply_lines(TWO_SERVICES).sync();
     let mut addresses = interfaces();
     addresses.push("192.168.7.7".parse().unwrap());
     world.move_to(&addresses);
@@ -196,20 +196,21 @@ fn a_line_goes_to_its_place_and_too_many_are_written_anew() {
     let mut world =
         World::with_limits(Options::default(), RestoreLimits { edits: 3, ..RestoreLimits::LEGACY });
     for n in [1, 3, 5, 7, 9] {
-        world.hear(&format!(
+        world.apply_lines(&format!(
             "service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1"
         ));
     }
     world.sync();
-    world
-        .hear("service ns/s4 10.96.2.4 p:80\nslice ns/s4 of s4 p:80 10.244.1.4@node-1\ndelete service ns/s9");
+    world.apply_lines(
+        "service ns/s4 10.96.2.4 p:80\nslice ns/s4 of s4 p:80 10.244.1.4@node-1\ndelete service ns/s9",
+    );
     let text = world.sync().texts.swap_remove(0);
     assert!(text.contains("\n-I KUBE-SERVICES 3 -m comment --comment \"ns/s4:p cluster IP\""), "{text}");
     assert!(text.contains("\n-D KUBE-SERVICES 6\n") && !text.contains(":KUBE-SERVICES"), "{text}");
     assert_eq!(world.kernel, world.ideal());
 
     for n in [2, 6, 8, 9] {
-        world.hear(&format!(
+        world.apply_lines(&format!(
             "service ns/s{n} 10.96.2.{n} p:80\nslice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1"
         ));
     }
@@ -226,8 +227,8 @@ fn in_batches_the_ways_in_come_last() {
     let limits = RestoreLimits { batch: 20, edits: 100 };
     let mut world = World::with_limits(Options::default(), limits);
     for n in 1..=20 {
-        world.hear(&format!("service ns/s{n} 10.96.2.{n} p:80@{}", 30_000 + n));
-        world.hear(&format!("slice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1 10.244.2.{n}@node-2"));
+        world.apply_lines(&format!("service ns/s{n} 10.96.2.{n} p:80@{}", 30_000 + n));
+        world.apply_lines(&format!("slice ns/s{n} of s{n} p:80 10.244.1.{n}@node-1 10.244.2.{n}@node-2"));
     }
     let synced = world.sync();
     let rules = |text: &str| text.lines().filter(|line| line.starts_with("-A")).count();
@@ -244,7 +245,7 @@ fn in_batches_the_ways_in_come_last() {
     assert_eq!(world.kernel, world.ideal());
 
     for n in 1..=20 {
-        world.hear(&format!("delete service ns/s{n}"));
+        world.apply_lines(&format!("delete service ns/s{n}"));
     }
     assert!(world.sync().texts.len() > 3);
     assert_eq!(world.kernel, world.ideal());
@@ -252,14 +253,14 @@ fn in_batches_the_ways_in_come_last() {
 
 // Upstream's TestNumberIptablesRules and TestProxierMetricsIPTablesTotalRules.
 #[test]
-fn rules_are_counted_as_the_reference_counts_them() {
+fn rules_are_counted_as_upstream_counts_them() {
     let counts = |services: usize, endpoints: usize, extras: &str| {
         let mut world = World::new(Options::default());
         for n in 1..=services {
             let ips: Vec<String> = (1..=endpoints).map(|ip| format!("10.244.{n}.{ip}@node-1")).collect();
             let extras = extras.replace('#', &n.to_string());
-            world.hear(&format!("service ns/s{n} 10.96.0.{n} p:80{extras}"));
-            world.hear(&format!("slice ns/s{n} of s{n} p:80 {}", ips.join(" ")));
+            world.apply_lines(&format!("service ns/s{n} 10.96.0.{n} p:80{extras}"));
+            world.apply_lines(&format!("slice ns/s{n} of s{n} p:80 {}", ips.join(" ")));
         }
         let first = world.sync();
         let rules = |table: &str| {
@@ -269,8 +270,8 @@ fn rules_are_counted_as_the_reference_counts_them() {
         assert_eq!(first.counts.nat_written, first.counts.nat);
         assert_eq!(first.counts.filter_written, first.counts.filter);
         let RuleCounts { filter, nat, .. } = first.counts;
-        world.hear("service other/x 10.96.7.7 p:80").sync();
-        let after = world.hear("delete service other/x").sync().counts;
+        world.apply_lines("service other/x 10.96.7.7 p:80").sync();
+        let after = world.apply_lines("delete service other/x").sync().counts;
         assert_eq!((after.filter, after.nat), (filter, nat), "the same after something came and went");
         (filter, nat)
     };
@@ -322,7 +323,7 @@ fn a_refused_full_sync_is_tried_at_once_without_counters() {
 }
 
 #[test]
-fn tables_in_doubt_are_compared_and_written_only_if_they_differ() {
+fn tables_that_may_have_drifted_are_compared_and_written_only_if_they_differ() {
     let mut plan = World::new(Options::default()).plan;
     let now = Instant::now();
     plan.suspect_drift();

@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Applies what the lines say.
-    pub fn hear(&mut self, lines: &str) -> &mut Self {
+    pub fn apply_lines(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().filter(|line| !line.trim().is_empty()) {
             self.apply(&testkit::event(line));
         }

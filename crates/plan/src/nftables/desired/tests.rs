@@ -12,7 +12,7 @@ use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
 use crate::nftables::slots::MAX_SLOTS;
 
-/// A table made of a map. It refuses what the kernel refuses.
+/// A table made of a map. It rejects what the kernel rejects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FakeTable(pub BTreeMap<(Set, crate::nftables::sets::Key), Option<Data>>);
 
@@ -42,7 +42,7 @@ impl FakeTable {
         self.0.iter().map(|((set, key), data)| Element { set: *set, key: *key, data: *data }).collect()
     }
 
-    /// What a read-back finds that learns nothing of these sets.
+    /// What a read-back finds that cannot read these sets.
     pub fn actual(&self, unreadable: &[Set]) -> ActualState {
         let mut elements = self.elements();
         elements.retain(|element| !unreadable.contains(&element.set));
@@ -85,7 +85,7 @@ pub fn name(number: u8) -> ServicePortName {
     }
 }
 
-/// A Service created in that second of an hour.
+/// The creation time of a Service, in this second.
 fn second(number: u8) -> Created {
     Created::from_api(&format!("2026-11-16T10:00:{number:02}Z")).unwrap()
 }
@@ -95,7 +95,7 @@ fn endpoints(numbers: &BTreeSet<u8>, local: bool) -> Arc<[Endpoint]> {
 }
 
 prop_compose! {
-    /// Few addresses and ports, so that services get into each other's way.
+    /// Few addresses and ports, so that Services claim the same frontends.
     fn routing()(
         cluster_ip in 1u8..4,
         created in proptest::option::of(0u8..2),
@@ -109,7 +109,7 @@ prop_compose! {
         external_local in any::<bool>(),
         ranges in any::<bool>(),
     ) -> Arc<Routing> {
-        let policy = |wants_local: bool| match (wants_local, cluster.is_empty() && local.is_empty()) {
+        let policy = |is_local: bool| match (is_local, cluster.is_empty() && local.is_empty()) {
             (_, true) => Traffic::RejectNoEndpoints,
             (true, _) if local.is_empty() => Traffic::DropNoLocalEndpoints,
             (true, _) => Traffic::ToLocal,
@@ -152,7 +152,7 @@ fn ids(plan: &DesiredTable) -> BTreeMap<ServicePortName, u32> {
     plan.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?))).collect()
 }
 
-/// The frontend and service port of an element that says a frontend has affinity.
+/// The frontend and the id of the service port of an element of [`Set::Sticky`].
 fn sticky_key(element: &Element) -> Option<(FrontendKey, u32)> {
     let (Set::Sticky(by), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
     let (frontend, _) = FrontendKey::from_key(element.key.as_bytes(), by, Family::V4)?;
@@ -172,21 +172,21 @@ pub fn changes() -> impl Strategy<Value = Vec<Changed>> {
 
 proptest! {
     #[test]
-    fn steps_lead_from_each_state_to_the_next(passes in proptest::collection::vec(changes(), 1..8)) {
+    fn steps_lead_from_each_state_to_the_next(syncs in proptest::collection::vec(changes(), 1..8)) {
         let mut plan = desired();
         let mut table = FakeTable::default();
-        for pass in passes {
-            table.commit(&plan.replace(pass).0);
+        for sync in syncs {
+            table.commit(&plan.replace(sync).0);
             prop_assert_eq!(&table, &FakeTable::holding(&plan.elements()));
         }
     }
 
     #[test]
-    fn a_restart_with_nothing_changed_has_nothing_to_do(passes in proptest::collection::vec(changes(), 1..8)) {
+    fn a_restart_with_nothing_changed_has_nothing_to_do(syncs in proptest::collection::vec(changes(), 1..8)) {
         let mut plan = desired();
         let mut table = FakeTable::default();
-        for pass in passes {
-            table.commit(&plan.replace(pass).0);
+        for sync in syncs {
+            table.commit(&plan.replace(sync).0);
         }
         let mut successor = desired();
         successor.accept(routings(&plan));
@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_leads_to_what_is_wanted_whatever_was_missed_and_whatever_could_be_read(
+    fn a_restart_leads_to_the_desired_state_from_any_state_that_could_be_read_in_part(
         before in changes(),
         missed in changes(),
         unreadable in proptest::sample::subsequence(Set::fixed().collect::<Vec<_>>(), 0..6),
@@ -213,25 +213,25 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_changes_does_not_matter_to_who_gets_what(change in changes()) {
+    fn the_order_of_changes_does_not_affect_the_elements(change in changes()) {
         let (mut forwards, mut backwards) = (desired(), desired());
         let contested = forwards.accept(change.clone());
         prop_assert_eq!(contested, backwards.accept(change.into_iter().rev().collect()));
-        // Ids are given in the order of changes.
+        // Ids are assigned in the order of changes.
         backwards.adopt_ids(&forwards.elements());
         prop_assert_eq!(forwards.elements(), backwards.elements());
     }
 
     #[test]
-    fn an_id_belongs_to_one_service_port_for_as_long_as_it_has_affinity(
-        passes in proptest::collection::vec(changes(), 1..8),
+    fn a_service_port_keeps_its_id_while_it_has_affinity(
+        syncs in proptest::collection::vec(changes(), 1..8),
         last_id: u32,
     ) {
         let mut plan = DesiredTable { last_id: last_id & !1, ..desired() };
         let mut given = BTreeSet::new();
-        for pass in passes {
+        for sync in syncs {
             let before = ids(&plan);
-            plan.replace(pass);
+            plan.replace(sync);
             let after = ids(&plan);
             for (name, unit) in plan.units.iter() {
                 prop_assert_eq!(unit.id().is_some(), unit.routing.affinity.is_some());
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn a_successor_has_the_ids_of_what_is_in_the_kernel_and_gives_none_of_them_again(
+    fn a_successor_adopts_the_ids_in_the_kernel_and_assigns_none_of_them_again(
         before in changes(),
         missed in changes(),
         later in changes(),
@@ -268,7 +268,7 @@ proptest! {
             let kernel: BTreeSet<u32> =
                 actual.iter().filter(|(at, _)| successor.owner(at) == Some(&name)).map(|(_, id)| *id).collect();
             let highest = actual.values().max().copied().unwrap_or_default();
-            // Where frontends changed hands it may get either's, or a new one.
+            // If frontends moved between service ports, it may get the id of either, or a new one.
             prop_assert!(kernel.contains(&id) || id > highest);
             let alone = kernel.iter().next().filter(|_| kernel.len() == 1);
             let is_its = |id: &&u32| actual.iter().all(|(at, other)| other != *id || successor.owner(at).is_none_or(|it| *it == name));
@@ -284,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn the_endpoints_that_clients_may_stick_to_are_those_that_a_frontend_of_theirs_uses(change in changes()) {
+    fn sticky_endpoints_are_those_that_a_frontend_of_the_service_port_uses(change in changes()) {
         let mut plan = desired();
         plan.accept(change);
         let elements = plan.elements();
@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_routing_again_is_no_step(change in changes()) {
+    fn the_same_routing_again_needs_no_steps(change in changes()) {
         let mut plan = desired();
         plan.replace(change.clone());
         let (again, _) = plan.replace(change);
@@ -314,11 +314,11 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_left_of_nothing(passes in proptest::collection::vec(changes(), 1..8)) {
+    fn nothing_is_left_after_all_service_ports_are_gone(syncs in proptest::collection::vec(changes(), 1..8)) {
         let mut plan = desired();
         let mut table = FakeTable::default();
-        for pass in passes {
-            table.commit(&plan.replace(pass).0);
+        for sync in syncs {
+            table.commit(&plan.replace(sync).0);
         }
         table.commit(&plan.replace((0..5).map(|n| (name(n), None)).collect()).0);
         prop_assert_eq!(table, FakeTable::default());
@@ -328,28 +328,16 @@ proptest! {
 
 /// A service port at this cluster IP, with these external IPs and one endpoint.
 pub fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoint: u8) -> Arc<Routing> {
-    Arc::new(Routing {
-        protocol: Protocol::Tcp,
-        port: port(80),
-        node_port: None,
-        addresses: Arc::new(Addresses {
-            cluster_ip: cluster_ip.into(),
-            external_ips: external.iter().map(|ip| IpAddr::from(*ip)).collect(),
-            load_balancer_ips: [].into(),
-            source_ranges: [].into(),
-        }),
-        created,
-        affinity: None,
-        internal: Traffic::ToCluster,
-        external: Traffic::ToCluster,
-        cluster: endpoints(&[endpoint].into(), false),
-        local: Arc::default(),
-        preserves_client: false,
-        ranges_admit_node: false,
-        is_externally_accessible: false,
-        health_check_node_port: None,
-        serving: Arc::default(),
-    })
+    let external: Vec<String> = external.iter().map(|ip| IpAddr::from(*ip).to_string()).collect();
+    let external =
+        if external.is_empty() { String::new() } else { format!("external-ips={}", external.join(",")) };
+    let lines = format!(
+        "service ns/s {} p:80 {external}\nslice ns/s-1 of s p:8080 | 10.1.0.{endpoint}",
+        IpAddr::from(cluster_ip)
+    );
+    let (_, mut routing) = testkit::routing(Family::V4, &lines);
+    Arc::get_mut(&mut routing).unwrap().created = created;
+    routing
 }
 
 fn at(ip: [u8; 4]) -> FrontendKey {
@@ -448,9 +436,9 @@ fn what_happens_to_many_frontends_of_the_same_services_is_one_contention() {
         ]
     );
     let ended = plan.accept(vec![(name(2), None), (name(3), None)]);
-    let nobody =
+    let without_winner =
         Contention { winner: None, ..contention(ContentionChange::Ended, 0, &[2, 3], all[..2].to_vec()) };
-    assert_eq!(ended, [nobody]);
+    assert_eq!(ended, [without_winner]);
 }
 
 #[test]
@@ -466,7 +454,7 @@ fn a_change_costs_the_same_however_many_claim_its_frontends() {
         assert!(concerned.contains(&name(number)) && concerned.len() <= 2, "{concerned:?}");
         let mut contended = Contended::new();
         plan.accept_one(name(number), claimant(number, 99), &mut contended);
-        assert!(contended.is_empty(), "no claim came or went, so none is looked at: {contended:?}");
+        assert!(contended.is_empty(), "no claim was added or withdrawn: {contended:?}");
     }
 }
 

@@ -1,15 +1,15 @@
-use model::names::{NamespacedName, ServicePortName};
+use model::address::Family;
 use proptest::prelude::*;
 
 use super::*;
 use crate::nftables::desired::Changed;
 use crate::nftables::desired::tests::{FakeTable, changes, settings};
 
-/// What becomes of one sync.
+/// How one sync ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum SyncEnd {
     Commits,
-    /// The kernel refuses the steps, or they are lost.
+    /// The kernel rejects the steps, or they are lost.
     Fails,
     /// The kernel commits, but its answer is lost.
     AnswerLost,
@@ -17,12 +17,12 @@ enum Fate {
     Drift(Set),
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn end() -> impl Strategy<Value = SyncEnd> {
     prop_oneof![
-        4 => Just(Fate::Commits),
-        1 => Just(Fate::Fails),
-        1 => Just(Fate::AnswerLost),
-        1 => proptest::sample::select(Set::fixed().collect::<Vec<_>>()).prop_map(Fate::Drift),
+        4 => Just(SyncEnd::Commits),
+        1 => Just(SyncEnd::Fails),
+        1 => Just(SyncEnd::AnswerLost),
+        1 => proptest::sample::select(Set::fixed().collect::<Vec<_>>()).prop_map(SyncEnd::Drift),
     ]
 }
 
@@ -30,37 +30,37 @@ fn of(routings: Vec<Changed>) -> Changes {
     Changes { routings, ..Changes::default() }
 }
 
-/// One sync that reads back where it has to, up to the commit.
+/// The steps of one sync, which reads the kernel back if it has to.
 fn steps(plan: &mut NftablesPlan, table: &FakeTable, changes: Changes) -> Steps {
     plan.steps(changes).unwrap_or_else(|| plan.steps_from(table.actual(&[])))
 }
 
 proptest! {
     #[test]
-    fn whatever_fails_on_the_way_a_sync_that_commits_leads_to_the_desired_state(
-        history in proptest::collection::vec((changes(), fate()), 1..8),
+    fn after_any_failures_a_sync_that_commits_leads_to_the_desired_state(
+        history in proptest::collection::vec((changes(), end()), 1..8),
     ) {
         let mut plan = NftablesPlan::new(settings());
         let mut table = FakeTable::default();
         let mut is_known = false;
-        for (change, fate) in history {
+        for (change, end) in history {
             let mut is_damaged = false;
-            if let Fate::Drift(set) = fate {
+            if let SyncEnd::Drift(set) = end {
                 let before = table.clone();
                 table.0.retain(|(of, _), _| *of != set);
                 is_damaged = table != before;
                 plan.suspect_drift();
             }
             let steps = steps(&mut plan, &table, of(change));
-            prop_assert_eq!(steps.is_full, !is_known || matches!(fate, Fate::Drift(_)));
+            prop_assert_eq!(steps.is_full, !is_known || matches!(end, SyncEnd::Drift(_)));
             if is_known {
                 prop_assert_eq!(steps.has_drifted, is_damaged, "whatever changed at the same time");
             }
-            if fate != Fate::Fails {
+            if end != SyncEnd::Fails {
                 table.commit(&steps);
                 prop_assert_eq!(&table, &FakeTable::holding(&plan.desired().elements()));
             }
-            is_known = !matches!(fate, Fate::Fails | Fate::AnswerLost);
+            is_known = !matches!(end, SyncEnd::Fails | SyncEnd::AnswerLost);
             if is_known {
                 plan.settle();
             }
@@ -109,25 +109,15 @@ fn a_table_that_was_replaced_while_addresses_changed_has_drifted() {
     let steps = plan.steps_from(ActualState { generation: None, table: ActualTable::Foreign });
     assert!(steps.has_drifted);
     let steps = plan.steps_from(FakeTable::default().actual(&[]));
-    assert!(steps.has_drifted, "not forgotten when the commit failed");
+    assert!(steps.has_drifted, "the drift is still reported after a failed commit");
 }
 
 #[test]
-fn a_udp_frontend_that_came_back_has_not_counted_from_the_start() {
-    let name = ServicePortName {
-        service: NamespacedName::new("ns", "dns"),
-        port: "".into(),
-        protocol: Protocol::Udp,
-    };
-    let mut routing = std::sync::Arc::into_inner(crate::nftables::desired::tests::plain(
-        [10, 96, 0, 10],
-        &[],
-        model::service::Created::UNKNOWN,
-        1,
-    ))
-    .unwrap();
-    routing.protocol = Protocol::Udp;
-    let routing = std::sync::Arc::new(routing);
+fn a_udp_frontend_that_was_deleted_has_not_counted_from_the_start() {
+    let (name, routing) = testkit::routing(
+        Family::V4,
+        "service ns/dns 10.96.0.10 p:80/UDP\nslice ns/dns-1 of dns p:8080/UDP | 10.1.0.1",
+    );
     let at = Destination::Address("10.96.0.10:80".parse().unwrap());
     let mut plan = NftablesPlan::new(settings());
     assert_eq!(plan.counted_from_start(at), None, "nothing was committed yet");
@@ -135,7 +125,7 @@ fn a_udp_frontend_that_came_back_has_not_counted_from_the_start() {
     plan.steps_from(ActualState { generation: None, table: ActualTable::Absent });
     plan.settle();
     assert!(plan.counted_from_start(at).is_some());
-    // Whether the kernel took it or not.
+    // Whether or not the kernel commits the steps.
     plan.steps(of(vec![(name, None)])).unwrap();
     assert_eq!(plan.counted_from_start(at), None);
 }
