@@ -17,7 +17,7 @@ use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
 use plan::nftables::elements::Seats;
 
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 pub use iptables::Iptables;
 pub use nftables::Nftables;

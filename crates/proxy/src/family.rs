@@ -33,7 +33,7 @@ use crate::flows::FlowFollower;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
-use crate::pace::Pause;
+use crate::rate_limit::Pause;
 use crate::threads;
 
 pub use handle::{ANSWER_TIMEOUT, FamilyHandle, NoAnswer};

@@ -39,7 +39,7 @@ use crate::metrics::connections::NewConnections;
 use crate::metrics::packets::{PacketCounts, Packets};
 use crate::modes::{Access, Parts};
 use crate::node::{self, Node};
-use crate::pace::Pause;
+use crate::rate_limit::Pause;
 use crate::source::{MainMessage, Source};
 use crate::status::{self, Facts};
 use crate::{audit, cleanup, health, signals, threads, tuning};

@@ -15,7 +15,7 @@ use settings::duration::Duration as GoDuration;
 
 use super::{Backend, SyncError, Watch};
 use crate::metrics::{Metrics, count, ip_family};
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Iptables {

@@ -22,7 +22,7 @@ use settings::duration::Duration;
 use super::{Backend, SyncError, Watch};
 use crate::contention::{Contentions, Line};
 use crate::metrics::{Metrics, count, ip_family};
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Nftables {

@@ -9,7 +9,7 @@ use plan::explain;
 
 use super::TakeOver;
 use crate::backend::Backend;
-use crate::pace::{Pace, Pause};
+use crate::rate_limit::{Pace, Pause};
 use settings::duration::Duration as GoDuration;
 
 /// Without any reason for one, a sync is made once in a while.

@@ -24,7 +24,7 @@ use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::http::Http;
 use crate::metrics::Metrics;
-use crate::pace::Pause;
+use crate::rate_limit::Pause;
 use settings::config::ProxyMode;
 
 /// Longer than anything takes here, however busy the machine is.

@@ -24,7 +24,7 @@ use crate::backend::SyncError;
 use crate::debug_api::question::{Question, kernel_picks};
 use crate::flows::FlowFollower;
 use crate::metrics::Metrics;
-use crate::pace::Ended;
+use crate::rate_limit::Ended;
 use crate::threads;
 
 /// A worker without anything to do looks at its inbox once in a while.
