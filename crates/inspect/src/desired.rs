@@ -15,7 +15,7 @@ use model::cluster::Cluster;
 use model::event::{Event, Kind};
 use proxy::metrics::Metrics;
 use proxy::modes;
-use proxy::node::{self, Node};
+use proxy::node::{self, LocalNode};
 use proxy::run::{self, Options};
 use proxy::source::MainMessage;
 use settings::config::{self, Config};
@@ -88,7 +88,7 @@ pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> 
 #[derive(Debug)]
 pub struct Desired {
     pub config: Config,
-    pub node: Node,
+    pub node: LocalNode,
     /// Nothing was taken from them yet: all that they hold is changed.
     pub clusters: BTreeMap<Family, Cluster>,
     /// Each file or object of a folder that was not understood, with its place and the reason.
@@ -134,8 +134,8 @@ impl Desired {
             super::warn(&format!("answering without what is refused above ({} in all)", left_out.len()));
         }
         let node = match options.manifests {
-            Some(_) => Node::from_folder(&config, name, &inbox)?,
-            None => Node::from_api_server(&config, name, &inbox)?,
+            Some(_) => LocalNode::from_folder(&config, name, &inbox)?,
+            None => LocalNode::from_api_server(&config, name, &inbox)?,
         };
         let mut clusters = BTreeMap::new();
         for (family, listener) in listening {

@@ -17,7 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::explain::{self, Explanation};
-use proxy::debug_api::question::{self, Question, kernel_picks};
+use proxy::debug_api::packet_query::{self, PacketQuery, route_source};
 use proxy::modes;
 use proxy::run::Options;
 use serde::Serialize;
@@ -122,16 +122,16 @@ impl TypedValueParser for ProtocolParser {
     }
 }
 
-fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
+fn question(matches: &ArgMatches) -> anyhow::Result<PacketQuery> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let address = |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is no IP address"));
     let name = text("protocol").unwrap_or_default();
-    let protocol = question::protocol(name).with_context(|| no_service_has(name))?;
+    let protocol = packet_query::protocol(name).with_context(|| no_service_has(name))?;
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
     })?;
-    Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+    PacketQuery::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
 }
 
 fn no_service_has(protocol: &str) -> String {
@@ -140,14 +140,14 @@ fn no_service_has(protocol: &str) -> String {
     format!("{protocol:?}: services have ports of tcp, udp and sctp, and handle no other protocol{ping}")
 }
 
-fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {
+fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<Explanation> {
     let answer = running::ask(address, &format!("explain?{}", question.to_query()))?;
     serde_json::from_slice(&answer).context("reading what the proxy says")
 }
 
 /// Also returns [`Desired::left_out`].
 fn from_objects(
-    question: &Question,
+    question: &PacketQuery,
     config: Config,
     options: &Options,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
@@ -156,7 +156,7 @@ fn from_objects(
     let mut cluster = clusters.remove(&family).with_context(|| format!("this kernel has no {family}"))?;
     // What is wanted is as good as written here.
     cluster.take_changes();
-    let settings = modes::tracing(&config, family, &node)?;
+    let settings = modes::explain_settings(&config, family, &node)?;
     let own = interfaces::addresses().context("listing the addresses of this machine")?;
     let known_by = node.ips.of(node.ips.primary);
     let is_this_machine = known_by.is_loopback() || own.contains(&known_by);
@@ -169,7 +169,7 @@ fn from_objects(
                 node.name
             );
         }
-        kernel_picks(destination)
+        route_source(destination)
     })?;
     Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, left_out))
 }

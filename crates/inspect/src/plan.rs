@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use plan::difference::{Class, Difference, Kind};
 use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
@@ -135,7 +135,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 }
 
 impl Section {
-    fn of(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<Option<Self>> {
+    fn of(rulings: &Rulings, config: &Config, node: &LocalNode) -> anyhow::Result<Option<Self>> {
         let family = rulings.family;
         let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
         let comparison = compare(family, state)?;

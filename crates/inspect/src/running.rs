@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use proxy::debug_api::PREFIX;
-use proxy::http::LONGEST_ANSWER;
+use proxy::http::MAX_RESPONSE_TIME;
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
@@ -23,7 +23,7 @@ const CONNECTING: Duration = Duration::from_secs(5);
 const TURN: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Longer than the busiest proxy takes to answer.
-const PATIENCE: Duration = LONGEST_ANSWER.saturating_add(TURN).saturating_add(CONNECTING);
+const PATIENCE: Duration = MAX_RESPONSE_TIME.saturating_add(TURN).saturating_add(CONNECTING);
 
 /// Asks for what is at `path` under [`PREFIX`]. `address` is where the proxy serves metrics.
 pub fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {

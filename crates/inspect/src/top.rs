@@ -1,7 +1,7 @@
 //! `kube-proxy top`: services and endpoints by new connections per second.
 //!
 //! ```text
-//!   the running proxy ─▶ Page ─▶ Meter ─▶ Picture ─▶ State ─▶ screen
+//!   the running proxy ─▶ ConnectionsPage ─▶ Meter ─▶ Picture ─▶ State ─▶ screen
 //!                                             └▶ report (--once)   ▲ keys
 //! ```
 //!
@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use proxy::connections::Page;
+use proxy::connections::ConnectionsPage;
 use settings::duration::Duration as GoDuration;
 
 use super::{desired, running};
@@ -118,9 +118,9 @@ fn print_once(address: SocketAddr, interval: Duration, as_json: bool) -> anyhow:
 }
 
 /// What the kernel has counted, when, and until when there will be nothing new.
-fn look(address: SocketAddr) -> anyhow::Result<(Page, Duration, Duration)> {
+fn look(address: SocketAddr) -> anyhow::Result<(ConnectionsPage, Duration, Duration)> {
     let answer = running::ask(address, "connections")?;
-    let page: Page = serde_json::from_slice(&answer)
+    let page: ConnectionsPage = serde_json::from_slice(&answer)
         .context("reading what the proxy has counted: is it a Sluice of this version?")?;
     let (counted_at, good_for) = (page.counted_at, page.good_for);
     Ok((page, counted_at, good_for))

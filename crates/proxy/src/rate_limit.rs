@@ -1,173 +1,183 @@
-//! The rate limiter: decides when the next sync is due. Never sleeps, never asks what time it is.
+//! The rate limiter: decides when the next sync of a family is due. It never sleeps and never reads the clock: callers pass the
+//! time.
 //!
-//! Requests that come while a sync runs or right after one become one sync; a failed sync is repeated, a quiet hour is
-//! ended by one. Until the first one has succeeded, failures are repeated within seconds: the node may have no rules at all,
-//! and what is in the way at a start (the process before, a lock) often goes by itself. A sync that found the kernel in
-//! another state than it assumed is repeated at once, as part of the same sync.
+//! Requests that arrive during a sync or right after it are merged into one sync. A failed sync is retried, and a sync runs at
+//! the latest when the maximum interval has passed. Until the first sync has succeeded, failures are retried within seconds: the
+//! node may have no rules at all, and what prevents a sync at startup (the previous process, a lock) often goes away by itself. A
+//! sync that found the kernel in another state than it assumed is attempted again immediately, as part of the same sync.
 
 use std::time::{Duration, Instant};
 
-/// When one family syncs.
+/// Decides when one family syncs.
 #[derive(Debug)]
-pub struct Pace {
-    pause: Pause,
-    /// After a sync that failed.
-    retry: Duration,
-    /// After a sync that did not.
-    max: Duration,
-    asked: bool,
-    /// When the running sync began, or the first attempt of one that is repeated at once.
-    started: Option<Instant>,
-    /// The pause before the next attempt that is made at once.
-    next_attempt: Duration,
-    last: Option<Last>,
-    /// The pause after the next failure, until a sync has succeeded.
-    first_retry: Option<Duration>,
-    /// When we began to wait for the first sync that comes to an end.
-    began: Instant,
+pub struct RateLimiter {
+    min_interval: MinInterval,
+    /// From the end of a failed sync to its retry.
+    retry_interval: Duration,
+    /// From the end of a successful sync to the next one, if nothing requests a sync before.
+    max_interval: Duration,
+    is_requested: bool,
+    /// When the running sync began: its first attempt, if it has several. `None` between syncs.
+    sync_started: Option<Instant>,
+    /// The delay before the next attempt of the same sync.
+    attempt_delay: Duration,
+    last_attempt: Option<Attempt>,
+    /// The delay before the next retry; `None` once a sync has succeeded.
+    startup_retry: Option<Duration>,
+    /// Since when the first sync is awaited. Unused once an attempt has ended.
+    waiting_since: Instant,
 }
 
-/// How long to rest from the end of one sync to the start of the next.
+/// The minimum time from the end of one sync to the start of the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pause {
-    Always(Duration),
-    /// So long that syncs take a twentieth of the time, and no longer than this: a lone change is served at once, a
-    /// storm becomes few syncs.
-    InProportion(Duration),
+pub enum MinInterval {
+    Fixed(Duration),
+    /// Long enough that syncs take at most a twentieth of the time, but no longer than this: a single change is served
+    /// immediately, and a burst of changes becomes few syncs.
+    Proportional(Duration),
 }
 
-/// What became of a sync.
+/// How an attempt at a sync ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum AttemptResult {
     Succeeded,
     Failed(Retry),
 }
 
-/// What to do about a failure.
+/// When to retry after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// What the sync assumed of the kernel was not so, or changed meanwhile: attempted again at once, from what the kernel
-    /// holds then.
+    /// What the sync assumed about the kernel was wrong, or has changed meanwhile: attempt it again immediately, from what the
+    /// kernel holds then.
     Stale,
-    /// Another process has what we need, and may be about to end: attempted again at once, but not for long.
-    Occupied,
+    /// Another process holds what the sync needs, and may be about to end: attempt it again immediately, but not for long.
+    Busy,
     Later,
 }
 
 impl Retry {
-    /// For how long a sync is attempted again at once.
-    fn at_once_for(self) -> Duration {
+    /// For how long after its start a sync is attempted again.
+    fn attempt_period(self) -> Duration {
         match self {
             // Another process that writes iptables rules may need a thousand transactions.
             Self::Stale => Duration::from_secs(10),
-            Self::Occupied => Duration::from_secs(2),
+            Self::Busy => Duration::from_secs(2),
             Self::Later => Duration::ZERO,
         }
     }
 }
 
-/// The sync before.
+/// An attempt at a sync that has ended.
 #[derive(Clone, Copy, Debug)]
-struct Last {
+struct Attempt {
     ended: Instant,
+    /// Since the start of the sync.
     took: Duration,
     next: Next,
 }
 
-/// What follows a sync if nothing asks for one before.
+/// What follows an attempt if nothing requests a sync before.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// The same sync again, whatever the pause between syncs is.
+    /// Another attempt of the same sync after this delay, regardless of the minimum interval.
     Attempt(Duration),
+    /// The sync has failed, and is retried after this delay.
     Retry(Duration),
-    Quiet,
+    /// The sync has succeeded.
+    Idle,
 }
 
-impl Pace {
-    /// The first pause and the longest one after a failure, as long as no sync has succeeded.
-    const FIRST_RETRIES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
-    /// The first pause and the longest one between attempts of the same sync.
-    const ATTEMPTS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+impl RateLimiter {
+    /// The first and the longest delay of retries, until a sync has succeeded.
+    const STARTUP_RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
+    /// The first and the longest delay between attempts of the same sync.
+    const ATTEMPT_DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-    pub fn new(pause: Pause, retry: Duration, max: Duration, now: Instant) -> Self {
-        let [first_retry, _] = Self::FIRST_RETRIES.map(Some);
-        let [next_attempt, _] = Self::ATTEMPTS;
+    pub fn new(
+        min_interval: MinInterval,
+        retry_interval: Duration,
+        max_interval: Duration,
+        now: Instant,
+    ) -> Self {
+        let [startup_retry, _] = Self::STARTUP_RETRY_DELAYS.map(Some);
+        let [attempt_delay, _] = Self::ATTEMPT_DELAYS;
         Self {
-            pause,
-            retry,
-            max,
-            asked: false,
-            started: None,
-            next_attempt,
-            last: None,
-            first_retry,
-            began: now,
+            min_interval,
+            retry_interval,
+            max_interval,
+            is_requested: false,
+            sync_started: None,
+            attempt_delay,
+            last_attempt: None,
+            startup_retry,
+            waiting_since: now,
         }
     }
 
-    /// Something changed.
-    pub fn ask(&mut self) {
-        self.asked = true;
+    /// Requests a sync, since something changed.
+    pub fn request(&mut self) {
+        self.is_requested = true;
     }
 
-    /// A sync begins: what is asked for from now on is for the next one.
+    /// An attempt begins: later requests are for the next sync.
     pub fn started(&mut self, now: Instant) {
-        self.asked = false;
-        self.began = now;
-        let is_attempt = self.last.is_some_and(|last| matches!(last.next, Next::Attempt(_)));
-        self.started = self.started.filter(|_| is_attempt).or(Some(now));
+        self.is_requested = false;
+        self.waiting_since = now;
+        let is_same_sync = self.last_attempt.is_some_and(|last| matches!(last.next, Next::Attempt(_)));
+        self.sync_started = self.sync_started.filter(|_| is_same_sync).or(Some(now));
     }
 
-    /// Returns how long the sync took with all its attempts; none if there is another attempt to come.
-    pub fn ended(&mut self, now: Instant, ended: Ended) -> Option<Duration> {
-        let took = self.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        let [shortest, longest] = Self::ATTEMPTS;
-        if let Ended::Failed(retry) = ended
-            && took < retry.at_once_for()
+    /// An attempt ended. Returns how long the sync took with all its attempts; `None` if another attempt follows.
+    pub fn ended(&mut self, now: Instant, result: AttemptResult) -> Option<Duration> {
+        let took = self.sync_started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        let [first, longest] = Self::ATTEMPT_DELAYS;
+        if let AttemptResult::Failed(retry) = result
+            && took < retry.attempt_period()
         {
-            self.last = Some(Last { ended: now, took, next: Next::Attempt(self.next_attempt) });
-            self.next_attempt = (self.next_attempt * 2).min(longest);
+            self.last_attempt = Some(Attempt { ended: now, took, next: Next::Attempt(self.attempt_delay) });
+            self.attempt_delay = (self.attempt_delay * 2).min(longest);
             return None;
         }
-        self.started = None;
-        self.next_attempt = shortest;
-        let succeeded = ended == Ended::Succeeded;
-        let [_, longest] = Self::FIRST_RETRIES;
-        let retry = self.first_retry.map_or(self.retry, |first| first.min(self.retry));
-        self.first_retry = self.first_retry.filter(|_| !succeeded).map(|pause| (pause * 2).min(longest));
-        let next = if succeeded { Next::Quiet } else { Next::Retry(retry) };
-        self.last = Some(Last { ended: now, took, next });
+        self.sync_started = None;
+        self.attempt_delay = first;
+        let succeeded = result == AttemptResult::Succeeded;
+        let [_, longest] = Self::STARTUP_RETRY_DELAYS;
+        let retry = self.startup_retry.map_or(self.retry_interval, |delay| delay.min(self.retry_interval));
+        self.startup_retry = self.startup_retry.filter(|_| !succeeded).map(|delay| (delay * 2).min(longest));
+        let next = if succeeded { Next::Idle } else { Next::Retry(retry) };
+        self.last_attempt = Some(Attempt { ended: now, took, next });
         Some(took)
     }
 
-    /// How long after its end a sync that failed is repeated, if nothing asks for one before.
-    pub fn retry(&self) -> Option<Duration> {
-        match self.last?.next {
-            Next::Attempt(pause) | Next::Retry(pause) => Some(pause),
-            Next::Quiet => None,
+    /// How long after its end a failed sync is retried, if nothing requests one before; `None` if the last sync succeeded.
+    pub fn retry_delay(&self) -> Option<Duration> {
+        match self.last_attempt?.next {
+            Next::Attempt(delay) | Next::Retry(delay) => Some(delay),
+            Next::Idle => None,
         }
     }
 
-    /// How long to wait until the next sync, if nothing asks for one in the meantime.
-    pub fn wait(&self, now: Instant) -> Duration {
+    /// The time until the next sync is due, if nothing requests one before.
+    pub fn time_until_due(&self, now: Instant) -> Duration {
         self.due().saturating_duration_since(now)
     }
 
     fn due(&self) -> Instant {
-        let Some(last) = self.last else {
-            return if self.asked { self.began } else { self.began + self.max };
+        let Some(last) = self.last_attempt else {
+            let delay = if self.is_requested { Duration::ZERO } else { self.max_interval };
+            return self.waiting_since + delay;
         };
-        let rest = match self.pause {
-            Pause::Always(rest) => rest,
-            Pause::InProportion(longest) => last.took.saturating_mul(19).min(longest),
+        let min_interval = match self.min_interval {
+            MinInterval::Fixed(interval) => interval,
+            MinInterval::Proportional(longest) => last.took.saturating_mul(19).min(longest),
         };
-        let pause = match (self.asked, last.next) {
-            (_, Next::Attempt(pause)) => return last.ended + pause,
-            (true, Next::Retry(_) | Next::Quiet) => rest,
-            (false, Next::Retry(retry)) => retry.min(self.max),
-            (false, Next::Quiet) => self.max,
+        let delay = match (self.is_requested, last.next) {
+            (_, Next::Attempt(delay)) => return last.ended + delay,
+            (true, Next::Retry(_) | Next::Idle) => min_interval,
+            (false, Next::Retry(delay)) => delay.min(self.max_interval),
+            (false, Next::Idle) => self.max_interval,
         };
-        last.ended + pause.max(rest)
+        last.ended + delay.max(min_interval)
     }
 }
 
@@ -177,173 +187,182 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A pace of one second at least, thirty after a failure, an hour at most, and the time it began.
-    fn pace() -> (Pace, Instant) {
+    /// A limiter with a minimum interval of a second, a retry interval of thirty and a maximum of an hour, and its start time.
+    fn limiter() -> (RateLimiter, Instant) {
         let now = Instant::now();
-        (Pace::new(Pause::Always(SECOND), 30 * SECOND, 3_600 * SECOND, now), now)
+        (RateLimiter::new(MinInterval::Fixed(SECOND), 30 * SECOND, 3_600 * SECOND, now), now)
     }
 
-    fn sync(pace: &mut Pace, at: Instant, succeeds: bool) {
-        assert_eq!(pace.wait(at), Duration::ZERO, "due");
-        pace.started(at);
-        let ended = if succeeds { Ended::Succeeded } else { Ended::Failed(Retry::Later) };
-        assert_eq!(pace.ended(at, ended), Some(Duration::ZERO));
-    }
-
-    #[test]
-    fn the_first_request_is_served_at_once_and_a_quiet_hour_ends_with_a_sync() {
-        let (mut pace, t) = pace();
-        assert_eq!(pace.wait(t), 3_600 * SECOND);
-        pace.ask();
-        sync(&mut pace, t, true);
-        assert_eq!(pace.wait(t), 3_600 * SECOND);
+    fn sync(limiter: &mut RateLimiter, at: Instant, succeeds: bool) {
+        assert_eq!(limiter.time_until_due(at), Duration::ZERO, "due");
+        limiter.started(at);
+        let result = if succeeds { AttemptResult::Succeeded } else { AttemptResult::Failed(Retry::Later) };
+        assert_eq!(limiter.ended(at, result), Some(Duration::ZERO));
     }
 
     #[test]
-    fn a_sync_that_cannot_begin_yet_is_not_tried_again_until_something_asks() {
-        let (mut pace, t) = pace();
+    fn the_first_request_is_due_immediately_and_an_hour_without_requests_ends_with_a_sync() {
+        let (mut limiter, t) = limiter();
+        assert_eq!(limiter.time_until_due(t), 3_600 * SECOND);
+        limiter.request();
+        sync(&mut limiter, t, true);
+        assert_eq!(limiter.time_until_due(t), 3_600 * SECOND);
+    }
+
+    #[test]
+    fn a_sync_that_cannot_run_yet_is_not_retried_until_the_next_request() {
+        let (mut limiter, t) = limiter();
         let later = t + 3_600 * SECOND;
-        pace.ask();
+        limiter.request();
         for now in [t, later] {
-            assert_eq!(pace.wait(now), Duration::ZERO);
-            pace.started(now);
-            assert_eq!(pace.wait(now), 3_600 * SECOND);
+            assert_eq!(limiter.time_until_due(now), Duration::ZERO);
+            limiter.started(now);
+            assert_eq!(limiter.time_until_due(now), 3_600 * SECOND);
         }
-        assert_eq!(pace.ended(later, Ended::Succeeded), Some(Duration::ZERO), "nor does the wait count");
+        assert_eq!(
+            limiter.ended(later, AttemptResult::Succeeded),
+            Some(Duration::ZERO),
+            "the wait before the sync does not count"
+        );
     }
 
     #[test]
-    fn many_requests_after_a_sync_are_one_sync_after_the_pause() {
-        let (mut pace, t) = pace();
-        pace.ask();
-        sync(&mut pace, t, true);
+    fn many_requests_after_a_sync_are_merged_into_one_after_the_minimum_interval() {
+        let (mut limiter, t) = limiter();
+        limiter.request();
+        sync(&mut limiter, t, true);
         for _ in 0..100 {
-            pace.ask();
+            limiter.request();
         }
-        assert_eq!(pace.wait(t), SECOND);
-        sync(&mut pace, t + SECOND, true);
-        assert_eq!(pace.wait(t + SECOND), 3_600 * SECOND);
+        assert_eq!(limiter.time_until_due(t), SECOND);
+        sync(&mut limiter, t + SECOND, true);
+        assert_eq!(limiter.time_until_due(t + SECOND), 3_600 * SECOND);
     }
 
     #[test]
-    fn a_request_during_a_sync_is_for_the_next_one_and_the_pause_counts_from_the_end() {
-        let (mut pace, t) = pace();
-        pace.ask();
-        pace.started(t);
-        pace.ask();
-        pace.ended(t + 5 * SECOND, Ended::Succeeded);
-        assert_eq!(pace.wait(t + 5 * SECOND), SECOND);
+    fn a_request_during_a_sync_is_for_the_next_one_and_the_interval_counts_from_the_end() {
+        let (mut limiter, t) = limiter();
+        limiter.request();
+        limiter.started(t);
+        limiter.request();
+        limiter.ended(t + 5 * SECOND, AttemptResult::Succeeded);
+        assert_eq!(limiter.time_until_due(t + 5 * SECOND), SECOND);
     }
 
     #[test]
-    fn a_failure_is_repeated_and_a_success_ends_that() {
-        let (mut pace, start) = pace();
-        pace.ask();
-        sync(&mut pace, start, true);
-        pace.ask();
+    fn a_failed_sync_is_retried_until_one_succeeds() {
+        let (mut limiter, start) = limiter();
+        limiter.request();
+        sync(&mut limiter, start, true);
+        limiter.request();
         let t = start + SECOND;
-        sync(&mut pace, t, false);
-        assert_eq!(pace.wait(t), 30 * SECOND);
-        sync(&mut pace, t + 30 * SECOND, false);
-        assert_eq!(pace.wait(t + 30 * SECOND), 30 * SECOND);
-        pace.ask();
-        assert_eq!(pace.wait(t + 30 * SECOND), SECOND, "a request does not wait for the retry");
-        sync(&mut pace, t + 31 * SECOND, true);
-        assert_eq!(pace.wait(t + 31 * SECOND), 3_600 * SECOND, "nor is there one left after it");
+        sync(&mut limiter, t, false);
+        assert_eq!(limiter.time_until_due(t), 30 * SECOND);
+        sync(&mut limiter, t + 30 * SECOND, false);
+        assert_eq!(limiter.time_until_due(t + 30 * SECOND), 30 * SECOND);
+        limiter.request();
+        assert_eq!(limiter.time_until_due(t + 30 * SECOND), SECOND, "a request does not wait for the retry");
+        sync(&mut limiter, t + 31 * SECOND, true);
+        assert_eq!(limiter.time_until_due(t + 31 * SECOND), 3_600 * SECOND, "no retry is left after it");
     }
 
     #[test]
-    fn failures_before_the_first_success_are_repeated_within_seconds() {
+    fn failures_before_the_first_success_are_retried_within_seconds() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(Pause::Always(Duration::ZERO), 30 * SECOND, 3_600 * SECOND, now);
-        pace.ask();
-        let pauses = [250, 500, 1_000, 2_000, 4_000, 4_000].map(Duration::from_millis);
-        for pause in pauses {
-            sync(&mut pace, now, false);
-            assert_eq!((pace.wait(now), pace.retry()), (pause, Some(pause)));
-            now += pause;
+        let mut limiter =
+            RateLimiter::new(MinInterval::Fixed(Duration::ZERO), 30 * SECOND, 3_600 * SECOND, now);
+        limiter.request();
+        let delays = [250, 500, 1_000, 2_000, 4_000, 4_000].map(Duration::from_millis);
+        for delay in delays {
+            sync(&mut limiter, now, false);
+            assert_eq!((limiter.time_until_due(now), limiter.retry_delay()), (delay, Some(delay)));
+            now += delay;
         }
-        sync(&mut pace, now, true);
-        assert_eq!((pace.wait(now), pace.retry()), (3_600 * SECOND, None));
-        pace.ask();
-        sync(&mut pace, now, false);
-        assert_eq!(pace.wait(now), 30 * SECOND, "from then on as upstream does");
+        sync(&mut limiter, now, true);
+        assert_eq!((limiter.time_until_due(now), limiter.retry_delay()), (3_600 * SECOND, None));
+        limiter.request();
+        sync(&mut limiter, now, false);
+        assert_eq!(limiter.time_until_due(now), 30 * SECOND, "afterwards as upstream does");
     }
 
     #[test]
-    fn a_sync_period_shorter_than_the_first_retries_counts() {
+    fn a_sync_period_shorter_than_the_startup_delays_takes_precedence() {
         let now = Instant::now();
-        let pause = Pause::Always(Duration::ZERO);
-        let mut pace = Pace::new(pause, Duration::from_millis(100), 3_600 * SECOND, now);
-        pace.ask();
-        sync(&mut pace, now, false);
-        assert_eq!(pace.wait(now), Duration::from_millis(100));
+        let min_interval = MinInterval::Fixed(Duration::ZERO);
+        let mut limiter = RateLimiter::new(min_interval, Duration::from_millis(100), 3_600 * SECOND, now);
+        limiter.request();
+        sync(&mut limiter, now, false);
+        assert_eq!(limiter.time_until_due(now), Duration::from_millis(100));
     }
 
     #[test]
-    fn no_retry_comes_before_the_pause_is_over() {
+    fn no_retry_comes_before_the_minimum_interval_has_passed() {
         let now = Instant::now();
-        let mut pace = Pace::new(Pause::Always(40 * SECOND), 30 * SECOND, 3_600 * SECOND, now);
-        pace.ask();
-        sync(&mut pace, now, false);
-        assert_eq!(pace.wait(now), 40 * SECOND);
+        let mut limiter = RateLimiter::new(MinInterval::Fixed(40 * SECOND), 30 * SECOND, 3_600 * SECOND, now);
+        limiter.request();
+        sync(&mut limiter, now, false);
+        assert_eq!(limiter.time_until_due(now), 40 * SECOND);
     }
 
     #[test]
-    fn in_proportion_a_cheap_sync_is_followed_soon_and_a_costly_one_after_the_longest_pause() {
+    fn a_proportional_interval_is_short_after_a_cheap_sync_and_bounded_after_a_costly_one() {
         let now = Instant::now();
-        let mut pace = Pace::new(Pause::InProportion(SECOND), 30 * SECOND, 3_600 * SECOND, now);
-        for (took, rest) in [
+        let mut limiter =
+            RateLimiter::new(MinInterval::Proportional(SECOND), 30 * SECOND, 3_600 * SECOND, now);
+        for (took, interval) in [
             (Duration::from_micros(50), Duration::from_micros(950)),
             (Duration::from_millis(10), Duration::from_millis(190)),
             (Duration::from_secs(2), SECOND),
         ] {
-            pace.started(now);
-            pace.ended(now + took, Ended::Succeeded);
-            pace.ask();
-            assert_eq!(pace.wait(now + took), rest, "{took:?}");
+            limiter.started(now);
+            limiter.ended(now + took, AttemptResult::Succeeded);
+            limiter.request();
+            assert_eq!(limiter.time_until_due(now + took), interval, "{took:?}");
         }
     }
 
     #[test]
-    fn a_sync_that_assumed_what_was_not_so_is_attempted_again_at_once_and_then_as_any_other() {
-        let (mut pace, start) = pace();
-        pace.ask();
-        sync(&mut pace, start, true);
-        for (retry, seconds) in [(Retry::Stale, 10), (Retry::Occupied, 2), (Retry::Stale, 10)] {
-            pace.ask();
+    fn a_stale_or_busy_sync_is_attempted_again_immediately_and_then_retried_like_any_other() {
+        let (mut limiter, start) = limiter();
+        limiter.request();
+        sync(&mut limiter, start, true);
+        for (retry, seconds) in [(Retry::Stale, 10), (Retry::Busy, 2), (Retry::Stale, 10)] {
+            limiter.request();
             let mut now = start + 100 * SECOND;
-            let (began, mut pauses) = (now, Vec::new());
-            pace.started(now);
-            while pace.ended(now, Ended::Failed(retry)).is_none() {
-                pace.ask();
-                let pause = pace.wait(now);
-                pauses.push(pause.as_millis());
-                now += pause;
-                pace.started(now);
+            let (began, mut delays) = (now, Vec::new());
+            limiter.started(now);
+            while limiter.ended(now, AttemptResult::Failed(retry)).is_none() {
+                limiter.request();
+                let delay = limiter.time_until_due(now);
+                delays.push(delay.as_millis());
+                now += delay;
+                limiter.started(now);
             }
-            assert_eq!(
-                pauses[..9],
-                [1, 2, 4, 8, 16, 32, 64, 100, 100],
-                "whatever the pause between syncs is"
-            );
+            assert_eq!(delays[..9], [1, 2, 4, 8, 16, 32, 64, 100, 100], "regardless of the minimum interval");
             assert!((seconds * SECOND..(seconds + 1) * SECOND).contains(&(now - began)), "{:?}", now - began);
-            assert_eq!(pace.wait(now), 30 * SECOND, "it has failed");
+            assert_eq!(limiter.time_until_due(now), 30 * SECOND, "it has failed");
         }
     }
 
     #[test]
     fn a_sync_takes_as_long_as_all_its_attempts() {
-        let (mut pace, start) = pace();
-        pace.ask();
-        pace.started(start);
-        assert_eq!(pace.ended(start + SECOND, Ended::Failed(Retry::Stale)), None);
-        pace.started(start + 2 * SECOND);
-        assert_eq!(pace.ended(start + 3 * SECOND, Ended::Succeeded), Some(3 * SECOND));
-        assert_eq!((pace.wait(start + 3 * SECOND), pace.retry()), (3_600 * SECOND, None));
-        pace.ask();
-        pace.started(start + 10 * SECOND);
-        assert_eq!(pace.ended(start + 11 * SECOND, Ended::Failed(Retry::Stale)), None);
-        assert_eq!(pace.wait(start + 11 * SECOND), Duration::from_millis(1), "the first pause again");
+        let (mut limiter, start) = limiter();
+        limiter.request();
+        limiter.started(start);
+        assert_eq!(limiter.ended(start + SECOND, AttemptResult::Failed(Retry::Stale)), None);
+        limiter.started(start + 2 * SECOND);
+        assert_eq!(limiter.ended(start + 3 * SECOND, AttemptResult::Succeeded), Some(3 * SECOND));
+        assert_eq!(
+            (limiter.time_until_due(start + 3 * SECOND), limiter.retry_delay()),
+            (3_600 * SECOND, None)
+        );
+        limiter.request();
+        limiter.started(start + 10 * SECOND);
+        assert_eq!(limiter.ended(start + 11 * SECOND, AttemptResult::Failed(Retry::Stale)), None);
+        assert_eq!(
+            limiter.time_until_due(start + 11 * SECOND),
+            Duration::from_millis(1),
+            "the first delay again"
+        );
     }
 }
