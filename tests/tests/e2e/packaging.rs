@@ -252,7 +252,7 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
 fn values_that_make_no_sense_are_refused_in_words() {
     lint(&json!({"apiServer": "https://192.0.2.1:6443"}));
     for (values, word) in [
-        (json!({}), "apiServer must say where nodes find the API server"),
+        (json!({}), "set apiServer to the address at which nodes reach the API server"),
         (json!({"apiServer": "192.0.2.1"}), "apiServer"),
         (json!({"apiServer": "https://192.0.2.1", "mode": "ipvs"}), "mode"),
         (json!({"apiServer": "https://192.0.2.1", "config": {"mode": "iptables"}}), "config"),
