@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use table::GROUPS;
 
-/// The gates this program asks about. Every other one is accepted and changes nothing.
+/// The gates that change what this program does. All others can be set and have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     AllowServiceExternalIPs,

@@ -71,6 +71,7 @@ const LAYERS: &[Layer] = &[
         never: &[],
         why: "",
     },
+    Layer { name: "fuzz", sees: &["netlink", "plan", "proxy", "settings", "watch"], never: &[], why: "" },
     Layer { name: "layers", sees: &[], never: &[], why: "" },
 ];
 

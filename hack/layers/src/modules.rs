@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{Module, ModulePath};
 
-/// So many modules may know each other.
+/// The maximum number of modules in a cycle.
 const LARGEST: usize = 3;
 
 /// Uses of one child by another, each with a place in the source where it happens.

@@ -44,8 +44,8 @@ fn flags_chapter() -> String {
     let mut text = String::from(
         "<!-- Written by `make docs` from crates/settings/src/flags/table.rs. -->\n\n\
          # Every flag\n\n\
-         These are upstream's flags and two more: `--manifests` and `--connection-metrics`. They are read as upstream reads \
-         them: `--v=2`, `--v 2`, `-v2` and `--bind_address` all work, and `kube-proxy --help` prints this list.\n\n\
+         These are upstream's flags and three more: `--audit-interval`, `--connection-metrics` and `--manifests`. They are \
+         parsed as in upstream: `--v=2`, `--v 2`, `-v2` and `--bind_address` all work, and `kube-proxy --help` prints this list.\n\n\
          A flag with a star is ignored when `--config` names a file; the [file](configuration.md) has a field for it. To \
          see what flags amount to as a file, add `--write-config-to FILE`.\n\n\
          | flag | default | what it does |\n| --- | --- | --- |\n",
@@ -59,12 +59,12 @@ fn flags_chapter() -> String {
     }
     text.push_str(
         "\n## Feature gates\n\n\
-         Every gate of Kubernetes 1.36 can be set, since tools hand one list to all components. A name that none has is an \
-         error. These are the ones that this program asks about; the others change nothing here:\n\n\
+         Every gate of Kubernetes 1.36 can be set, since tools hand one list to all components. An unknown name is an \
+         error. These gates change what this program does, all others have no effect:\n\n\
          | gate | stage | default | what it does |\n| --- | --- | --- | --- |\n",
     );
     for (gate, meaning) in GATES {
-        let known = gates::known(gate.name()).expect("a gate that is asked about is in the table");
+        let known = gates::known(gate.name()).expect("every gate of the program is in the table");
         let stage = match known.stage {
             Stage::Alpha => "alpha",
             Stage::Beta => "beta",
@@ -77,7 +77,7 @@ fn flags_chapter() -> String {
     text
 }
 
-/// Those that something here depends on.
+/// All gates that change what this program does.
 const GATES: [(Gate, &str); 5] = [
     (Gate::AllowServiceExternalIPs, "Serve the `externalIPs` of Services."),
     (Gate::ComponentFlagz, "Show every flag at `/flagz` of the metrics port."),
