@@ -1,7 +1,7 @@
 //! A small HTTP server: one thread serves all ports of the process.
 //!
 //! ```text
-//!   listeners ─▶ Pool of connections, closes the longest idle ─▶ HttpRequest ─▶ Site ─▶ HttpResponse
+//!   listeners ─▶ Pool of connections, closes the longest idle ─▶ ServerRequest ─▶ Site ─▶ ServerResponse
 //! ```
 //!
 //! Clients are not trusted. A connection whose client sends nothing, sends slowly or does not read is closed after a while. All
@@ -41,25 +41,25 @@ use listen::{ListenError, listen};
 pub use local::Local;
 use pool::{Activity, Pool};
 
-pub type HttpRequest = http::Request<Bytes>;
-pub type HttpResponse = http::Response<Bytes>;
+pub type ServerRequest = http::Request<Bytes>;
+pub type ServerResponse = http::Response<Bytes>;
 
 /// What a port serves.
 pub trait Site: Send + Sync {
     /// Must not block: the calling thread serves all ports.
-    fn reply(&self, request: &HttpRequest) -> Reply;
+    fn reply(&self, request: &ServerRequest) -> Reply;
 }
 
 /// A response, or the work that makes it.
 pub enum Reply {
-    Now(HttpResponse),
+    Now(ServerResponse),
     /// Work that blocks, for a thread of its own. Requests wait for each other.
     Later(Work),
     /// Work that may take minutes, for another thread. One at a time: the client of another such request is asked to retry.
     Long(Work),
 }
 
-pub type Work = Box<dyn FnOnce() -> HttpResponse + Send>;
+pub type Work = Box<dyn FnOnce() -> ServerResponse + Send>;
 
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,14 +128,14 @@ impl Workers {
     }
 
     /// The work of a client that disconnects while it waits is not run.
-    async fn later(&self, work: Work) -> HttpResponse {
+    async fn later(&self, work: Work) -> ServerResponse {
         match self.later.clone().acquire_owned().await {
             Ok(permit) => run_blocking(permit, work).await,
             Err(_) => busy(),
         }
     }
 
-    async fn long(&self, work: Work) -> HttpResponse {
+    async fn long(&self, work: Work) -> ServerResponse {
         match self.long.clone().try_acquire_owned() {
             Ok(permit) => run_blocking(permit, work).await,
             Err(_) => busy(),
@@ -144,7 +144,7 @@ impl Workers {
 }
 
 /// Holds the permit until the work ends, even if the client has disconnected.
-async fn run_blocking(permit: OwnedSemaphorePermit, work: Work) -> HttpResponse {
+async fn run_blocking(permit: OwnedSemaphorePermit, work: Work) -> ServerResponse {
     let work = move || {
         let _permit = permit;
         work()
@@ -153,7 +153,7 @@ async fn run_blocking(permit: OwnedSemaphorePermit, work: Work) -> HttpResponse 
     response.unwrap_or_else(|_| response::plain(StatusCode::INTERNAL_SERVER_ERROR, ""))
 }
 
-fn busy() -> HttpResponse {
+fn busy() -> ServerResponse {
     let busy = "busy with another question, ask again in a moment\n";
     response::with_header(response::plain(StatusCode::SERVICE_UNAVAILABLE, busy), RETRY_AFTER, "1")
 }
@@ -311,7 +311,7 @@ async fn respond(
         _ => Bytes::new(),
     };
     let _busy = activity.mark_busy();
-    let response = match site.reply(&HttpRequest::from_parts(head, body)) {
+    let response = match site.reply(&ServerRequest::from_parts(head, body)) {
         Reply::Now(response) => response,
         Reply::Later(work) => workers.later(work).await,
         Reply::Long(work) => workers.long(work).await,

@@ -25,7 +25,7 @@ use crate::connections::ConnectionCounter;
 use crate::family::Families;
 use crate::http::listen::ListenError;
 use crate::http::response::{JSON, TEXT, nosniff, not_found, plain, response, with_header};
-use crate::http::{Http, HttpRequest, HttpResponse, OnBindFailure, Reply, Site};
+use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
 use crate::metrics::process::Process;
 use healthz::Healthz;
@@ -112,7 +112,7 @@ impl Status {
         }
     }
 
-    fn page(&self, request: &HttpRequest) -> HttpResponse {
+    fn page(&self, request: &ServerRequest) -> ServerResponse {
         match request.uri().path() {
             "/healthz" => self.healthz.response(request.uri().query().unwrap_or_default()),
             "/healthz/ping" => response(StatusCode::OK, TEXT, "ok"),
@@ -127,7 +127,7 @@ impl Status {
         }
     }
 
-    fn slis(&self, request: &HttpRequest) -> HttpResponse {
+    fn slis(&self, request: &ServerRequest) -> ServerResponse {
         if request.method() == Method::DELETE {
             self.healthz.clear();
             return response(StatusCode::OK, TEXT, "metrics reset\n");
@@ -137,7 +137,7 @@ impl Status {
 }
 
 impl Site for Status {
-    fn reply(&self, request: &HttpRequest) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         if request.uri().path() != "/metrics" {
             let context = DebugContext {
                 node_name: &self.node_name,
@@ -156,7 +156,7 @@ impl Site for Status {
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// The text format of Prometheus. Upstream also has a binary format; every client that accepts it accepts text, too.
-fn exposition(page: String, started: &str, gzip: bool) -> HttpResponse {
+fn exposition(page: String, started: &str, gzip: bool) -> ServerResponse {
     let page = Bytes::from(page);
     let compressed = if gzip { compress(&page) } else { None };
     let is_compressed = compressed.is_some();
@@ -171,7 +171,7 @@ fn compress(page: &[u8]) -> Option<Bytes> {
     Some(encoder.finish().ok()?.into())
 }
 
-fn accepts_gzip(request: &HttpRequest) -> bool {
+fn accepts_gzip(request: &ServerRequest) -> bool {
     let accepted = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
     accepted.unwrap_or_default().split(',').any(|coding| {
         let mut parts = coding.split(';').map(str::trim);

@@ -58,17 +58,17 @@ impl FamilyHandle {
 
     /// An object of the cluster changed.
     pub fn apply(&self, event: Arc<Event>) {
-        self.sender.put(|messages| messages.backlog.push(event));
+        self.sender.put(|contents| contents.backlog.push(event));
     }
 
     /// Everything about the node is known: syncs may begin.
     pub fn start(&self, start: Start) {
-        self.sender.put(|messages| messages.start = Some(Box::new(start)));
+        self.sender.put(|contents| contents.start = Some(Box::new(start)));
     }
 
     /// These are all addresses of the node now.
     pub fn node_addresses_changed(&self, addresses: Arc<[IpAddr]>) {
-        self.sender.put(|messages| messages.node_addresses = Some(addresses));
+        self.sender.put(|contents| contents.node_addresses = Some(addresses));
     }
 
     /// The kernel may no longer hold what the worker wrote.
@@ -78,7 +78,7 @@ impl FamilyHandle {
 
     /// The rules of other modes have been removed.
     pub fn other_modes_removed(&self) {
-        self.sender.put(|messages| messages.other_modes_removed = true);
+        self.sender.put(|contents| contents.other_modes_removed = true);
     }
 
     /// What would happen to a packet.

@@ -20,7 +20,7 @@ const MAX_DRIFT: usize = 1_000;
 
 /// Everything that a family worker has not taken yet.
 #[derive(Default)]
-pub struct Messages {
+pub struct InboxContents {
     pub backlog: Backlog,
     pub start: Option<Box<Start>>,
     /// All addresses of the node, if they changed.
@@ -57,7 +57,7 @@ struct Channel {
 
 #[derive(Debug, Default)]
 struct State {
-    messages: Messages,
+    contents: InboxContents,
     is_closed: bool,
 }
 
@@ -67,12 +67,12 @@ pub fn inbox() -> (InboxSender, Inbox) {
 }
 
 impl Inbox {
-    /// Waits until there are messages, or until `timeout` has passed, and takes all of them.
-    pub fn take(&self, timeout: Duration) -> Messages {
+    /// Waits until the inbox is not empty, or until `timeout` has passed, and takes its contents.
+    pub fn take(&self, timeout: Duration) -> InboxContents {
         let state = self.0.lock();
-        let waited = self.0.arrived.wait_timeout_while(state, timeout, |state| state.messages.is_empty());
+        let waited = self.0.arrived.wait_timeout_while(state, timeout, |state| state.contents.is_empty());
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut state.messages)
+        std::mem::take(&mut state.contents)
     }
 }
 
@@ -80,24 +80,24 @@ impl Drop for Inbox {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_closed = true;
-        state.messages = Messages::default();
+        state.contents = InboxContents::default();
     }
 }
 
 impl InboxSender {
-    /// Adds to the messages.
-    pub fn put(&self, put: impl FnOnce(&mut Messages)) {
+    /// Changes the contents and wakes the worker.
+    pub fn put(&self, put: impl FnOnce(&mut InboxContents)) {
         let mut state = self.0.lock();
         if !state.is_closed {
-            put(&mut state.messages);
+            put(&mut state.contents);
             self.0.arrived.notify_one();
         }
     }
 
     pub fn put_drift(&self, drift: Drift) {
-        self.put(|messages| {
-            if messages.drift.len() < MAX_DRIFT {
-                messages.drift.push(drift);
+        self.put(|contents| {
+            if contents.drift.len() < MAX_DRIFT {
+                contents.drift.push(drift);
             }
         });
     }
@@ -107,10 +107,10 @@ impl InboxSender {
         if state.is_closed {
             return Err(Refusal::Closed);
         }
-        if state.messages.queries.len() >= MAX_QUERIES {
+        if state.contents.queries.len() >= MAX_QUERIES {
             return Err(Refusal::Full);
         }
-        state.messages.queries.push(query);
+        state.contents.queries.push(query);
         self.0.arrived.notify_one();
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Channel {
     }
 }
 
-impl Messages {
+impl InboxContents {
     fn is_empty(&self) -> bool {
         let Self { backlog, start, node_addresses, drift, other_modes_removed, queries } = self;
         backlog.is_empty()
@@ -135,8 +135,8 @@ impl Messages {
     }
 }
 
-impl fmt::Debug for Messages {
+impl fmt::Debug for InboxContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("events", &self.backlog.len()).finish_non_exhaustive()
+        f.debug_struct("InboxContents").field("events", &self.backlog.len()).finish_non_exhaustive()
     }
 }

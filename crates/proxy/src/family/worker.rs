@@ -16,7 +16,7 @@ use model::names::{NamespacedName, ServicePortName};
 use plan::explain::{self, Explanation, HealthCheck};
 
 use super::drift::DriftWatch;
-use super::inbox::{Inbox, Messages};
+use super::inbox::{Inbox, InboxContents};
 use super::report::{EventCounts, Reports};
 use super::syncing::Syncing;
 use super::{FamilyHandle, Start};
@@ -80,8 +80,9 @@ impl Worker {
         }
     }
 
-    fn receive(&mut self, messages: Messages) {
-        let Messages { mut backlog, start, node_addresses, drift, other_modes_removed, queries } = messages;
+    fn receive(&mut self, contents: InboxContents) {
+        let InboxContents { mut backlog, start, node_addresses, drift, other_modes_removed, queries } =
+            contents;
         self.apply(&backlog.take());
         if let Some(addresses) = node_addresses {
             self.node_addresses = addresses;

@@ -26,7 +26,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::http::listen::ListenError;
 use crate::http::response::{JSON, nosniff, not_found, response};
-use crate::http::{Http, HttpRequest, HttpResponse, OnBindFailure, Reply, Site};
+use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
 
 /// The taint of a node that the cluster autoscaler is about to delete.
@@ -97,7 +97,7 @@ impl NodeHealth {
 }
 
 impl Site for NodeHealth {
-    fn reply(&self, request: &HttpRequest) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         let (probe, counter) = match request.uri().path() {
             "/healthz" => (Probe::Healthz, &self.metrics.proxy_healthz),
             "/livez" => (Probe::Livez, &self.metrics.proxy_livez),
@@ -230,7 +230,7 @@ struct FamilyReport {
 }
 
 impl Report {
-    fn response(&self) -> HttpResponse {
+    fn response(&self) -> ServerResponse {
         let is_serving = self.healthy && self.node_eligible != Some(false);
         let status = if is_serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         nosniff(response(status, JSON, serde_json::to_vec(self).unwrap_or_default()))

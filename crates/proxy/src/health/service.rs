@@ -23,7 +23,7 @@ use watch::recorder::{Notice, Recorder, Regarding, Severity};
 use super::node::NodeHealth;
 use crate::http::listen::{ListenError, listen_in_family};
 use crate::http::response::{JSON, nosniff, response};
-use crate::http::{Http, HttpRequest, Reply, ServedPorts, Site};
+use crate::http::{Http, Reply, ServedPorts, ServerRequest, Site};
 
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
@@ -183,7 +183,7 @@ struct ServiceSite {
 }
 
 impl Site for ServiceSite {
-    fn reply(&self, _: &HttpRequest) -> Reply {
+    fn reply(&self, _: &ServerRequest) -> Reply {
         let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
         let healthy = self.node.is_healthy();
         let status =

@@ -52,7 +52,7 @@ struct Slow {
 }
 
 impl Site for Arc<Slow> {
-    fn reply(&self, request: &HttpRequest) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         let slow = self.clone();
         match request.uri().path() {
             "/long" => Reply::Long(Box::new(move || {
@@ -95,7 +95,7 @@ fn long_work_whose_client_has_disconnected_still_excludes_other_long_work() {
 }
 
 impl Site for Echo {
-    fn reply(&self, request: &HttpRequest) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         let echo = format!("{} {} {:?}", request.method(), request.uri().path(), request.body());
         match request.uri().path() {
             "/later" => Reply::Later(Box::new(|| {

@@ -9,13 +9,13 @@ use settings::go::parse_level;
 use settings::logs::Logs;
 
 use crate::http::response::{HTML, nosniff, plain, response, with_header};
-use crate::http::{HttpRequest, HttpResponse};
+use crate::http::{ServerRequest, ServerResponse};
 
 const PPROF: &str = "/debug/pprof/";
 const FLAGS: &str = "/debug/flags/";
 
 /// The page at the path of a request; `None` if there is none.
-pub fn page(request: &HttpRequest, logs: &Logs) -> Option<HttpResponse> {
+pub fn page(request: &ServerRequest, logs: &Logs) -> Option<ServerResponse> {
     let path = request.uri().path();
     match path {
         "/debug/pprof" => {
@@ -61,7 +61,7 @@ full flags configurable<br>
 </html>
 ";
 
-fn verbosity(request: &HttpRequest, logs: &Logs) -> HttpResponse {
+fn verbosity(request: &ServerRequest, logs: &Logs) -> ServerResponse {
     let (status, text) = match change_verbosity(request, logs) {
         Ok(text) => (StatusCode::OK, text),
         Err(refusal) => refusal,
@@ -69,7 +69,7 @@ fn verbosity(request: &HttpRequest, logs: &Logs) -> HttpResponse {
     nosniff(response(status, "text/plain", text + "\n"))
 }
 
-fn change_verbosity(request: &HttpRequest, logs: &Logs) -> Result<String, (StatusCode, String)> {
+fn change_verbosity(request: &ServerRequest, logs: &Logs) -> Result<String, (StatusCode, String)> {
     if request.method() != Method::PUT {
         return Err((StatusCode::NOT_ACCEPTABLE, "unsupported http method".to_owned()));
     }

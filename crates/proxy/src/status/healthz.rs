@@ -3,7 +3,7 @@
 use http::StatusCode;
 use settings::go::quote;
 
-use crate::http::HttpResponse;
+use crate::http::ServerResponse;
 use crate::http::response::plain;
 use crate::metrics::kinds::{CounterVec, GaugeVec, Metric as _};
 use crate::metrics::process::Process;
@@ -38,7 +38,7 @@ impl Default for Healthz {
 }
 
 impl Healthz {
-    pub fn response(&self, query: &str) -> HttpResponse {
+    pub fn response(&self, query: &str) -> ServerResponse {
         let parameters = || query.split('&').map(|part| part.split_once('=').unwrap_or((part, "")));
         let mut excluded: Vec<_> =
             parameters().filter(|(name, _)| *name == "exclude").map(|(_, check)| check).collect();

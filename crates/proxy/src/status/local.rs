@@ -14,7 +14,7 @@ use crate::debug_api::packet_query::PacketQuery;
 use crate::debug_api::{PREFIX, VERIFY};
 use crate::family::{Families, FamilyHandle};
 use crate::http::response::{JSON, nosniff, plain, response};
-use crate::http::{HttpRequest, HttpResponse, Local, Reply};
+use crate::http::{Local, Reply, ServerRequest, ServerResponse};
 
 /// What the debug API reads.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct DebugContext<'a> {
 }
 
 /// The reply of the debug API; `None` if the request is not for it.
-pub fn reply(request: &HttpRequest, context: DebugContext<'_>) -> Option<Reply> {
+pub fn reply(request: &ServerRequest, context: DebugContext<'_>) -> Option<Reply> {
     let path = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
     if request.extensions().get::<Local>().is_none() {
         let refusal = "only served to clients on this node that use its address or localhost, and no proxy\n";
@@ -103,6 +103,6 @@ fn long<T: Serialize>(work: impl FnOnce() -> anyhow::Result<T> + Send + 'static)
     }))
 }
 
-fn unavailable(error: &anyhow::Error) -> HttpResponse {
+fn unavailable(error: &anyhow::Error) -> ServerResponse {
     plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n"))
 }

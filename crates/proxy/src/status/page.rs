@@ -14,7 +14,7 @@ use settings::version::{Build, KUBERNETES, MAJOR, MINOR};
 
 use super::accept::{Encoding, GROUP, ResponseFormat, Version, negotiate};
 use crate::http::response::{JSON, TEXT, response, with_header};
-use crate::http::{HttpRequest, HttpResponse};
+use crate::http::{ServerRequest, ServerResponse};
 
 /// One of them is chosen at random, as upstream does, so that programs do not come to parse the text.
 const DELIMITERS: [&str; 4] = [":", ": ", "=", " "];
@@ -37,10 +37,10 @@ impl Statusz {
     /// `watches` has the time since the last message of each resource's watch.
     pub fn response(
         &self,
-        request: &HttpRequest,
+        request: &ServerRequest,
         now: Timestamp,
         watches: &[(&'static str, Duration)],
-    ) -> HttpResponse {
+    ) -> ServerResponse {
         let text = || self.text(now, random_delimiter(), watches);
         negotiated(request, "Statusz", text, || self.fields(now))
     }
@@ -97,7 +97,7 @@ impl Flagz {
         Self { flags, delimiter: random_delimiter() }
     }
 
-    pub fn response(&self, request: &HttpRequest) -> HttpResponse {
+    pub fn response(&self, request: &ServerRequest) -> ServerResponse {
         negotiated(request, "Flagz", || self.text(), || self.fields())
     }
 
@@ -137,11 +137,11 @@ fn random_delimiter() -> &'static str {
 
 /// Responds in a format that the client accepts.
 fn negotiated(
-    request: &HttpRequest,
+    request: &ServerRequest,
     kind: &str,
     text: impl FnOnce() -> String,
     fields: impl FnOnce() -> Fields,
-) -> HttpResponse {
+) -> ServerResponse {
     let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match negotiate(accept, kind) {
         Some(ResponseFormat::Text) => response(StatusCode::OK, TEXT, text()),
@@ -152,7 +152,7 @@ fn negotiated(
     }
 }
 
-fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) -> HttpResponse {
+fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) -> ServerResponse {
     let head = [
         ("kind", kind.into()),
         ("apiVersion", format!("{GROUP}/{}", version.name()).into()),
@@ -181,7 +181,7 @@ fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) 
     }
 }
 
-fn not_acceptable() -> HttpResponse {
+fn not_acceptable() -> ServerResponse {
     let message =
         "only the following media types are accepted: application/json, application/yaml, text/plain";
     let status = OrderedObject(vec![
@@ -217,11 +217,11 @@ mod tests {
         (page, "2026-11-07T20:28:50Z".parse().unwrap())
     }
 
-    fn ask(accept: &str) -> HttpRequest {
+    fn ask(accept: &str) -> ServerRequest {
         http::Request::builder().header(ACCEPT, accept).body(bytes::Bytes::new()).unwrap()
     }
 
-    fn body(response: HttpResponse) -> String {
+    fn body(response: ServerResponse) -> String {
         String::from_utf8(response.into_body().to_vec()).unwrap()
     }
 
