@@ -154,7 +154,7 @@ async fn run_blocking(permit: OwnedSemaphorePermit, work: Work) -> ServerRespons
 }
 
 fn busy() -> ServerResponse {
-    let busy = "busy with another question, ask again in a moment\n";
+    let busy = "busy with another request, try again in a moment\n";
     response::with_header(response::plain(StatusCode::SERVICE_UNAVAILABLE, busy), RETRY_AFTER, "1")
 }
 

@@ -74,7 +74,7 @@ fn long_work_delays_nothing_but_other_long_work() {
     assert_eq!(exchange(address, "GET /later").1, "later");
     let (head, body) = exchange(address, "GET /long");
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("Retry-After: 1"), "{head}");
-    assert_eq!(body, "busy with another question, ask again in a moment\n");
+    assert_eq!(body, "busy with another request, try again in a moment\n");
     drop(end);
     assert_eq!(waiting.join().unwrap().1, "at last");
     assert_eq!(exchange(address, "GET /long").1, "at last");
