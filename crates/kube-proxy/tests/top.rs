@@ -139,7 +139,7 @@ fn whoever_cannot_be_asked_is_told_of() {
         (&["--interval=0"][..], "--interval must be at least 100ms"),
         (&["-o", "json"], "--once"),
         (&["--interval=soon"], "invalid duration"),
-        (&[], "there is no terminal to draw on"),
+        (&[], "standard input and output must be a terminal"),
     ] {
         let refused = top(&stage, arguments);
         let said = String::from_utf8(refused.stderr).unwrap();
