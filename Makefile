@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Where Debian keeps ip and nft, also for a root who has not logged in as such.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e soak bench bench-e2e charts docs fmt setup layers deny clean
+.PHONY: help demo build static dist check test e2e soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,7 +30,7 @@ static: ## the same without libraries, for containers: target/*-linux-musl/relea
 dist: static ## all that a package holds: static binary, completions, manual, in target/dist
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
 
-check: layers deny ## the inner loop: format, lints, dependency rules, unit tests
+check: layers deny words typos ## the inner loop: format, lints, dependency rules, spelling and terms, unit tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO) test --workspace --lib --bins --quiet
@@ -50,6 +50,11 @@ soak: setup ## everything at once for MINUTES=10, half of it in each mode: chang
 	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components SLUICE_SOAK_MINUTES=$(MINUTES) \
 	  $(CARGO) test --workspace --all-features --test soak -- --ignored --nocapture --test-threads=1
+
+SECONDS ?= 60
+fuzz: ## searches for inputs that break a decoder, SECONDS=60 for each; TARGETS="manifest ..." unless all; installs what it needs
+	@hack/setup cc c++
+	@hack/fuzz $(SECONDS) $(TARGETS)
 
 bench: ## what things cost, beside what they should cost; wants root for network namespaces
 	$(CARGO) bench --package model --bench model
@@ -82,6 +87,13 @@ setup:
 # Which crate may depend on which, cycles of modules, and names that two types share.
 layers:
 	@$(CARGO) run --quiet --package layers
+
+# Terms that the glossary of CONTRIBUTING.md replaces, in what has been rid of them so far.
+words:
+	@hack/words
+
+typos:
+	@hack/typos
 
 # Licences, sources and duplicate versions, of other platforms' crates, too, which no build here fetches. Advisories, if there
 # is a copy of their database: to get one takes the network (cargo deny fetch db).

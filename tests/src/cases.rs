@@ -5,23 +5,23 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::manifests::{A, ALL, B, HOST, Object, Port, R, S, Service, State, web};
 use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
     CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP, Mode,
     NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
-use testkit::lab::Who::{Crowd, Node, Outside, Pod, PodA, RemotePod};
+use testkit::lab::ClientPlace::{Crowd, Node, Outside, Pod, PodA, RemotePod};
 use testkit::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
+use testkit::manifests::{A, ALL, B, HOST, Object, Port, R, S, Service, State, web};
 
 const TCP: &[Protocol] = &[Protocol::Tcp];
 const UDP: &[Protocol] = &[Protocol::Udp];
 const SCTP: &[Protocol] = &[Protocol::Sctp];
 
 /// Who the default configuration takes for a pod.
-const PODS: &[testkit::lab::Who] = &[Pod, RemotePod];
-const NOT_PODS: &[testkit::lab::Who] = &[Node, Outside];
+const PODS: &[testkit::lab::ClientPlace] = &[Pod, RemotePod];
+const NOT_PODS: &[testkit::lab::ClientPlace] = &[Node, Outside];
 
 /// Long enough to outlast every test.
 const THREE_HOURS: u32 = 10_800;
@@ -388,7 +388,7 @@ fn frontends() -> Vec<Case> {
             .expect(&[Outside], EXTERNAL, plain(&[HOST]))
             .expect(&[Pod], EVERYWHERE, plain(&[HOST, R])),
         case("addresses with leading zeros")
-            .hold([Service { sloppy: true, ..web(&[A, R]) }
+            .hold([Service { leading_zeros: true, ..web(&[A, R]) }
                 .only_for(&["192.000.002.000/024", "2001:db8:2::/64"])
                 .into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))

@@ -1,11 +1,9 @@
-//! A proxy in iptables mode without its process: manifests go in, and the chains of a node's namespace follow.
+//! The iptables mode without its process: each sync brings the chains in a node's namespace to what manifests ask for.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use kernel::iptables::{Access, Change, Outcome, Programs, Rules, Variant, set_up};
+use kernel::iptables::{Programs, Rules, Variant, set_up};
+use kernel::outcome::Outcome;
 use kernel::sysctl::Sysctls;
 use model::address::Family;
 use model::cluster::Cluster;
@@ -13,27 +11,29 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use crate::feed::{cluster, list};
+use crate::drive::IptablesSync;
+use crate::feed::{cluster, replace};
 use crate::matrix::Backend;
 use crate::options::Options;
+use testkit::lab_proxy::link_iptables;
 use testkit::namespace::Namespace;
 
-/// One family's line in a node's namespace.
+/// The model and the rules of one family in a node's namespace.
 #[derive(Debug)]
-pub struct Chains {
+pub struct IptablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub rules: Rules,
+    pub rules: IptablesSync,
     _programs: TempDir,
 }
 
-impl Chains {
+impl IptablesNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options, variant: Variant) -> Self {
-        let programs = programs(variant);
+        let programs = iptables_programs(variant);
         let addresses = options.node_port_addresses(family);
         let (rules, node_port_ips) = namespace.enter(|| {
             let exec = Arc::new(Programs::of(programs.path()));
-            let access = Access::through(exec, family).unwrap();
+            let rules = Rules::through(exec, family).unwrap();
             let settings = Settings {
                 family,
                 mark: Mark::from_bit(options.masquerade_bit).unwrap(),
@@ -41,51 +41,46 @@ impl Chains {
                 from_pod: options.from_pod(family),
                 localhost_node_ports: true,
                 node_port_addresses: addresses.clone(),
-                abilities: access.abilities(),
+                abilities: rules.abilities(),
             };
             set_up(&settings, &Sysctls::default()).unwrap();
             let all = kernel::interfaces::addresses().unwrap();
-            (Rules::new(access, settings, Duration::from_secs(30)), addresses.among(&all))
+            (IptablesSync::new(rules, settings), addresses.among(&all))
         });
-        let mut chains =
+        let mut node =
             Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };
-        list(&mut chains.cluster, "");
-        chains.pass(Change { node_port_ips: Some(node_port_ips), ..Change::default() });
-        chains
+        replace(&mut node.cluster, "");
+        node.rules.move_to(&node_port_ips);
+        node.sync();
+        node
     }
 
-    /// Makes these manifests all there is, and makes a pass.
+    /// Replaces all objects by `manifests`, and syncs.
     pub fn replace(&mut self, manifests: &str) -> Outcome {
-        list(&mut self.cluster, manifests);
-        self.pass(Change::default())
+        replace(&mut self.cluster, manifests);
+        self.sync()
     }
 
-    fn pass(&mut self, change: Change) -> Outcome {
-        let routings = self.cluster.take_changes().routings;
-        let endpoints = self.cluster.counts().endpoints;
+    fn sync(&mut self) -> Outcome {
+        let changes = self.cluster.take_changes();
         let rules = &mut self.rules;
-        self.namespace.enter(|| rules.sync(Change { routings, endpoints, ..change })).unwrap()
+        self.namespace.enter(|| rules.sync(changes)).unwrap()
     }
 }
 
-impl Backend for Chains {
+impl Backend for IptablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }
 }
 
-/// A folder in which `iptables` and its kin are those of one variant, whatever the machine's own choice is.
-pub fn programs(variant: Variant) -> TempDir {
-    let suffix = match variant {
+/// A folder in which `iptables` and its kin are those of `variant`, whatever the machine's default is.
+pub fn iptables_programs(variant: Variant) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let name = match variant {
         Variant::Legacy => "legacy",
         Variant::Nft => "nft",
     };
-    let folder = TempDir::new().unwrap();
-    for family in ["iptables", "ip6tables"] {
-        for tool in ["", "-save", "-restore"] {
-            let program = Path::new("/usr/sbin").join(format!("{family}-{suffix}{tool}"));
-            symlink(program, folder.path().join(format!("{family}{tool}"))).unwrap();
-        }
-    }
+    link_iptables(name, folder.path());
     folder
 }

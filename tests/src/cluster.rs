@@ -1,4 +1,4 @@
-//! A real cluster for tests: etcd, API server and controller manager of the reference, and a node of ours.
+//! A real cluster for tests: upstream's etcd, API server and controller manager, and a node made of namespaces.
 //!
 //! ```text
 //!   ┌ control plane ────────────────┐
@@ -6,7 +6,7 @@
 //!   │ controller manager     relay  │
 //!   └── lan0 198.18.4.1 ────────────┘
 //!        │
-//!        └── lan 198.18.4.10 ── node, with its pods and clients as in the rest of this crate
+//!        └── lan 198.18.4.10 ── node, pods and clients of testkit::lab
 //!                                 └─ kube-proxy
 //! ```
 
@@ -22,4 +22,4 @@ pub mod objects;
 pub mod pods;
 pub mod proxy;
 pub mod relay;
-pub mod stage;
+pub mod test_cluster;

@@ -1,5 +1,5 @@
-//! A container of one of our images, run by runc, the runtime below Docker and containerd: its rights, limits and seccomp
-//! profile are the kernel's to enforce and not a test's to imitate.
+//! A container of one of our images, run by runc, the runtime below Docker and containerd, so that the kernel enforces
+//! capabilities, limits and the seccomp profile as it does on a node.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,31 +12,31 @@ use tempfile::TempDir;
 use testkit::namespace::Namespace;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// uid and gid of nobody.
+/// The uid and gid of the user `nobody`.
 const NOBODY: u32 = 65_534;
 
-/// What a container may do and use.
+/// The privileges and limits of a container.
 #[derive(Clone, Debug)]
 pub struct Confinement {
-    /// uid and gid.
+    /// Both uid and gid.
     pub user: u32,
     pub capabilities: Vec<&'static str>,
-    /// A file of `packaging/seccomp`, if any.
+    /// A file of `packaging/seccomp`; `None` runs without a profile.
     pub seccomp: Option<&'static str>,
     pub descriptors: u32,
-    /// Of the memory cgroup, in bytes.
+    /// The limit of the memory cgroup, in bytes.
     pub memory: u64,
 }
 
 impl Confinement {
-    /// As nobody, with `CAP_NET_ADMIN`, 64 descriptors and 64 MiB.
+    /// User `nobody` with `CAP_NET_ADMIN`, 64 descriptors and 64 MiB.
     pub fn with_seccomp(profile: &'static str) -> Self {
         let capabilities = vec!["CAP_NET_ADMIN"];
         Self { user: NOBODY, capabilities, seccomp: Some(profile), descriptors: 64, memory: 64 << 20 }
     }
 }
 
-/// An image that can be run: its root folder, and what is mounted into it.
+/// An image as an OCI bundle: its root folder and its mounts.
 #[derive(Debug)]
 pub struct Image {
     folder: TempDir,
@@ -58,7 +58,7 @@ impl Image {
             .push(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]}));
         image.mounts.push(json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}));
         if kind == "iptables" {
-            // As the manifests do: the lock, and the variant that was chosen.
+            // The manifests mount these two, too: the lock, and the links to the chosen variant.
             let lock = image.folder.path().join("xtables.lock");
             File::create(&lock).unwrap();
             image.mount(&lock, "/run/xtables.lock", &["bind", "rw"]);
@@ -70,18 +70,18 @@ impl Image {
         image
     }
 
-    /// A file or folder of the machine at this place of the container.
+    /// Bind-mounts a file or folder of the machine into the container.
     pub fn mount(&mut self, from: &Path, to: &str, options: &[&str]) {
         self.mounts.push(json!({"destination": to, "type": "bind", "source": from, "options": options}));
     }
 
-    /// The root of the container as the machine sees it.
+    /// The root of the container, as a path of the machine.
     pub fn root(&self) -> PathBuf {
         self.folder.path().join("rootfs")
     }
 }
 
-/// Killed and removed when dropped.
+/// A running container, killed and removed when dropped.
 #[derive(Debug)]
 pub struct Container<'a> {
     image: &'a Image,
@@ -91,7 +91,7 @@ pub struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Runs a command with a root that cannot be written, in the network of the node.
+    /// Runs a command with a read-only root in the node's network namespace.
     pub fn run(image: &'a Image, node: &Namespace, confinement: &Confinement, command: &[&str]) -> Self {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl<'a> Container<'a> {
         if can_limit_memory() {
             linux["resources"] = json!({"memory": {"limit": confinement.memory}});
         } else {
-            println!("SKIPPED: this machine has no memory cgroup, so that memory is not limited");
+            println!("SKIPPED: this machine has no memory cgroup: memory is not limited");
         }
         if let Some(profile) = confinement.seccomp {
             let profile = fs::read_to_string(packaging().join("seccomp").join(profile)).unwrap();
@@ -142,7 +142,7 @@ impl<'a> Container<'a> {
         Self { image, name, process, runtime }
     }
 
-    /// Runs another command in the container, under the same limits.
+    /// Runs a second command in the container, under the same limits.
     pub fn exec(&self, command: &[&str]) -> Output {
         let mut process = self.process.clone();
         process["args"] = json!(command);
@@ -151,15 +151,15 @@ impl<'a> Container<'a> {
         runc(self.image).arg("exec").arg("--process").arg(path).arg(&self.name).output().unwrap()
     }
 
-    /// The first process in the container, as the machine numbers it.
-    pub fn id(&self) -> u64 {
+    /// The pid, on the machine, of the container's first process.
+    pub fn pid(&self) -> u64 {
         let state = runc(self.image).arg("state").arg(&self.name).output().unwrap();
         let state: Value =
             serde_json::from_slice(&state.stdout).unwrap_or_else(|_| panic!("{state:?}\n{}", self.log()));
         state["pid"].as_u64().unwrap()
     }
 
-    /// The most that its cgroup has held, in bytes, memory of the kernel included.
+    /// The peak usage of the memory cgroup in bytes, kernel memory included.
     pub fn peak_memory(&self) -> Option<u64> {
         let files =
             [format!("memory/{}/memory.max_usage_in_bytes", self.name), format!("{}/memory.peak", self.name)];
@@ -184,15 +184,15 @@ impl<'a> Container<'a> {
 impl Drop for Container<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("The log of {}:\n{}", self.name, self.log());
+            eprintln!("the log of {}:\n{}", self.name, self.log());
         }
-        // It fails if the container has ended already.
+        // Fails if the container has ended already.
         let _ = runc(self.image).args(["delete", "--force", &self.name]).output();
         let _ = self.runtime.wait();
     }
 }
 
-/// Of either version of cgroups.
+/// Looks for the memory controller of cgroups v1 and v2.
 fn can_limit_memory() -> bool {
     let root = Path::new(CGROUPS);
     let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Manifests as the model of one family hears them.
+//! Feeds manifests to the model of one family.
 
 use jiff::Timestamp;
 use model::address::Family;
@@ -6,13 +6,12 @@ use model::cluster::{Cluster, Here};
 use model::event::{Event, Kind};
 use watch::manifest::{Form, Object, read};
 
+use testkit::lab::NODE_NAME;
 use testkit::network::node_ip;
-
-pub const NODE_NAME: &str = "node-1";
 
 const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr];
 
-/// A model that knows nothing yet, on the node of the test network.
+/// An empty model of the node of [`testkit::network`].
 pub fn cluster(family: Family) -> Cluster {
     Cluster::new(Here {
         family,
@@ -23,19 +22,19 @@ pub fn cluster(family: Family) -> Cluster {
     })
 }
 
-/// Makes these manifests all there is.
-pub fn list(cluster: &mut Cluster, manifests: &str) {
+/// Replaces all objects by `manifests`.
+pub fn replace(cluster: &mut Cluster, manifests: &str) {
     for kind in KINDS {
         cluster.apply(&Event::Listing(kind));
     }
-    fold_in(cluster, manifests);
+    add(cluster, manifests);
     for kind in KINDS {
         cluster.apply(&Event::Listed(kind));
     }
 }
 
-/// Adds these manifests to what there is.
-pub fn fold_in(cluster: &mut Cluster, manifests: &str) {
+/// Adds `manifests` to the objects.
+pub fn add(cluster: &mut Cluster, manifests: &str) {
     let form = if manifests.starts_with('{') { Form::Json } else { Form::Yaml };
     let content =
         read(manifests.as_bytes(), form, &[]).unwrap_or_else(|problem| panic!("{problem}\n{manifests}"));

@@ -15,12 +15,12 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::manifests::{ALL, Endpoint, Object, write};
 use crate::options::Options;
-use testkit::lab::{Address, CROWD, Lab, NODE_PORT, Place, TARGET, Who};
+use testkit::lab::{Address, CROWD, ClientPlace, Lab, NODE_PORT, Place, TARGET};
+use testkit::manifests::{ALL, Endpoint, Object, write};
 use testkit::namespace::Namespace;
-use testkit::patience::Deadline;
-use testkit::talk::{Answer, Flow, ask_here};
+use testkit::probe::{Answer, UdpFlow, probe_here};
+use testkit::wait::eventually;
 
 /// A proxy in a node's namespace.
 pub trait Backend {
@@ -62,13 +62,13 @@ enum Step {
     /// Others mark every packet with this before the proxy sees it, and drop what leaves the node with another mark.
     KeepMark(u32),
     /// Sends the first datagram of a flow that lasts, which no rule must stop.
-    OpenFlow(Who, Frontend),
+    OpenFlow(ClientPlace, Frontend),
 }
 
 /// One question, asked until its answer is certain.
 #[derive(Clone, Debug)]
 struct Probe {
-    from: Who,
+    from: ClientPlace,
     protocol: Protocol,
     to: Frontend,
     fate: Fate,
@@ -92,7 +92,8 @@ pub const NODE_PORT_AT_NODE_IP: Frontend = Frontend { address: Address::NodeIp, 
 /// Every frontend that clients outside the cluster are meant to use.
 pub const EXTERNAL: &[Frontend] = &[EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
 pub const EVERYWHERE: &[Frontend] = &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
-pub const EVERYONE: &[Who] = &[Who::Pod, Who::RemotePod, Who::Node, Who::Outside];
+pub const EVERYONE: &[ClientPlace] =
+    &[ClientPlace::Pod, ClientPlace::RemotePod, ClientPlace::Node, ClientPlace::Outside];
 
 impl Frontend {
     pub const fn at(self, address: Address) -> Self {
@@ -225,7 +226,7 @@ impl Case {
     }
 
     /// From each to each, the same must happen.
-    pub fn expect(mut self, from: &[Who], to: &[Frontend], fate: Fate) -> Self {
+    pub fn expect(mut self, from: &[ClientPlace], to: &[Frontend], fate: Fate) -> Self {
         for from in from {
             for to in to {
                 for protocol in self.over {
@@ -251,12 +252,12 @@ impl Case {
     }
 
     /// A UDP flow that begins now, before there is a service at its destination.
-    pub fn open_flow(self, from: Who, to: Frontend) -> Self {
+    pub fn open_flow(self, from: ClientPlace, to: Frontend) -> Self {
         self.then(Step::OpenFlow(from, to))
     }
 
     /// What becomes of the next datagram of a flow that was opened.
-    pub fn expect_in_flow(self, from: Who, to: Frontend, fate: Fate) -> Self {
+    pub fn expect_in_flow(self, from: ClientPlace, to: Frontend, fate: Fate) -> Self {
         self.then(Step::Probe(Probe { from, protocol: Protocol::Udp, to, fate, in_flow: true }))
     }
 
@@ -331,13 +332,13 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
                 Step::Own(address) => own(&lab.network.node, address.ip(family)),
                 Step::KeepMark(mark) => {
                     let rules = keep_mark(*mark, family);
-                    lab.network.node.feed(Command::new("nft").args(["-f", "-"]), &rules);
+                    lab.network.node.run_with_input(Command::new("nft").args(["-f", "-"]), &rules);
                 }
                 Step::OpenFlow(from, to) => {
                     let address = SocketAddr::new(to.address.ip(family), to.port);
                     let flow = lab.namespace(*from).enter(|| {
-                        let flow = Flow::open(from.source(family, 0), address);
-                        assert_eq!(flow.ask(Duration::from_secs(5)), Answer::Strayed);
+                        let flow = UdpFlow::open(from.source(family, 0), address);
+                        assert_eq!(flow.probe(Duration::from_secs(5)), Answer::LeftNode);
                         flow
                     });
                     flows.insert((*from, *to), flow);
@@ -350,7 +351,7 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
     surprises
 }
 
-type Flows = BTreeMap<(Who, Frontend), Flow>;
+type Flows = BTreeMap<(ClientPlace, Frontend), UdpFlow>;
 
 /// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same.
 fn keep_mark(mark: u32, family: Family) -> String {
@@ -393,8 +394,8 @@ fn send(lab: &Lab, family: Family, mode: Mode, flows: &Flows, probes: &[&Probe])
 }
 
 /// The number of probes where several endpoints may answer and no others.
-fn attempts(from: Who) -> usize {
-    if from == Who::Crowd { CROWD } else { 16 }
+fn attempts(from: ClientPlace) -> usize {
+    if from == ClientPlace::Crowd { CROWD } else { 16 }
 }
 
 impl Probe {
@@ -403,8 +404,8 @@ impl Probe {
         let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
         let flow = flows.get(&(self.from, self.to)).filter(|_| self.in_flow);
         let ask = |attempt: usize, patience| match flow {
-            Some(flow) => flow.ask(patience),
-            None => ask_here(self.from.source(family, attempt), self.protocol, to, patience),
+            Some(flow) => flow.probe(patience),
+            None => probe_here(self.from.source(family, attempt), self.protocol, to, patience),
         };
         let namespace = lab.namespace(self.from);
         let patient = Duration::from_secs(5);
@@ -413,7 +414,7 @@ impl Probe {
             Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
             Fate::Refused | Fate::Strays | Fate::Untouched => {
                 // All of a crowd, who may be remembered for it.
-                let times = if self.from == Who::Crowd { CROWD } else { 4 };
+                let times = if self.from == ClientPlace::Crowd { CROWD } else { 4 };
                 (0..times).map(|attempt| ask(attempt, patient)).collect()
             }
             Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
@@ -426,7 +427,8 @@ impl Probe {
                         heard.insert(endpoint);
                     }
                     answers.push(answer);
-                    if answers.len() > 60 * endpoints.len().max(2) || answers.last() == Some(&Answer::Silence)
+                    if answers.len() > 60 * endpoints.len().max(2)
+                        || answers.last() == Some(&Answer::TimedOut)
                     {
                         break;
                     }
@@ -464,7 +466,7 @@ impl Probe {
                             *client == own
                         }
                 }),
-                Answer::Refused | Answer::Silence | Answer::Strayed => false,
+                Answer::Refused | Answer::TimedOut | Answer::LeftNode => false,
             };
             let wrong = seen.iter().enumerate().any(|(attempt, answer)| !right(attempt, answer));
             if wrong { Err("a wrong answer") } else { Ok(()) }
@@ -473,14 +475,14 @@ impl Probe {
             .iter()
             .filter_map(|answer| match answer {
                 Answer::From { endpoint, .. } => Some(*endpoint),
-                Answer::Refused | Answer::Silence | Answer::Strayed => None,
+                Answer::Refused | Answer::TimedOut | Answer::LeftNode => None,
             })
             .collect();
         match fate {
             Fate::Differs(..) => Err("a fate that no mode has"),
             Fate::Refused => only(&Answer::Refused),
-            Fate::Silence => only(&Answer::Silence),
-            Fate::Strays => only(&Answer::Strayed),
+            Fate::Silence => only(&Answer::TimedOut),
+            Fate::Strays => only(&Answer::LeftNode),
             Fate::Untouched => only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) }),
             Fate::Reaches(endpoints) => {
                 among(endpoints)?;
@@ -537,19 +539,5 @@ impl fmt::Display for Fate {
                 write!(f, "in nftables mode {nftables}, in iptables mode {iptables}")
             }
         }
-    }
-}
-
-/// Waits until something is so; a test that waits for it in vain fails.
-pub fn eventually(what: &str, so: impl FnMut() -> bool) {
-    within(Duration::from_secs(30), what, so);
-}
-
-/// The same with another patience.
-pub fn within(patience: Duration, what: &str, mut so: impl FnMut() -> bool) {
-    let mut deadline = Deadline::after(patience);
-    while !so() {
-        assert!(!deadline.has_passed(), "not within {patience:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }

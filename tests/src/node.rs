@@ -1,33 +1,32 @@
-//! A proxy in nftables mode without its process: manifests go in, and the table of a node's namespace follows.
+//! The nftables mode without its process: each sync brings the table in a node's namespace to what manifests ask for.
 
-use std::net::IpAddr;
-
-use kernel::nftables::{Change, Outcome, Table};
+use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
 
-use crate::feed::{cluster, fold_in, list};
+use crate::drive::NftablesSync;
+use crate::feed::{add, cluster, replace};
 use crate::matrix::Backend;
 use crate::options::Options;
 use testkit::namespace::Namespace;
 
-/// One family's line in a node's namespace.
+/// The model and the table of one family in a node's namespace.
 #[derive(Debug)]
-pub struct Node {
+pub struct NftablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub table: Table,
+    pub table: NftablesSync,
 }
 
-impl Node {
+impl NftablesNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options) -> Self {
         Self::start(namespace, family, options, "").0
     }
 
-    /// A proxy that finds these manifests when it starts, and what its first pass did.
+    /// Starts with `manifests` and returns the outcome of the first sync.
     pub fn start(
         namespace: &Namespace,
         family: Family,
@@ -44,44 +43,40 @@ impl Node {
         };
         let (table, node_port_ips) = namespace.enter(|| {
             let all = kernel::interfaces::addresses().unwrap();
-            // As the proxy does.
-            let serving = addresses.among(&all).into_iter().filter(|ip| !ip.is_loopback()).collect();
-            (Table::open(settings).unwrap(), serving)
+            (NftablesSync::open(settings).unwrap(), addresses.among(&all))
         });
         let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), table };
-        let node_port_ips = (!addresses.match_all()).then_some(node_port_ips);
-        list(&mut node.cluster, manifests);
-        let outcome = node.pass(node_port_ips);
+        node.table.plan.move_to(node_port_ips);
+        replace(&mut node.cluster, manifests);
+        let outcome = node.sync();
         (node, outcome)
     }
 
-    /// Applies manifests and makes a pass.
+    /// Adds `manifests` to the objects, and syncs.
     pub fn apply(&mut self, manifests: &str) -> Outcome {
-        fold_in(&mut self.cluster, manifests);
-        self.pass(None)
+        add(&mut self.cluster, manifests);
+        self.sync()
     }
 
-    /// Makes these manifests all there is, and makes a pass.
+    /// Replaces all objects by `manifests`, and syncs.
     pub fn replace(&mut self, manifests: &str) -> Outcome {
-        list(&mut self.cluster, manifests);
-        self.pass(None)
+        replace(&mut self.cluster, manifests);
+        self.sync()
     }
 
-    pub fn hear(&mut self, event: &Event) -> Outcome {
+    pub fn apply_event(&mut self, event: &Event) -> Outcome {
         self.cluster.apply(event);
-        self.pass(None)
+        self.sync()
     }
 
-    fn pass(&mut self, node_port_ips: Option<Vec<IpAddr>>) -> Outcome {
+    fn sync(&mut self) -> Outcome {
         let changes = self.cluster.take_changes();
-        let change =
-            Change { routings: changes.routings, service_cidrs: changes.service_cidrs, node_port_ips };
         let table = &mut self.table;
-        self.namespace.enter(|| table.sync(change)).unwrap()
+        self.namespace.enter(|| table.sync(changes)).unwrap()
     }
 }
 
-impl Backend for Node {
+impl Backend for NftablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }

@@ -1,4 +1,4 @@
-//! The choices a configuration offers, as far as packets feel them.
+//! The settings of kube-proxy that affect packets.
 
 use model::address::Family;
 use model::local::{FromPod, NodePortAddresses};
@@ -10,14 +10,14 @@ pub struct Options {
     pub masquerade_all: bool,
     pub masquerade_bit: u32,
     pub detect_local: DetectLocal,
-    /// Empty means every address of the node.
+    /// Empty for all addresses of the node.
     pub node_port_addresses: &'static [&'static str],
 }
 
-/// How traffic from pods is told.
+/// How the proxy recognises traffic from pods: `detectLocalMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Not at all.
+    /// Treats no traffic as coming from pods.
     No,
     PodCidr,
     Bridge(&'static str),

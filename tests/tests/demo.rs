@@ -1,4 +1,4 @@
-//! `make demo` is the first thing anyone runs: it has to work, and to leave nothing behind.
+//! `make demo` succeeds, and leaves no process and no file behind.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 use watch::manifest::{Form, read};
 
-/// The demo in a temporary folder of its own.
+/// The running demo, with a temporary folder of its own.
 struct Demo {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -32,8 +32,8 @@ impl Demo {
         Self { child, output, folder }
     }
 
-    /// Reads on until the proxy serves, and returns its process.
-    fn proxy(&mut self) -> Pid {
+    /// Reads the output until the proxy serves, and returns its pid.
+    fn proxy_pid(&mut self) -> Pid {
         for line in self.output.by_ref().lines().map(Result::unwrap) {
             if let Some((_, rest)) = line.split_once("kube-proxy started as process ") {
                 let pid = rest.split(',').next().unwrap().parse().unwrap();
@@ -47,20 +47,21 @@ impl Demo {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// What else it prints, and its exit code if it has one.
+    /// The rest of the output, and the exit code unless a signal ended it.
     fn finish(&mut self) -> (String, Option<i32>) {
         let mut text = String::new();
         self.output.read_to_string(&mut text).unwrap();
         (text, self.child.wait().unwrap().code())
     }
 
-    fn left_behind(&self) -> usize {
+    /// The number of files in the temporary folder.
+    fn files(&self) -> usize {
         std::fs::read_dir(self.folder.path()).unwrap().count()
     }
 }
 
-/// The demo runs the proxy that was built beside it, and cargo builds no binary of another package for a test. It does
-/// when it tests the whole workspace, and with other features, so that what is there is taken if it will do.
+/// Builds kube-proxy beside the demo unless a current one is there: cargo builds no binary of another package for a test. A
+/// test of the whole workspace has built it, possibly with other features, which will do.
 fn build_proxy() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -77,7 +78,7 @@ fn build_proxy() {
     });
 }
 
-/// Whether it is newer than every file it was made of, which cargo lists beside it.
+/// Whether the binary is newer than all of its sources, which cargo lists in a file beside it.
 fn is_current(binary: &Path) -> std::io::Result<bool> {
     let built = binary.metadata()?.modified()?;
     for source in std::fs::read_to_string(binary.with_extension("d"))?.split_whitespace().skip(1) {
@@ -106,37 +107,37 @@ fn the_demo_loses_no_connection() {
     assert!(row("pod-c").contains(" in "), "{text}");
     assert!(text.contains(" 0 failed; "), "{text}");
     assert!(text.lines().all(|line| line.len() <= 80 || line.contains("--manifests")), "{text}");
-    assert_eq!(demo.left_behind(), 0);
+    assert_eq!(demo.files(), 0);
 }
 
 #[test]
 fn ctrl_c_ends_the_demo_and_the_proxy_with_it() {
     let mut demo = Demo::start();
-    let proxy = demo.proxy();
+    let proxy = demo.proxy_pid();
     demo.signal(Signal::INT);
     let (text, code) = demo.finish();
     assert_eq!(code, Some(130), "{text}");
     assert!(text.contains("Cleaned up"), "{text}");
-    assert!(test_kill_process(proxy).is_err(), "the proxy is still there");
-    assert_eq!(demo.left_behind(), 0);
+    assert!(test_kill_process(proxy).is_err(), "the proxy still runs");
+    assert_eq!(demo.files(), 0);
 }
 
 #[test]
 fn the_proxy_does_not_outlive_a_demo_that_is_killed() {
     let mut demo = Demo::start();
-    let proxy = demo.proxy();
+    let proxy = demo.proxy_pid();
     demo.signal(Signal::KILL);
     demo.finish();
     let mut deadline = Deadline::after(Duration::from_secs(30));
-    // Gone, or dead and not yet collected by whoever has to.
+    // Gone, or a zombie that its parent has not waited for.
     while std::fs::read(format!("/proc/{}/cmdline", proxy.as_raw_nonzero())).is_ok_and(|it| !it.is_empty()) {
-        assert!(!deadline.has_passed(), "the proxy is still there");
+        assert!(!deadline.has_passed(), "the proxy still runs");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn every_example_is_taken_whole() {
+fn every_example_is_valid() {
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/demo")).unwrap() {
         let path = file.unwrap().path();
         let content = read(&std::fs::read(&path).unwrap(), Form::Yaml, &[]);

@@ -1,4 +1,4 @@
-//! The script in our image that chooses between the variants of iptables, in that image and with both of them at work.
+//! The script of the image that chooses between the legacy and the nft variant of iptables, run in that image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use testkit::namespace::Namespace;
 
 const LINKS: &str = "run/iptables-variant";
 
-/// The root of the image with the iptables programs. What stands for kube-proxy in it is never run here.
-struct Image(TempDir);
+/// The root of the image with the iptables programs. Its kube-proxy is a placeholder.
+struct ImageRoot(TempDir);
 
-impl Image {
+impl ImageRoot {
     fn assemble() -> Self {
         let root = TempDir::new().unwrap();
         let assemble = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/image/assemble-root");
@@ -22,7 +22,7 @@ impl Image {
         Self(root)
     }
 
-    /// Runs a command as a container of this image on a node would. `before` is what its runtime does at the end.
+    /// Runs a command as in a container of this image. `before` is a shell command that runs last before it.
     fn run(&self, node: &Namespace, before: &str, command: &str) -> Output {
         let script = format!(
             "root={}; mount --bind $root $root; mkdir -p $root/proc $root/dev; mount -t proc proc $root/proc
@@ -35,16 +35,16 @@ impl Image {
         node.enter(|| container.output()).unwrap()
     }
 
-    /// Which variant answers to the name of iptables.
-    fn chosen(&self, node: &Namespace) -> String {
+    /// The variant that `iptables` runs.
+    fn variant(&self, node: &Namespace) -> String {
         let output = self.run(node, "", "iptables --version");
-        let said =
+        let text =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        match (said.contains("(nf_tables)"), said.contains("(legacy)")) {
+        assert!(output.status.success(), "{text}");
+        match (text.contains("(nf_tables)"), text.contains("(legacy)")) {
             (true, false) => "nft".into(),
             (false, true) => "legacy".into(),
-            _ => panic!("{said}"),
+            _ => panic!("{text}"),
         }
     }
 
@@ -58,7 +58,7 @@ impl Image {
         links
     }
 
-    fn forget(&self) {
+    fn remove_links(&self) {
         for (name, _) in self.links() {
             fs::remove_file(self.0.path().join(LINKS).join(name)).unwrap();
         }
@@ -66,8 +66,8 @@ impl Image {
 }
 
 #[test]
-fn the_variant_of_the_kubelet_is_chosen_and_else_that_with_more_rules() {
-    let image = Image::assemble();
+fn the_script_chooses_the_variant_of_kubelet_or_else_the_one_with_more_rules() {
+    let image = ImageRoot::assemble();
     for (commands, want) in [
         (&[][..], "nft"),
         (&["iptables-nft -t mangle -N KUBE-IPTABLES-HINT"], "nft"),
@@ -81,10 +81,10 @@ fn the_variant_of_the_kubelet_is_chosen_and_else_that_with_more_rules() {
             ],
             "nft",
         ),
-        // A hint counts for more than rules.
+        // A hint takes precedence over rules.
         (&["iptables-nft -t mangle -N KUBE-IPTABLES-HINT", "iptables-legacy -A INPUT -j ACCEPT"], "nft"),
         (&["iptables-legacy -t mangle -N KUBE-IPTABLES-HINT", "iptables-nft -A INPUT -j ACCEPT"], "legacy"),
-        // A chain that is only called alike is none, nor is one elsewhere.
+        // A chain with a similar name is no hint, nor is one in another table.
         (&["iptables-legacy -t mangle -N KUBE-IPTABLES-HINTS"], "nft"),
         (&["iptables-legacy -t nat -N KUBE-IPTABLES-HINT"], "nft"),
         (&["iptables-legacy -A INPUT -j ACCEPT"], "legacy"),
@@ -95,19 +95,19 @@ fn the_variant_of_the_kubelet_is_chosen_and_else_that_with_more_rules() {
         for command in commands {
             node.run(command);
         }
-        assert_eq!(image.chosen(&node), want, "{commands:?}");
-        let said = image.run(&node, "", "iptables-variant").stdout;
-        assert_eq!(String::from_utf8_lossy(&said).trim(), want, "{commands:?}");
-        image.forget();
+        assert_eq!(image.variant(&node), want, "{commands:?}");
+        let stdout = image.run(&node, "", "iptables-variant").stdout;
+        assert_eq!(String::from_utf8_lossy(&stdout).trim(), want, "{commands:?}");
+        image.remove_links();
     }
 }
 
 #[test]
-fn what_was_chosen_is_remembered_for_every_program() {
-    let image = Image::assemble();
+fn the_choice_is_kept_for_all_programs() {
+    let image = ImageRoot::assemble();
     let node = Namespace::new();
     node.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT");
-    assert_eq!(image.chosen(&node), "legacy");
+    assert_eq!(image.variant(&node), "legacy");
     let links = ["", "-restore", "-save"].map(|ending| {
         ["ip6tables", "iptables"].map(|name| {
             (format!("{name}{ending}"), PathBuf::from(format!("/usr/sbin/{name}-legacy{ending}")))
@@ -117,7 +117,7 @@ fn what_was_chosen_is_remembered_for_every_program() {
     links.sort();
     assert_eq!(image.links(), links);
     node.run("iptables-nft -t mangle -N KUBE-IPTABLES-HINT");
-    assert_eq!(image.chosen(&node), "legacy", "one process must not change its mind");
+    assert_eq!(image.variant(&node), "legacy", "the choice is made once");
     for program in ["iptables-save", "ip6tables-save"] {
         let saved = image.run(&node, "", program);
         assert!(saved.status.success(), "{saved:?}");
@@ -127,8 +127,8 @@ fn what_was_chosen_is_remembered_for_every_program() {
 }
 
 #[test]
-fn a_root_that_cannot_be_written_is_no_obstacle() {
-    let image = Image::assemble();
+fn the_script_works_with_a_read_only_root() {
+    let image = ImageRoot::assemble();
     let node = Namespace::new();
     node.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT");
     for _ in 0..2 {
@@ -138,10 +138,10 @@ fn a_root_that_cannot_be_written_is_no_obstacle() {
     assert_eq!(image.links(), []);
 }
 
-/// A table of the legacy variant comes to be when it is asked for, and then every packet goes through it.
+/// Merely listing a legacy table creates it, and from then on every packet traverses it.
 #[test]
-fn looking_makes_no_tables() {
-    let image = Image::assemble();
+fn the_script_creates_no_tables() {
+    let image = ImageRoot::assemble();
     let node = Namespace::new();
     let tables = || {
         ["ip", "ip6"].map(|family| {
@@ -149,7 +149,7 @@ fn looking_makes_no_tables() {
         })
     };
     assert_eq!(tables(), ["", ""]);
-    assert_eq!(image.chosen(&node), "nft");
+    assert_eq!(image.variant(&node), "nft");
     assert_eq!(tables(), ["", ""]);
     assert_eq!(node.run("iptables-nft-save").trim(), "");
 }

@@ -86,7 +86,7 @@ pub fn desired_state(
             )))))
         }
         ProxyMode::Iptables => {
-            let access = match iptables::Access::open(family) {
+            let access = match iptables::Rules::open(family) {
                 Ok(access) => access,
                 // The proxy then serves the primary family only.
                 Err(error) if family != node.ips.primary => {
@@ -97,7 +97,7 @@ pub fn desired_state(
             };
             let settings = modes::iptables_settings(config, family, node, access.abilities())?;
             Ok(Some(DesiredState::Iptables(Box::new(iptables::RulesSnapshot::new(
-                access,
+                &access,
                 settings,
                 inputs.routings.clone(),
                 inputs.endpoints,

@@ -13,8 +13,7 @@ use plan::iptables::chains::{Jump, Table};
 use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
 use plan::iptables::rules::Unit;
-use plan::nftables::plan::Plan;
-use plan::nftables::program::Program;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::text::{self, Content};
 use proxy::modes;
 use proxy::node::Node;
@@ -68,12 +67,12 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn nftables(inputs: &FamilyInputs, config: &Config, node: &Node) -> anyhow::Result<String> {
     let settings = modes::nftables_settings(config, inputs.family, node)?;
-    let mut plan = Plan::default();
+    let mut desired = DesiredTable::new(settings);
     let routings = inputs.routings.iter();
-    plan.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
-    let program = Program::new(&settings, &plan.timeouts());
+    desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
+    let program = desired.program();
     let content = Content {
-        elements: &plan.elements(),
+        elements: &desired.elements(),
         service_cidrs: &inputs.service_cidrs,
         node_port_ips: &inputs.node_port_ips_for_nftables(config, node),
     };

@@ -16,15 +16,19 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
+#[path = "../../../tests/src/drive.rs"]
+mod drive;
+
 use std::env::args;
 use std::fs::read_to_string;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel::iptables::{Access, Change, Outcome, Programs, Rules, Runner};
+use kernel::iptables::{Programs, Rules, Runner};
+use kernel::outcome::Outcome;
 use model::address::Family;
-use model::cluster::Cluster;
+use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use model::local::{FromPod, NodePortAddresses};
 use netlink::testing::in_fresh_netns;
@@ -34,6 +38,7 @@ use plan::iptables::program::Settings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
+use drive::IptablesSync;
 use testkit::bench::clusters::{Random, Size, deletions, here, replacements, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -150,10 +155,10 @@ fn measure(variant: &str, size: Size) {
     let commands = Commands::of(variant);
     let mut load = Load::new(&commands, size);
     let (first, outcome) = Spent::by(|| load.sync());
-    assert!(outcome.full);
+    assert!(outcome.is_full);
     first.say_as("first");
-    say("rules", (outcome.counts.filter + outcome.counts.nat) as f64);
-    say("restores", outcome.restores as f64);
+    say("rules", (load.rules.counts.filter + load.rules.counts.nat) as f64);
+    say("restores", outcome.writes as f64);
 
     let start = processor();
     let desired = load.rules.desired();
@@ -170,7 +175,7 @@ fn measure(variant: &str, size: Size) {
 
     load.rules.require_full();
     let (again, outcome) = Spent::by(|| load.sync());
-    assert!(outcome.full);
+    assert!(outcome.is_full);
     again.say_as("again");
 }
 
@@ -194,7 +199,7 @@ impl Commands {
 /// A cluster that has been told everything, rules that follow it, and what the reference would do.
 struct Load {
     cluster: Cluster,
-    rules: Rules,
+    rules: IptablesSync,
     reference: Reference,
 }
 
@@ -205,16 +210,14 @@ impl Load {
             cluster.apply(&service(number));
             cluster.apply(&slice(number, size.endpoints, None));
         }
-        let access = Access::through(commands.programs(), Family::V4).unwrap();
+        let access = Rules::through(commands.programs(), Family::V4).unwrap();
         let settings = settings(&access);
         let reference = Reference::new(commands, settings.clone());
-        Self { cluster, rules: Rules::new(access, settings, Duration::from_secs(30)), reference }
+        Self { cluster, rules: IptablesSync::new(access, settings), reference }
     }
 
     fn sync(&mut self) -> Outcome {
-        let routings = self.cluster.take_changes().routings;
-        let endpoints = self.cluster.counts().endpoints;
-        self.rules.sync(Change { routings, endpoints, node_port_ips: None }).unwrap()
+        self.rules.sync(self.cluster.take_changes()).unwrap()
     }
 
     fn change(&mut self, name: &str, changes: impl Iterator<Item = Vec<Event>>) {
@@ -227,7 +230,7 @@ impl Load {
                 events.iter().for_each(|event| _ = self.cluster.apply(event));
                 self.sync()
             });
-            assert!(!outcome.full && outcome.restores > 0);
+            assert!(!outcome.is_full && outcome.writes > 0);
             spent.say_as(name);
             let reference = self.reference.repeat(&self.cluster, &events);
             say(&format!("{name}_reference"), reference.elapsed);
@@ -266,9 +269,11 @@ impl Reference {
                 own.replace(name.clone(), Some(routing.clone()));
             }
         }
-        let endpoints = cluster.counts().endpoints;
-        let whole = plan.full(Instant::now(), endpoints, None).restores()[0].to_string();
-        let part = own.full(Instant::now(), endpoints, None).restores()[0].to_string();
+        let count = || Changes { endpoints: Some(cluster.counts().endpoints), ..Changes::default() };
+        plan.accept(count());
+        own.accept(count());
+        let whole = plan.full(Instant::now(), None).restores()[0].to_string();
+        let part = own.full(Instant::now(), None).restores()[0].to_string();
         let own_chains: Vec<&str> = part.lines().filter_map(chain_of_service).collect();
         let stays = |line: &&str| chain_of_service(line).is_none_or(|chain| own_chains.contains(&chain));
         whole.lines().filter(stays).map(|line| format!("{line}\n")).collect()
@@ -319,7 +324,7 @@ fn of_children() -> f64 {
     ticks as f64 * 10.0
 }
 
-fn settings(access: &Access) -> Settings {
+fn settings(rules: &Rules) -> Settings {
     Settings {
         family: Family::V4,
         mark: Mark::from_bit(14).unwrap(),
@@ -327,6 +332,6 @@ fn settings(access: &Access) -> Settings {
         from_pod: Some(FromPod::Source("10.128.0.0/9".parse().unwrap())),
         localhost_node_ports: true,
         node_port_addresses: NodePortAddresses::new(Family::V4, &[]),
-        abilities: access.abilities(),
+        abilities: rules.abilities(),
     }
 }

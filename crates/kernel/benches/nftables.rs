@@ -14,6 +14,8 @@
 )]
 
 mod affinity;
+#[path = "../../../tests/src/drive.rs"]
+mod drive;
 
 use std::env::args;
 use std::fs::read_to_string;
@@ -22,17 +24,19 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{Change, Outcome, TABLE, Table, write_steps};
+use kernel::nftables::{TABLE, Table, write_elements};
+use kernel::outcome::Outcome;
 use model::address::Family;
-use model::cluster::Cluster;
+use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use model::local::FromPod;
 use netlink::nftables::{Batch, Connection};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
-use plan::nftables::plan::Plan;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::program::Settings;
 
+use drive::NftablesSync;
 use testkit::bench::clusters::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
 use testkit::bench::figures::{goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -295,7 +299,7 @@ fn compare(small: Size, large: Size) {
 /// A cluster that has been told everything, and a table that holds it.
 struct Load {
     cluster: Cluster,
-    table: Table,
+    table: NftablesSync,
     outcome: Outcome,
     spent: Spent,
 }
@@ -324,8 +328,8 @@ impl Load {
         spent += taking;
         spent.model = spent.total();
         let (syncing, (table, outcome)) = Spent::by(|| {
-            let mut table = Table::open(settings()).unwrap();
-            let outcome = table.sync(Change { routings: changes.routings, ..Change::default() }).unwrap();
+            let mut table = NftablesSync::open(settings()).unwrap();
+            let outcome = table.sync(changes).unwrap();
             (table, outcome)
         });
         spent += syncing;
@@ -337,9 +341,8 @@ impl Load {
             for event in events {
                 self.cluster.apply(event);
             }
-            let routings = self.cluster.take_changes().routings;
-            let outcome = self.table.sync(Change { routings, ..Change::default() }).unwrap();
-            assert!(!outcome.full && outcome.added + outcome.deleted > 0);
+            let outcome = self.table.sync(self.cluster.take_changes()).unwrap();
+            assert!(!outcome.is_full && outcome.added + outcome.deleted > 0);
         })
         .0
     }
@@ -352,15 +355,15 @@ fn prepared(size: Size) -> Batch {
         cluster.apply(&service(number));
         cluster.apply(&slice(number, size.endpoints, None));
     }
-    let steps = Plan::default().replace(cluster.take_changes().routings);
+    let (steps, _) = DesiredTable::new(settings()).replace(cluster.take_changes().routings);
     let mut batch = Batch::new(netlink::Family::Ipv4, TABLE);
-    write_steps(&steps, Family::V4, &mut batch);
+    write_elements(&steps, Family::V4, &mut batch);
     batch
 }
 
 fn replay(batch: &Batch) -> Spent {
     // The program alone, in a table that belongs to nobody when its maker is gone.
-    Table::open(settings()).unwrap().sync(Change::default()).unwrap();
+    NftablesSync::open(settings()).unwrap().sync(Changes::default()).unwrap();
     let mut connection = Connection::open().unwrap();
     Spent::by(|| connection.commit(batch).unwrap()).0
 }

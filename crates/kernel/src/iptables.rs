@@ -1,11 +1,10 @@
-//! The iptables rules of one IP family: written in full at start, then chain by chain.
+//! The kernel's iptables rules of one IP family: saved, and changed by restores.
 //!
 //! ```text
-//!   changes ─▶ Plan ─▶ changed chains ─▶ iptables-restore            while we know what the kernel holds
-//!              save ─▶ jumps, all chains ─▶ iptables-restore          at start, after an error, after a foreign change that differs
+//!   prepare ─▶ chains, counters ─▶ plan ─▶ Attempt ─▶ restore ─▶ Outcome
 //! ```
 //!
-//! Commands run in the network namespace of the thread that calls.
+//! What to write and when to try again is decided by others. Commands run in the network namespace of the thread that calls.
 
 mod cleanup;
 mod compare;
@@ -20,18 +19,18 @@ mod runner;
 mod version;
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::address::Family;
-use model::names::ServicePortName;
-use model::routing::Routing;
 use netlink::accounting;
+use plan::difference::Difference;
 use plan::iptables::chains::saved_chains;
-use plan::iptables::plan::{Attempt, Manner, Plan, RuleCounts, Scope};
+use plan::iptables::desired::DesiredRules;
+use plan::iptables::plan::{Attempt, Manner, Scope};
 use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, Settings};
 
+use crate::outcome::Outcome;
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
 pub use compare::{Inspection, RulesSnapshot, TABLES, present};
@@ -43,19 +42,34 @@ pub use version::Variant;
 
 /// The iptables of one family that works on this machine.
 #[derive(Debug)]
-pub struct Access {
+pub struct Rules {
     runner: Arc<Runner>,
     counters: Option<accounting::Connection>,
     tcp_liberal: bool,
 }
 
-impl Access {
+/// What the kernel has before all rules are written: the jumps to our chains, and maybe more.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The nat table; none if it could not be read.
+    saved: Option<String>,
+    pub counters: Counters,
+}
+
+impl Prepared {
+    /// The chains of the nat table; none if it could not be read.
+    pub fn chains(&self) -> Option<Vec<&str>> {
+        self.saved.as_deref().map(|saved| saved_chains(saved).collect())
+    }
+}
+
+impl Rules {
     /// Finds out what the installed iptables and the kernel can do, and changes nothing.
     pub fn open(family: Family) -> Result<Self, Error> {
         Self::through(Arc::new(Programs::default()), family)
     }
 
-    /// The same with commands that somebody else runs.
+    /// The same with commands that `exec` runs.
     pub fn through(exec: Arc<dyn Exec>, family: Family) -> Result<Self, Error> {
         let runner = Runner::open(exec, family)?;
         runner.check_presence()?;
@@ -74,16 +88,86 @@ impl Access {
         Ok(Self { runner: Arc::new(runner), counters, tcp_liberal })
     }
 
+    pub fn family(&self) -> Family {
+        self.runner.family()
+    }
+
     pub fn variant(&self) -> Variant {
         self.runner.variant()
     }
 
-    /// What rules may make use of. Whether counters can be had shows when they are made.
+    /// How much this variant of the commands is best told at once.
+    pub fn manner(&self) -> Manner {
+        match self.runner.variant() {
+            Variant::Legacy => Manner::LEGACY,
+            Variant::Nft => Manner::NFT,
+        }
+    }
+
+    /// What rules may make use of. Which counters there are shows when they are made.
     pub fn abilities(&self) -> Abilities {
         Abilities {
             random_fully: self.runner.has_random_fully(),
             tcp_liberal: self.tcp_liberal,
             counters: Counters::default(),
+        }
+    }
+
+    /// Reports what other processes do to the rules. To be asked for before the first sync, so that nothing is missed.
+    pub fn watch(&self, sync_period: Duration) -> Watch {
+        Watch::new(self.runner.clone(), sync_period)
+    }
+
+    /// For others to compare with what the tables hold.
+    pub fn snapshot(&self, rules: DesiredRules) -> RulesSnapshot {
+        RulesSnapshot { runner: self.runner.clone(), rules, is_exact: true }
+    }
+
+    /// One of the differences between the tables and the desired state, if there is any.
+    pub fn first_difference(&self, desired: DesiredRules) -> io::Result<Option<Difference>> {
+        Inspection::new(self.snapshot(desired)).first_difference()
+    }
+
+    /// Makes what has to be there before all rules are written: the jumps and, if asked for, packet counters.
+    pub fn prepare(&mut self, with_counters: bool) -> Result<Prepared, Error> {
+        let saved = jumps::ensure(&self.runner)?;
+        let counters = if with_counters { self.ensure_counters() } else { Counters::default() };
+        Ok(Prepared { saved, counters })
+    }
+
+    /// Runs one restore after the other; what comes after one that failed is not sent.
+    pub fn restore(&self, attempt: &Attempt<'_>) -> Result<Outcome, Error> {
+        for restore in attempt.restores() {
+            self.runner.restore_all(&restore.pieces().collect::<Vec<&str>>())?;
+        }
+        let counts = attempt.counts();
+        Ok(Outcome {
+            is_full: attempt.scope() == Scope::Full,
+            has_drifted: attempt.has_drifted(),
+            writes: attempt.restores().len(),
+            added: counts.filter_written + counts.nat_written,
+            deleted: 0,
+        })
+    }
+
+    /// The counters that the kernel has now.
+    fn ensure_counters(&mut self) -> Counters {
+        let family = self.family();
+        if self.counters.is_none() {
+            self.counters = accounting::Connection::open().ok();
+        }
+        let Some(connection) = &mut self.counters else { return Counters::default() };
+        let mut ensure = |name: &str| {
+            connection
+                .ensure(name)
+                .inspect_err(|error| {
+                    tracing::warn!(ipFamily = %family, counter = name, err = %error, "Failed to ensure packet counter");
+                })
+                .is_ok()
+        };
+        Counters {
+            invalid_dropped: ensure(INVALID_DROPPED),
+            localhost_node_ports: ensure(LOCALHOST_NODE_PORTS),
         }
     }
 }
@@ -109,248 +193,7 @@ pub fn set_up(settings: &Settings, sysctls: &Sysctls) -> io::Result<()> {
     Ok(())
 }
 
-/// What differs since the last pass, and what counts anew in each.
-#[derive(Debug, Default)]
-pub struct Change {
-    pub routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
-    /// Of all service ports, usable or not: whether the cluster is large.
-    pub endpoints: usize,
-    /// The node's addresses at which node ports are asked for, loopback included; none if they are as before.
-    pub node_port_ips: Option<Vec<IpAddr>>,
-}
-
-/// What a pass did.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Whether everything was written rather than what changed.
-    pub full: bool,
-    /// Whether that was because the tables did not hold what they should have held before.
-    pub drifted: bool,
-    /// Runs of `iptables-restore`; none if there was nothing to do.
-    pub restores: usize,
-    pub counts: RuleCounts,
-    /// Addresses at which node ports were asked for and cannot be served; told when addresses are.
-    pub unserved: Vec<IpAddr>,
-}
-
-/// What did not work since the start, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Failures {
-    pub restores: u64,
-    /// Those of them in passes that wrote only what had changed.
-    pub partial_restores: u64,
-}
-
-/// The kernel's rules of one family, and what we want in them.
-#[derive(Debug)]
-pub struct Rules {
-    runner: Arc<Runner>,
-    counters: Option<accounting::Connection>,
-    /// The commands or the kernel lack the match that feeds counters.
-    lacks_counters: bool,
-    plan: Plan,
-    sync_period: Duration,
-    /// The tables may differ from what we wrote: the next sync compares.
-    is_doubtful: bool,
-    /// They do, and have not been repaired.
-    has_drifted: bool,
-    counts: RuleCounts,
-    failures: Failures,
-}
-
-impl Rules {
-    /// Rules that follow these settings; the kernel hears nothing of them before the first pass.
-    pub fn new(access: Access, settings: Settings, sync_period: Duration) -> Self {
-        let Access { runner, counters, .. } = access;
-        let manner = match runner.variant() {
-            Variant::Legacy => Manner::LEGACY,
-            Variant::Nft => Manner::NFT,
-        };
-        Self {
-            runner,
-            counters,
-            lacks_counters: false,
-            plan: Plan::new(settings, manner, sync_period),
-            sync_period,
-            is_doubtful: false,
-            has_drifted: false,
-            counts: RuleCounts::default(),
-            failures: Failures::default(),
-        }
-    }
-
-    pub fn family(&self) -> Family {
-        self.runner.family()
-    }
-
-    /// Hears of what others do to the rules. To be asked for before the first pass, so that nothing is missed.
-    pub fn watch(&mut self) -> Watch {
-        let watch = Watch::new(self.runner.clone(), self.sync_period);
-        if !watch.hears_everything() {
-            self.plan.write_whole_chains();
-        }
-        watch
-    }
-
-    /// What the tables should hold, for others to compare with what they do.
-    pub fn desired(&self) -> RulesSnapshot {
-        RulesSnapshot { runner: self.runner.clone(), rules: self.plan.desired(), is_exact: true }
-    }
-
-    /// The tables may differ from what we wrote: the next sync compares, and writes everything if they do. A foreign
-    /// writer may well have written the same: to write it again would only make that one do so, too.
-    pub fn distrust(&mut self) {
-        self.is_doubtful = true;
-    }
-
-    /// The next sync writes everything, whatever the tables hold.
-    pub fn require_full(&mut self) {
-        self.plan.require_full();
-    }
-
-    /// How many rules the last pass wanted, whether it succeeded or not.
-    pub fn counts(&self) -> RuleCounts {
-        self.counts
-    }
-
-    pub fn failures(&self) -> Failures {
-        self.failures
-    }
-
-    /// One pass: makes the kernel hold what is wanted after this change, which is remembered in any case.
-    pub fn sync(&mut self, change: Change) -> Result<Outcome, Error> {
-        // Before the change: what it adds is not there yet.
-        if std::mem::take(&mut self.is_doubtful) {
-            self.look_for_drift();
-        }
-        for (name, routing) in change.routings {
-            self.plan.replace(name, routing);
-        }
-        let unserved = change.node_port_ips.map(|ips| self.plan.move_to(&ips)).unwrap_or_default();
-        let now = Instant::now();
-        let partial = match self.plan.scope(now) {
-            Scope::Full => None,
-            Scope::Partial => self.write_changes(now, change.endpoints)?,
-        };
-        let full = partial.is_none();
-        let restores = match partial {
-            Some(restores) => restores,
-            None => self.write_all(now, change.endpoints)?,
-        };
-        let drifted = full && std::mem::take(&mut self.has_drifted);
-        Ok(Outcome { full, drifted, restores, counts: self.counts, unserved })
-    }
-
-    /// Compares the tables with what we wrote, unless everything is to be written anyway.
-    fn look_for_drift(&mut self) {
-        if self.plan.scope(Instant::now()) == Scope::Full {
-            return;
-        }
-        let family = self.family();
-        match Inspection::new(self.desired()).first_difference() {
-            Ok(None) => {
-                tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, and they are as they should be");
-                return;
-            }
-            Ok(Some(first)) => {
-                tracing::debug!(v = 2, ipFamily = %family, %first, "The iptables rules are not as they should be");
-            }
-            Err(error) => {
-                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to compare the iptables rules, writing them all again");
-            }
-        }
-        self.has_drifted = true;
-        self.plan.require_full();
-    }
-
-    /// `None` if it turned out that the kernel does not hold what we thought.
-    fn write_changes(&mut self, now: Instant, endpoints: usize) -> Result<Option<usize>, Error> {
-        let attempt = self.plan.partial(now, endpoints);
-        self.counts = attempt.counts();
-        match send(&self.runner, attempt) {
-            Ok(restores) => Ok(Some(restores)),
-            Err(error) => {
-                self.failures.restores += 1;
-                self.failures.partial_restores += 1;
-                // To write more would not help against somebody who holds the lock, or a command that is not there.
-                let Error::Failed { .. } = error else { return Err(error) };
-                if error.is_contention() {
-                    return Err(error);
-                }
-                tracing::warn!(ipFamily = %self.family(), err = %error, "Partial sync failed, writing all rules again");
-                Ok(None)
-            }
-        }
-    }
-
-    fn write_all(&mut self, now: Instant, endpoints: usize) -> Result<usize, Error> {
-        let saved = jumps::ensure(&self.runner)?;
-        let counters = self.ensure_counters();
-        match self.restore_all(now, endpoints, saved.as_deref(), counters) {
-            // A kernel may keep counters and yet lack the match that feeds them.
-            Err(error) if counters != Counters::default() && !error.is_contention() => {
-                tracing::warn!(ipFamily = %self.family(), err = %error, "Full sync failed, trying without packet counters");
-                let restored = self.restore_all(now, endpoints, saved.as_deref(), Counters::default());
-                // Only the next full sync can tell whether it was for something else that would have passed anyway.
-                let is_for_good = matches!(&error, Error::Failed { said, .. } if said.contains("nfacct"));
-                self.lacks_counters = is_for_good && restored.is_ok();
-                restored
-            }
-            result => result,
-        }
-    }
-
-    fn restore_all(
-        &mut self,
-        now: Instant,
-        endpoints: usize,
-        saved: Option<&str>,
-        counters: Counters,
-    ) -> Result<usize, Error> {
-        let settings = self.plan.settings();
-        let abilities = Abilities { counters, ..settings.abilities };
-        self.plan.change_settings(Settings { abilities, ..settings.clone() });
-        let found: Option<Vec<&str>> = saved.map(|saved| saved_chains(saved).collect());
-        let attempt = self.plan.full(now, endpoints, found.as_deref());
-        self.counts = attempt.counts();
-        send(&self.runner, attempt).inspect_err(|_| self.failures.restores += 1)
-    }
-
-    /// Those that the kernel has now; without a counter its rule is written without it.
-    fn ensure_counters(&mut self) -> Counters {
-        let family = self.family();
-        if self.counters.is_none() {
-            self.counters = accounting::Connection::open().ok();
-        }
-        let Some(connection) = self.counters.as_mut().filter(|_| !self.lacks_counters) else {
-            return Counters::default();
-        };
-        let mut ensure = |name: &str| {
-            connection
-                .ensure(name)
-                .inspect_err(|error| {
-                    tracing::warn!(ipFamily = %family, counter = name, err = %error, "Failed to ensure packet counter");
-                })
-                .is_ok()
-        };
-        Counters {
-            invalid_dropped: ensure(INVALID_DROPPED),
-            localhost_node_ports: ensure(LOCALHOST_NODE_PORTS),
-        }
-    }
-}
-
-/// Runs one restore after the other; what comes after one that failed is not sent.
-fn send(runner: &Runner, attempt: Attempt<'_>) -> Result<usize, Error> {
-    for restore in attempt.restores() {
-        runner.restore_all(&restore.pieces().collect::<Vec<&str>>())?;
-    }
-    let restores = attempt.restores().len();
-    attempt.settle();
-    Ok(restores)
-}
-
-/// What the kernel has counted since the counters were made; none for a counter that nobody made.
+/// What the kernel has counted since the counters were made; none for a counter that was not made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountedPackets {
     pub invalid_dropped: Option<u64>,

@@ -8,6 +8,7 @@ pub mod inspection;
 pub mod interfaces;
 pub mod iptables;
 pub mod nftables;
+pub mod outcome;
 pub mod sysctl;
 pub mod version;
 

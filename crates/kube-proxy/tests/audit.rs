@@ -1,15 +1,15 @@
 //! What nobody hears of is found by looking: the legacy iptables tells of no change, and one rule less makes no canary go.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod stage;
-
 use std::time::Duration;
 
 use model::address::Family;
-use stage::Stage;
+use testkit::lab_proxy::LabProxy;
+use testkit::manifests::{A, B, web};
 use testkit::network::of;
-use tests::manifests::{A, B, web};
-use tests::matrix::within;
+use testkit::wait::within;
+
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
 /// A look takes milliseconds, more on a busy machine, and is followed by a rest of two hundred times that.
 fn eventually(what: &str, so: impl FnMut() -> bool) {
@@ -19,12 +19,12 @@ fn eventually(what: &str, so: impl FnMut() -> bool) {
 #[test]
 fn a_rule_that_nobody_heard_go_is_missed_and_written_again() {
     for family in Family::BOTH {
-        let stage = Stage::legacy(family, &["--audit-interval=50ms"]);
-        stage.hold(web(&[A, B]));
+        let proxy = LabProxy::legacy(KUBE_PROXY, family, &["--audit-interval=50ms"]);
+        proxy.apply(web(&[A, B]));
         let [iptables, save] =
             [["iptables-legacy", "ip6tables-legacy"], ["iptables-legacy-save", "ip6tables-legacy-save"]]
                 .map(|of_both| of(family, of_both));
-        let node = &stage.lab.network.node;
+        let node = &proxy.lab.network.node;
         let rules = || {
             node.run(&format!("{save} -t nat")).lines().filter(|line| line.contains("-j KUBE-SVC-")).count()
         };
@@ -33,8 +33,8 @@ fn a_rule_that_nobody_heard_go_is_missed_and_written_again() {
         node.run(&format!("{iptables} -t nat -D KUBE-SERVICES 1"));
         assert_eq!(rules(), all - 1);
         eventually("the rule again", || rules() == all);
-        eventually("a word about it", || stage.log().contains("Repaired rules"));
-        let log = stage.log();
+        eventually("a word about it", || proxy.log().contains("Repaired rules"));
+        let log = proxy.log();
         let found =
             log.lines().find(|line| line.contains("The kernel does not hold what it should")).unwrap();
         assert!(
@@ -44,7 +44,7 @@ fn a_rule_that_nobody_heard_go_is_missed_and_written_again() {
         let before = log.matches("The kernel does not hold").count();
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(
-            stage.log().matches("The kernel does not hold").count(),
+            proxy.log().matches("The kernel does not hold").count(),
             before,
             "once it is mended, all is well"
         );

@@ -1,15 +1,15 @@
-//! The book tells the truth: links lead somewhere, and commands print what it says they print.
+//! The book is correct: its links have targets, and its commands print what it shows.
 //!
-//! A block marked `console,demo` is run on a node made of network namespaces, with a copy of `examples` at hand, each
-//! chapter on a node of its own. In what it prints:
+//! The commands of a block marked `console,demo` run on a node made of network namespaces, in a folder with a copy of
+//! `examples`; each chapter has its own node. In their output:
 //!
 //! * a line `…` stands for any lines, and `…` at the end of a line for the rest of it;
 //! * the head of a log line is not compared;
 //! * in a block marked `numbers`, any number may stand for any other;
-//! * in a block marked `unordered`, so may the order of elements.
+//! * in a block marked `unordered`, elements may come in any order.
 //!
-//! A block marked `start` holds a command that goes on: what is printed below it has to come, in that order, with
-//! anything in between. It prints to `kube-proxy.log`, and its number is in `kube-proxy.pid`.
+//! A block marked `start` holds a command that keeps running: the lines below it must appear in its output in that order,
+//! with anything in between. Its output goes to `kube-proxy.log`, its pid to `kube-proxy.pid`.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -27,10 +27,10 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use testkit::lab::Lab;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-const PATIENCE: Duration = Duration::from_secs(20);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
 const ANY: &str = "…";
 
 fn chapters() -> Vec<PathBuf> {
@@ -62,7 +62,7 @@ fn commands_print_what_the_book_says() {
 
 /// A fenced block of a chapter.
 struct Block<'a> {
-    words: Vec<&'a str>,
+    labels: Vec<&'a str>,
     line: usize,
     lines: Vec<&'a str>,
 }
@@ -74,10 +74,10 @@ impl<'a> Block<'a> {
         for (number, line) in text.lines().enumerate() {
             match line.strip_prefix("```") {
                 Some(_) if inside => inside = false,
-                Some(words) => {
+                Some(labels) => {
                     inside = true;
                     blocks.push(Self {
-                        words: words.split(',').collect(),
+                        labels: labels.split(',').collect(),
                         line: number + 1,
                         lines: Vec::new(),
                     });
@@ -89,11 +89,11 @@ impl<'a> Block<'a> {
         blocks
     }
 
-    fn is(&self, word: &str) -> bool {
-        self.words.contains(&word)
+    fn is(&self, label: &str) -> bool {
+        self.labels.contains(&label)
     }
 
-    /// What follows `$` or `#`, with the lines that it goes on in, and what it prints.
+    /// Each command with its continuation lines, and the output that the book shows.
     fn commands(&self) -> Vec<(String, Vec<&'a str>)> {
         let mut commands: Vec<(String, Vec<&str>)> = Vec::new();
         for line in &self.lines {
@@ -111,7 +111,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A node with the working folder of whoever sits there.
+/// A node, and the working folder of its user.
 struct Node {
     lab: Lab,
     folder: TempDir,
@@ -133,18 +133,18 @@ impl Node {
                 self.start(&command, &expected, place);
                 continue;
             }
-            // A change takes its time to get through.
-            let mut deadline = Deadline::after(PATIENCE);
+            // Changes take a moment to reach the kernel.
+            let mut deadline = Deadline::after(OUTPUT_TIMEOUT);
             loop {
                 let printed = self.run(&command);
-                let fits = if block.is("unordered") {
+                let comparison = if block.is("unordered") {
                     compare_unordered(&expected, &printed)
                 } else {
                     compare(&expected, &printed, block.is("numbers"))
                 };
-                match fits {
+                match comparison {
                     Ok(()) => break,
-                    Err(_) if !deadline.has_passed() && is_harmless(&command) => {
+                    Err(_) if !deadline.has_passed() && is_repeatable(&command) => {
                         std::thread::sleep(Duration::from_millis(100));
                     }
                     Err(why) => panic!("{place}: {command}\n{why}\nprinted:\n{printed}"),
@@ -172,7 +172,7 @@ impl Node {
     }
 
     fn start(&mut self, line: &str, expected: &[&str], place: &str) {
-        // There is one proxy at a time, but for one that is not to last.
+        // One proxy at a time, except for one that `timeout` limits.
         if !line.starts_with("timeout") {
             self.stop();
         }
@@ -184,11 +184,11 @@ impl Node {
         let child = self.lab.network.node.spawn(&mut bash).unwrap();
         fs::write(self.folder.path().join("kube-proxy.pid"), child.id().to_string()).unwrap();
         self.started.push(child);
-        let mut deadline = Deadline::after(PATIENCE);
+        let mut deadline = Deadline::after(OUTPUT_TIMEOUT);
         loop {
             let printed = fs::read_to_string(&log).unwrap();
             let mut lines = printed.lines();
-            let missing = expected.iter().find(|want| !lines.any(|line| is_like(want, line, true)));
+            let missing = expected.iter().find(|want| !lines.any(|line| matches(want, line, true)));
             let Some(missing) = missing else { return };
             assert!(!deadline.has_passed(), "{place}: {line}\ndoes not print {missing}\nprinted:\n{printed}");
             std::thread::sleep(Duration::from_millis(50));
@@ -197,7 +197,7 @@ impl Node {
 
     fn stop(&mut self) {
         for mut child in self.started.drain(..) {
-            // `timeout` hands that on to what it has started, and could not hand on a kill.
+            // `timeout` forwards SIGTERM to its child; it cannot forward SIGKILL.
             let _ = kill_process(Pid::from_child(&child), Signal::TERM);
             let _ = child.wait();
         }
@@ -210,8 +210,8 @@ impl Drop for Node {
     }
 }
 
-/// Whether it may be run again until it prints what it should.
-fn is_harmless(command: &str) -> bool {
+/// Whether a command only reads, so that it may run again until it prints what the book shows.
+fn is_repeatable(command: &str) -> bool {
     ["nft list", "curl", "grep", "cat"].iter().any(|word| command.starts_with(word))
 }
 
@@ -221,18 +221,18 @@ fn compare(expected: &[&str], printed: &str, numbers: bool) -> Result<(), String
     while let Some(want) = expected.next() {
         if **want == *ANY {
             let Some(next) = expected.peek() else { return Ok(()) };
-            while printed.next_if(|line| !is_like(next, line, numbers)).is_some() {}
+            while printed.next_if(|line| !matches(next, line, numbers)).is_some() {}
             continue;
         }
         match printed.next() {
-            Some(line) if is_like(want, line, numbers) => {}
-            other => return Err(format!("wanted: {want}\nfound:  {}", other.unwrap_or("nothing more"))),
+            Some(line) if matches(want, line, numbers) => {}
+            other => return Err(format!("expected: {want}\nfound:    {}", other.unwrap_or("nothing more"))),
         }
     }
-    printed.next().map_or(Ok(()), |line| Err(format!("wanted: nothing more\nfound:  {line}")))
+    printed.next().map_or(Ok(()), |line| Err(format!("expected: nothing more\nfound:    {line}")))
 }
 
-/// The same elements and the same other lines, in any order.
+/// Compares elements and lines in any order.
 fn compare_unordered(expected: &[&str], printed: &str) -> Result<(), String> {
     let parts = |text: &str| {
         let text = text.replace("elements = {", "\n").replace(['}', ','], "\n");
@@ -242,12 +242,12 @@ fn compare_unordered(expected: &[&str], printed: &str) -> Result<(), String> {
         parts
     };
     let (want, found) = (parts(&expected.join("\n")), parts(printed));
-    if want == found { Ok(()) } else { Err(format!("wanted: {want:?}\nfound:  {found:?}")) }
+    if want == found { Ok(()) } else { Err(format!("expected: {want:?}\nfound:    {found:?}")) }
 }
 
-fn is_like(want: &str, line: &str, numbers: bool) -> bool {
+fn matches(want: &str, line: &str, numbers: bool) -> bool {
     let plain = |text: &str| {
-        let text = without_head(text.trim_end());
+        let text = without_log_header(text.trim_end());
         if numbers { without_numbers(&text) } else { text }
     };
     match want.strip_suffix(ANY) {
@@ -256,8 +256,8 @@ fn is_like(want: &str, line: &str, numbers: bool) -> bool {
     }
 }
 
-/// `I1116 03:44:08.123456   12345 run.rs:94] "Version info"` without the time, the process and the place.
-fn without_head(line: &str) -> String {
+/// `I1116 03:44:08.123456   12345 run.rs:94] "Version info"` without time, pid and source line.
+fn without_log_header(line: &str) -> String {
     let is_log = line.len() > 20
         && matches!(line.as_bytes()[0], b'I' | b'W' | b'E')
         && line.as_bytes()[1].is_ascii_digit();
@@ -276,12 +276,12 @@ fn without_numbers(line: &str) -> String {
             other => text.push(other),
         }
     }
-    // Units of times, and spaces that fill up columns.
+    // Units of time, and padding of columns.
     text.replace("0µs", "0ms").replace("0s", "0ms").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let summary = fs::read_to_string(Path::new(ROOT).join("docs/src/SUMMARY.md")).unwrap();
     let listed: BTreeSet<_> = links(&summary).into_iter().collect();
     let mut documents = chapters();
@@ -299,14 +299,14 @@ fn every_link_leads_somewhere() {
             }
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
-            assert!(target.exists(), "{}: nothing at {link}", path.display());
+            assert!(target.exists(), "{}: {link} does not exist", path.display());
             let found = anchor.is_empty() || anchors(&fs::read_to_string(&target).unwrap()).contains(anchor);
             assert!(found, "{}: no heading for {link}", path.display());
         }
     }
 }
 
-/// What stands in the round brackets after square ones, and in the quotes of pictures; none in blocks of code.
+/// Link and image targets outside of code blocks.
 fn links(text: &str) -> Vec<&str> {
     let mut inside = false;
     let mut found = Vec::new();
@@ -320,7 +320,7 @@ fn links(text: &str) -> Vec<&str> {
     found
 }
 
-/// Headings as links name them.
+/// The anchors of all headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let slug = |line: &str| {
@@ -332,7 +332,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_may_differ_may_differ_and_nothing_else() {
+fn comparison_ignores_only_what_the_block_allows() {
     let printed = "I1116 03:44:08.123456   12345 run.rs:94] \"Done\" elapsed=\"1.5ms\"\na 1\nb\nc\n";
     for (expected, numbers, fits) in [
         (

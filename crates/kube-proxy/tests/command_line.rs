@@ -1,10 +1,10 @@
-//! The command line from outside: what is understood, what is refused and in which words.
+//! The command line of the binary: what it accepts, what it refuses, and the error messages.
 
 mod binary;
 
 use binary::{run, run_bare, unquote};
 
-/// The error and the usage text before it.
+/// The error of a run that prints the usage text first.
 fn parse_error(flags: &[&str]) -> String {
     let outcome = run(flags);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{flags:?}");
@@ -25,12 +25,12 @@ fn unknown_flags_are_refused() {
         ("-=3", "unknown shorthand flag: '=' in -=3"),
         ("---x", "bad flag syntax: ---x"),
         ("--=x", "bad flag syntax: --=x"),
-        // Of other platforms.
+        // Flags of other platforms.
         ("--windows-service", "unknown flag: --windows-service"),
         ("--network-name=x", "unknown flag: --network-name"),
         ("--source-vip=x", "unknown flag: --source-vip"),
         ("--enable-dsr", "unknown flag: --enable-dsr"),
-        // Of older releases.
+        // Flags of older releases.
         ("--proxy-port-range=1-2", "unknown flag: --proxy-port-range"),
         ("--udp-timeout=1s", "unknown flag: --udp-timeout"),
         ("--cleanup-ipvs", "unknown flag: --cleanup-ipvs"),
@@ -56,7 +56,7 @@ fn a_flag_at_the_end_without_its_value_is_refused() {
 }
 
 #[test]
-fn values_of_the_wrong_type_are_refused_in_the_words_of_go() {
+fn values_of_the_wrong_type_are_refused_with_go_s_messages() {
     let quantity =
         "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
     for (flag, value, want) in [
@@ -133,7 +133,7 @@ fn values_of_the_wrong_type_are_refused_in_the_words_of_go() {
 }
 
 #[test]
-fn a_flag_with_a_shorthand_is_named_by_both() {
+fn an_error_names_both_the_shorthand_and_the_flag() {
     for (argument, value) in [("-v=x", "x"), ("--v=x", "x"), ("-v2x", "2x"), ("-v=", "="), ("-vh", "h")] {
         let want = format!(
             r#"invalid argument "{value}" for "-v, --v" flag: strconv.ParseUint: parsing "{value}": invalid syntax"#
@@ -162,7 +162,7 @@ fn positional_arguments_are_refused_unless_empty() {
 }
 
 #[test]
-fn who_mistypes_a_subcommand_is_told_its_name() {
+fn a_mistyped_subcommand_gets_a_suggestion() {
     let got = |list: &str| format!("Error: \"kube-proxy\" does not take any arguments, got {list}\n");
     for (arguments, error, hint) in [
         (&["explan", "tcp", "10.96.0.10:80"][..], got(r#"["explan" "tcp" "10.96.0.10:80"]"#), "explain"),
@@ -181,7 +181,7 @@ fn who_mistypes_a_subcommand_is_told_its_name() {
 }
 
 #[test]
-fn deprecated_flags_work_and_say_what_to_use() {
+fn deprecated_flags_work_and_name_their_replacement() {
     for (flag, instead) in
         [("healthz-port", "healthz-bind-address"), ("metrics-port", "metrics-bind-address")]
     {
@@ -195,7 +195,7 @@ fn deprecated_flags_work_and_say_what_to_use() {
 }
 
 #[test]
-fn help_goes_to_standard_output_whatever_else_is_asked() {
+fn help_goes_to_standard_output_whatever_the_other_flags() {
     for flags in [&["--help"][..], &["-h"], &["--version", "--help"], &["--help", "x"]] {
         let outcome = run_bare(flags);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{flags:?}");
@@ -234,12 +234,12 @@ fn help_shows_names_types_and_defaults() {
         assert!(shown, "{want} is not in\n{}", flags.join("\n"));
     }
     assert!(help.contains("WatchListClient=true|false (BETA - default=true)"));
-    assert!(!help.contains("MultiCIDRServiceAllocator"), "gates nobody should set are not advertised");
+    assert!(!help.contains("MultiCIDRServiceAllocator"), "locked gates are not listed");
     assert!(!help.contains("--healthz-port"), "neither are deprecated flags");
 }
 
 #[test]
-fn the_version_is_that_of_the_release_we_stand_in_for() {
+fn the_version_is_that_of_the_upstream_release() {
     let reported = format!("v1.36.3+sluice-{}", env!("CARGO_PKG_VERSION"));
     for (flags, want) in [
         (&["--version"][..], format!("Kubernetes {reported}\n")),
@@ -274,7 +274,7 @@ fn every_flag_is_logged_with_its_value_at_verbosity_one() {
         r#"cluster-cidr="10.0.0.0/8""#,
         r#"config="""#,
         r#"conntrack-tcp-timeout-established="24h0m0s""#,
-        // After completion, not as it was given.
+        // The completed value, not the given one.
         r#"detect-local-mode="ClusterCIDR""#,
         r#"proxy-mode="iptables""#,
         r#"feature-gates="""#,
@@ -292,16 +292,12 @@ fn every_flag_is_logged_with_its_value_at_verbosity_one() {
     ] {
         assert!(flags.contains(&want), "{want} is not in {flags:#?}");
     }
-    assert_eq!(
-        flags.len(),
-        62,
-        "59 of the reference, --audit-interval, --manifests and --connection-metrics"
-    );
+    assert_eq!(flags.len(), 62, "59 of upstream, --audit-interval, --manifests and --connection-metrics");
     assert!(run(&[]).log().iter().all(|line| !line.contains("FLAG")));
 }
 
 #[test]
-fn json_logs_begin_where_the_configuration_is_known() {
+fn json_logs_begin_once_the_configuration_is_known() {
     let outcome = run(&["--logging-format=json", "--proxy-mode=bogus", "-v=1"]);
     for line in outcome.stderr.lines() {
         let json: serde_json::Value = serde_json::from_str(line).expect(line);
@@ -318,7 +314,7 @@ fn json_logs_begin_where_the_configuration_is_known() {
 }
 
 #[test]
-fn split_streams_part_information_from_errors() {
+fn split_streams_separate_information_from_errors() {
     let gate = "--feature-gates=LoggingAlphaOptions=true";
     for flags in [
         &[gate, "--log-text-split-stream", "--proxy-mode=ipvs"][..],
@@ -342,7 +338,7 @@ fn split_streams_part_information_from_errors() {
 }
 
 #[test]
-fn text_lines_have_the_head_of_klog() {
+fn text_lines_have_klog_s_header() {
     let outcome = run(&[]);
     let line = outcome.stderr.lines().next().unwrap();
     let shape: String = line.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
@@ -357,7 +353,7 @@ fn text_lines_have_the_head_of_klog() {
 }
 
 #[test]
-fn every_shell_and_the_manual_know_every_flag_and_subcommand() {
+fn completions_and_the_manual_cover_every_flag_and_subcommand() {
     let help = run(&["--help"]).stdout;
     for tool in ["completion", "explain", "plan", "render", "top", "verify"] {
         assert!(help.contains(&format!("\n  kube-proxy {tool} ")), "{tool} is not in the help");
@@ -386,12 +382,14 @@ fn every_shell_and_the_manual_know_every_flag_and_subcommand() {
 }
 
 #[test]
-fn bash_can_read_its_completions_and_completes() {
+fn bash_completes_flags() {
     let script = run_bare(&["completion", "bash"]).stdout;
-    let ask = "COMP_WORDS=(kube-proxy explain --li) COMP_CWORD=2; _kube__proxy kube-proxy --li explain; echo \"${COMPREPLY[@]}\"";
-    let output =
-        std::process::Command::new("bash").arg("-c").arg(format!("{script}\n{ask}")).output().expect("bash");
-    let (said, complained) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!((said.trim(), complained.as_ref()), ("--live", ""));
+    let complete = "COMP_WORDS=(kube-proxy explain --li) COMP_CWORD=2; _kube__proxy kube-proxy --li explain; echo \"${COMPREPLY[@]}\"";
+    let output = std::process::Command::new("bash")
+        .arg("-c")
+        .arg(format!("{script}\n{complete}"))
+        .output()
+        .expect("bash");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!((stdout.trim(), stderr.as_ref()), ("--live", ""));
 }

@@ -1,4 +1,4 @@
-//! Where the configuration comes from and what `--write-config-to` makes of it.
+//! How flags and configuration files combine, as `--write-config-to` shows.
 
 mod binary;
 
@@ -72,7 +72,7 @@ fn each_flag_changes_its_own_key_and_no_other() {
         (&["--pod-interface-name-prefix=veth"], &["detectLocal.interfaceNamePrefix: veth"]),
         (&["--profiling"], &["enableProfiling: true"]),
         (&["--show-hidden-metrics-for-version=1.35"], &["showHiddenMetricsForVersion: \"1.35\""]),
-        // Not part of the configuration.
+        // Flags that are not part of the configuration.
         (&["--boot-id-file=x"], &[]),
         (&["--machine-id-file=x"], &[]),
         (&["--cleanup"], &[]),
@@ -80,7 +80,7 @@ fn each_flag_changes_its_own_key_and_no_other() {
         (&["--manifests=/etc/manifests"], &[]),
         (&["--master=http://localhost"], &[]),
         (&["--version=v1.36.3-x"], &[]),
-        // Applied only when the proxy is going to run.
+        // Flags that apply only when the proxy runs.
         (&["--healthz-port=0"], &[]),
         (&["--metrics-port=0"], &[]),
     ] {
@@ -110,7 +110,7 @@ fn alpha_options_are_written_too() {
 }
 
 #[test]
-fn the_mode_decides_whose_section_the_shared_values_go_to() {
+fn the_mode_decides_which_section_gets_the_shared_values() {
     let flags = [
         "--masquerade-all",
         "--iptables-sync-period=2m",
@@ -150,14 +150,14 @@ fn the_mode_decides_whose_section_the_shared_values_go_to() {
         let mode = format!("--proxy-mode={mode}");
         assert_eq!(changes(run(&[&flags[..], &[&mode]].concat()).written()), want, "{mode}");
     }
-    // By flags alone the ipvs mode starts from the iptables periods; from a file, from its own.
+    // With flags only, the ipvs mode inherits the iptables periods; with a file, it has defaults of its own.
     assert!(run(&["--proxy-mode=ipvs"]).written().contains("  minSyncPeriod: 1s\n  scheduler"));
     let from_file = run_with_config(&format!("{HEADER}mode: ipvs\n"), &[]);
     assert!(from_file.written().contains("  minSyncPeriod: 0s\n  scheduler"));
 }
 
 #[test]
-fn what_was_written_reads_back_as_the_same() {
+fn a_written_configuration_reads_back_unchanged() {
     let rich = "mode: nftables\nbindAddress: '::'\nlogging: {flushFrequency: 7000000000, vmodule: [{filePattern: a*, verbosity: 3}]}\n\
                 featureGates: {ComponentFlagz: false}\nclusterCIDR: 10.0.0.0/8,fd00::/8\nnodePortAddresses: [1.2.3.0/24, 'fd00::/8']\n\
                 ipvs: {excludeCIDRs: []}\nclientConnection: {qps: -1.5, kubeconfig: 'a: b'}\nwindowsRunAsService: true\n";
@@ -171,7 +171,7 @@ fn what_was_written_reads_back_as_the_same() {
 }
 
 #[test]
-fn a_file_of_kubeadm_gives_the_defaults() {
+fn the_configuration_file_of_kubeadm_gives_the_defaults() {
     let outcome = run_with_config(KUBEADM, &[]);
     assert_eq!(
         changes(outcome.written()),
@@ -181,7 +181,7 @@ fn a_file_of_kubeadm_gives_the_defaults() {
 }
 
 #[test]
-fn fields_left_out_or_zero_take_their_defaults() {
+fn missing_and_zero_fields_get_their_defaults() {
     for (content, want) in [
         ("", &[][..]),
         ("bindAddress: ''\n", &[]),
@@ -193,7 +193,7 @@ fn fields_left_out_or_zero_take_their_defaults() {
                 "metricsBindAddress: '[::1]:10249'",
             ],
         ),
-        // An IPv4 address in IPv6 clothes is an IPv4 address.
+        // An IPv4-mapped IPv6 address counts as IPv4.
         ("bindAddress: ::ffff:1.2.3.4\n", &["bindAddress: ::ffff:1.2.3.4"]),
         (
             "healthzBindAddress: '::'\nmetricsBindAddress: 1.2.3.4\n",
@@ -233,7 +233,7 @@ fn fields_left_out_or_zero_take_their_defaults() {
 }
 
 #[test]
-fn strict_errors_are_told_and_forgiven() {
+fn strict_decoding_errors_are_logged_and_tolerated() {
     for (content, want) in [
         ("foo: 1\n", r#"unknown field "foo""#),
         ("Mode: ipvs\n", r#"unknown field "Mode""#),
@@ -249,29 +249,29 @@ fn strict_errors_are_told_and_forgiven() {
     ] {
         let outcome = run_with_config(&format!("{HEADER}{content}"), &[]);
         let log = outcome.log();
-        let told =
+        let error =
             log[0].strip_prefix(r#"I "Using lenient decoding as strict decoding failed" err="#).unwrap();
-        assert_eq!(unquote(told), format!("strict decoding error: {want}"), "{content:?}");
+        assert_eq!(unquote(error), format!("strict decoding error: {want}"), "{content:?}");
         assert_eq!(outcome.code, 0, "{content:?}");
     }
 }
 
 #[test]
-fn of_two_equal_keys_the_last_one_counts() {
+fn the_last_of_two_duplicate_keys_wins() {
     let outcome = run_with_config(&format!("{HEADER}mode: ipvs\nmode: nftables\nxx: 1\n"), &[]);
-    let told = "err=<\n\tstrict decoding error: yaml: unmarshal errors:\n\t  line 4: key \"mode\" already set in map, unknown field \"xx\"\n >\n";
-    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+    let error = "err=<\n\tstrict decoding error: yaml: unmarshal errors:\n\t  line 4: key \"mode\" already set in map, unknown field \"xx\"\n >\n";
+    assert!(outcome.stderr.contains(error), "{}", outcome.stderr);
     assert!(outcome.written().contains("\nmode: nftables\n"));
 
     let json = r#"{"kind":"KubeProxyConfiguration","apiVersion":"kubeproxy.config.k8s.io/v1alpha1","mode":"ipvs","mode":"nftables","x":1}"#;
     let outcome = run_with_config(json, &[]);
-    let told = r#"err="strict decoding error: duplicate field \"mode\", unknown field \"x\"""#;
-    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+    let error = r#"err="strict decoding error: duplicate field \"mode\", unknown field \"x\"""#;
+    assert!(outcome.stderr.contains(error), "{}", outcome.stderr);
     assert!(outcome.written().contains("\nmode: nftables\n"));
 }
 
 #[test]
-fn what_cannot_be_decoded_stops_the_start() {
+fn a_file_that_cannot_be_decoded_is_fatal() {
     for (content, want) in [
         ("mode: 5\n", "mode: invalid type: integer `5`, expected a string"),
         ("bindAddress: 5\n", "bindAddress: invalid type: integer `5`, expected a string"),
@@ -319,7 +319,7 @@ fn what_cannot_be_decoded_stops_the_start() {
             "logging: {vmodule: [{filePattern: a}, [b, 1]]}\n",
             "logging.vmodule[1]: invalid type: [\"b\",1], expected an object",
         ),
-        // Both beat unknown fields.
+        // Both come before unknown fields.
         (
             "bindAddress: 5\nmode: 5\nunknown: 1\n",
             "bindAddress: invalid type: integer `5`, expected a string",
@@ -361,14 +361,15 @@ fn files_of_another_kind_are_refused() {
         let outcome = run_with_config(content, &[]);
         assert_eq!(outcome.failure(), format!("failed complete: failed to decode: {want}"), "{content:?}");
     }
-    // Several lines are shown as several lines.
+    // A multi-line error stays multi-line.
     let outcome = run_with_config("foo: bar\n", &[]);
-    let told = "err=<\n\tfailed complete: failed to decode: Object 'Kind' is missing in 'foo: bar\n\t'\n >\n";
-    assert!(outcome.stderr.ends_with(told), "{}", outcome.stderr);
+    let error =
+        "err=<\n\tfailed complete: failed to decode: Object 'Kind' is missing in 'foo: bar\n\t'\n >\n";
+    assert!(outcome.stderr.ends_with(error), "{}", outcome.stderr);
 }
 
 #[test]
-fn files_that_cannot_be_read_or_written_are_named() {
+fn errors_name_the_file_that_cannot_be_read_or_written() {
     for (flag, want) in [
         ("--config=/nope", "failed complete: open /nope: no such file or directory"),
         ("--config=/", "failed complete: read /: is a directory"),
@@ -382,7 +383,7 @@ fn files_that_cannot_be_read_or_written_are_named() {
 }
 
 #[test]
-fn with_a_file_only_a_few_flags_count() {
+fn with_a_file_only_a_few_flags_apply() {
     let content = format!(
         "{HEADER}mode: nftables\nlogging: {{verbosity: 1, vmodule: [{{filePattern: f, verbosity: 1}}]}}\n"
     );
@@ -412,7 +413,7 @@ fn with_a_file_only_a_few_flags_count() {
 }
 
 #[test]
-fn the_alpha_options_of_the_command_line_count_with_a_file_too() {
+fn alpha_flags_apply_with_a_file_too() {
     let content = format!("{HEADER}featureGates: {{LoggingAlphaOptions: true}}\n");
     let flags =
         ["--log-text-info-buffer-size=3k", "--log-json-split-stream", "--log-json-info-buffer-size=2k"];
@@ -432,7 +433,7 @@ fn the_verbosity_of_a_file_can_be_raised() {
     let quiet = format!("{HEADER}mode: nftables\n");
     assert!(!run_with_config(&quiet, &[]).stderr.contains("FLAG: "));
     let outcome = run_with_config(&quiet, &["-v=4"]);
-    // With a file the flags keep what they were given.
+    // With a file, the logged flags keep their given values.
     assert!(outcome.stderr.contains(r#"FLAG: --proxy-mode="""#), "{}", outcome.stderr);
     let loud = format!("{HEADER}logging: {{verbosity: 1}}\n");
     assert!(run_with_config(&loud, &[]).stderr.contains("FLAG: "));
@@ -440,7 +441,7 @@ fn the_verbosity_of_a_file_can_be_raised() {
 }
 
 #[test]
-fn vmodule_is_enough_to_hear_of_one_file() {
+fn vmodule_raises_the_verbosity_of_one_file() {
     assert!(run(&["--vmodule=flags=1"]).stderr.contains("FLAG: "));
     assert!(!run(&["--vmodule=flag=1"]).stderr.contains("FLAG: "));
 }

@@ -1,24 +1,16 @@
-//! Services that claim the same addresses: the log says so without being flooded.
+//! Services that claim the same addresses: the proxy logs conflicts, but does not flood the log.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
 use tempfile::TempDir;
-use testkit::patience::Deadline;
+use testkit::proxy::StandaloneProxy;
+use testkit::wait::within;
 
-/// A running proxy, killed when dropped.
-struct Proxy(Child);
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
 fn manifest(namespace: &str, number: u8) -> String {
     let ips: Vec<String> = (1..=20).map(|n| format!("203.0.113.{n}")).collect();
@@ -39,16 +31,8 @@ endpoints: [{{addresses: [10.244.1.{number}]}}]
     )
 }
 
-fn wait_for(log: &Path, what: &str, so: impl Fn() -> bool) {
-    let mut deadline = Deadline::after(Duration::from_secs(60));
-    while !so() {
-        assert!(
-            !deadline.has_passed(),
-            "waiting for {what}:\n{}",
-            fs::read_to_string(log).unwrap_or_default()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn wait_for(what: &str, condition: impl FnMut() -> bool) {
+    within(Duration::from_secs(60), what, condition);
 }
 
 #[test]
@@ -59,25 +43,17 @@ fn a_service_that_flaps_does_not_flood_the_log() {
         let (manifests, log) = (dir.path().join("manifests"), dir.path().join("log"));
         fs::create_dir(&manifests).unwrap();
         fs::write(manifests.join("victim.yaml"), manifest("victim", 1)).unwrap();
-        let _proxy = Proxy(
-            Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
-                .args(["--proxy-mode=nftables", "--hostname-override=node-1", "-v=2", "--manifests"])
-                .arg(&manifests)
-                .args(["--conntrack-max-per-core=0", "--iptables-min-sync-period=0"])
-                .stderr(Stdio::from(fs::File::create(&log).unwrap()))
-                .spawn()
-                .unwrap(),
-        );
+        let _proxy = StandaloneProxy::start(Command::new(KUBE_PROXY), &manifests, &[], &log);
         let synced = || run("nft list tables").contains("ip kube-proxy");
-        wait_for(&log, "the first sync", synced);
+        wait_for("the first sync", synced);
         let serves = |ip: &str| run("nft list set ip kube-proxy cluster-ips").contains(ip);
-        wait_for(&log, "the Service", || serves("10.96.0.1"));
+        wait_for("the Service", || serves("10.96.0.1"));
         for _ in 0..FLAPS {
             fs::write(dir.path().join("next"), manifest("attacker", 2)).unwrap();
             fs::rename(dir.path().join("next"), manifests.join("attacker.yaml")).unwrap();
-            wait_for(&log, "the other Service", || serves("10.96.0.2"));
+            wait_for("the other Service", || serves("10.96.0.2"));
             fs::remove_file(manifests.join("attacker.yaml")).unwrap();
-            wait_for(&log, "its end", || !serves("10.96.0.2"));
+            wait_for("the other Service is gone", || !serves("10.96.0.2"));
         }
         let log = fs::read_to_string(&log).unwrap();
         let lines: Vec<&str> = log.lines().filter(|line| line.contains("203.0.113.1:80/TCP")).collect();

@@ -1,8 +1,6 @@
 //! `kube-proxy explain`: from a folder with no proxy running, and from a proxy that runs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod stage;
-
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -11,16 +9,18 @@ use std::process::{Child, Command, Output, Stdio};
 use model::address::Family;
 use netlink::testing::{in_fresh_netns, run};
 use serde_json::{Value, json};
-use stage::Stage;
 use tempfile::TempDir;
 use testkit::lab::Address;
-use tests::manifests::{A, B, R, State, web, write};
-use tests::matrix::eventually;
+use testkit::lab_proxy::LabProxy;
+use testkit::manifests::{A, B, R, State, web, write};
+use testkit::wait::eventually;
+
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/demo");
 
 fn explain(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+    let mut command = Command::new(KUBE_PROXY);
     command.arg("explain").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -51,7 +51,7 @@ fn whoever_looks_at_the_wrong_mode_is_told_so() {
     in_fresh_netns(|| {
         let nothing = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
         assert!(nothing.ends_with("  the kernel DISAGREES: it does not handle it\n"), "{nothing}");
-        let mut render = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        let mut render = Command::new(KUBE_PROXY);
         render.args(["render", "--family=ipv4", "--proxy-mode=iptables", "--manifests", DEMO]);
         render.args(["--hostname-override=demo-node", "--cluster-cidr=10.244.0.0/16"]);
         let folder = TempDir::new().unwrap();
@@ -302,7 +302,7 @@ struct Proxy(Child);
 
 impl Proxy {
     fn start(manifests: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+        let mut command = Command::new(KUBE_PROXY);
         command.args(["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"]);
         Self(command.arg("--conntrack-max-per-core=0").stderr(Stdio::null()).spawn().unwrap())
     }
@@ -498,12 +498,12 @@ fn what_a_health_check_is_told_is_said() {
 #[test]
 fn a_running_proxy_explains_itself() {
     for mode in ["nftables", "iptables"] {
-        let stage = Stage::new(mode, Family::V4);
+        let proxy = LabProxy::new(KUBE_PROXY, mode, Family::V4);
         let ask = |arguments: &[&str]| {
-            let child = stage.lab.network.node.spawn(&mut explain(arguments)).unwrap();
+            let child = proxy.lab.network.node.spawn(&mut explain(arguments)).unwrap();
             child.wait_with_output().unwrap()
         };
-        stage.hold(web(&[A, R.but(State::Unready)]).external_local());
+        proxy.apply(web(&[A, R.but(State::Unready)]).external_local());
         let balancer = format!("{}:80", Address::LoadBalancerIp.ip(Family::V4));
         let arguments = ["--from", "192.0.2.200", "tcp", &balancer];
         eventually("the proxy knows the service", || {

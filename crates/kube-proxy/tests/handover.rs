@@ -1,25 +1,24 @@
-//! One proxy takes over from another, in the same mode or another one, and no client notices. What strangers break is
-//! mended while clients ask.
+//! Restarts, upgrades and changes of mode under load: no connection fails. Rules that other programs flush are repaired under
+//! load, too.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
-
-mod hammer;
-mod stage;
 
 use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use hammer::{Hammer, Load};
 use model::address::Family;
 use model::names::Protocol;
-use stage::Stage;
 use testkit::echo;
-use testkit::lab::{Address, NODE_PORT, Place, Who};
+use testkit::hammer::{Hammer, Load};
+use testkit::lab::{Address, ClientPlace, NODE_PORT, Place};
+use testkit::lab_proxy::LabProxy;
+use testkit::manifests::{A, B, Port, R, Service, web};
 use testkit::network::of;
-use tests::manifests::{A, B, Port, R, Service, web};
-use tests::matrix::eventually;
+use testkit::wait::eventually;
 
-/// Where the servers are that say everything back.
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
+
+/// The port of the echo servers.
 const ECHO: Port = Port { number: 7, target: 8082, node_port: Some(30007), protocols: &[Protocol::Tcp] };
 
 fn service() -> Service {
@@ -28,31 +27,31 @@ fn service() -> Service {
     service
 }
 
-fn stage(mode: &'static str, family: Family) -> Stage {
-    let stage = Stage::new(mode, family);
+fn start(mode: &'static str, family: Family) -> LabProxy {
+    let proxy = LabProxy::new(KUBE_PROXY, mode, family);
     let [a, b] = [Place::PodA, Place::PodB].map(|place| SocketAddr::new(place.ip(family), ECHO.target));
-    echo::serve(&stage.lab.network.pods[0].namespace, a);
-    echo::serve(&stage.lab.network.pods[1].namespace, b);
+    echo::serve(&proxy.lab.network.pods[0].namespace, a);
+    echo::serve(&proxy.lab.network.pods[1].namespace, b);
     let remote = SocketAddr::new(Place::Remote(5).ip(family), ECHO.target);
-    echo::serve(&stage.lab.network.remote, remote);
-    stage.hold(service());
-    wait_for_service(&stage);
-    stage
+    echo::serve(&proxy.lab.network.remote, remote);
+    proxy.apply(service());
+    wait_for_service(&proxy);
+    proxy
 }
 
-fn wait_for_service(stage: &Stage) {
-    let to = SocketAddr::new(Address::ClusterIp.ip(stage.family), ECHO.number);
-    stage.lab.namespace(Who::Pod).enter(|| {
-        eventually("a service", || {
+fn wait_for_service(proxy: &LabProxy) {
+    let to = SocketAddr::new(Address::ClusterIp.ip(proxy.family), ECHO.number);
+    proxy.lab.namespace(ClientPlace::Pod).enter(|| {
+        eventually("the Service answers", || {
             std::net::TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()
         });
     });
 }
 
-fn loads(stage: &Stage) -> Vec<Load> {
-    let cluster_ip = |port| SocketAddr::new(Address::ClusterIp.ip(stage.family), port);
-    let node = |port| SocketAddr::new(Address::NodeIp.ip(stage.family), port);
-    let (pod, outside) = (stage.lab.namespace(Who::Pod), stage.lab.namespace(Who::Outside));
+fn loads(proxy: &LabProxy) -> Vec<Load> {
+    let cluster_ip = |port| SocketAddr::new(Address::ClusterIp.ip(proxy.family), port);
+    let node = |port| SocketAddr::new(Address::NodeIp.ip(proxy.family), port);
+    let (pod, outside) = (proxy.lab.namespace(ClientPlace::Pod), proxy.lab.namespace(ClientPlace::Outside));
     vec![
         Load::new_tcp("tcp, new, pod to cluster IP", pod, cluster_ip(80)),
         Load::new_tcp("tcp, new, outside to node port", outside, node(NODE_PORT)),
@@ -64,57 +63,57 @@ fn loads(stage: &Stage) -> Vec<Load> {
     ]
 }
 
-fn has_table(stage: &Stage) -> bool {
-    let tables = stage.lab.network.node.run("nft list tables");
+fn has_table(proxy: &LabProxy) -> bool {
+    let tables = proxy.lab.network.node.run("nft list tables");
     tables.contains("kube-proxy")
 }
 
-fn has_chains(stage: &Stage) -> bool {
-    let save = of(stage.family, ["iptables-save", "ip6tables-save"]);
-    stage.lab.network.node.run(save).contains("KUBE-SERVICES")
+fn has_chains(proxy: &LabProxy) -> bool {
+    let save = of(proxy.family, ["iptables-save", "ip6tables-save"]);
+    proxy.lab.network.node.run(save).contains("KUBE-SERVICES")
 }
 
-fn wait_for_mode(stage: &Stage) {
-    eventually(stage.mode, || match stage.mode {
-        "nftables" => has_table(stage) && !has_chains(stage),
-        _ => has_chains(stage) && !has_table(stage),
+fn wait_for_mode(proxy: &LabProxy) {
+    eventually(proxy.mode, || match proxy.mode {
+        "nftables" => has_table(proxy) && !has_chains(proxy),
+        _ => has_chains(proxy) && !has_table(proxy),
     });
 }
 
-/// Stops the proxy for a while, and starts one in this mode.
-fn change_mode(stage: &mut Stage, hammer: &Hammer, mode: &'static str) {
-    stage.stop();
-    stage.mode = mode;
-    hammer.let_ask();
-    stage.start();
-    wait_for_mode(stage);
-    hammer.let_ask();
+/// Kills the proxy, and restarts it in `mode` after a while.
+fn change_mode(proxy: &mut LabProxy, hammer: &Hammer, mode: &'static str) {
+    proxy.kill();
+    proxy.mode = mode;
+    hammer.wait_for_requests();
+    proxy.start();
+    wait_for_mode(proxy);
+    hammer.wait_for_requests();
 }
 
 #[test]
-fn nobody_notices_a_restart_an_upgrade_or_a_change_of_modes() {
+fn no_connection_fails_during_restarts_upgrades_and_changes_of_mode() {
     for family in Family::BOTH {
-        let mut stage = stage("nftables", family);
-        let report = Hammer::swing(loads(&stage), |hammer| {
+        let mut proxy = start("nftables", family);
+        let report = Hammer::run(loads(&proxy), |hammer| {
             for mode in ["nftables", "iptables"] {
-                hammer.step(format!("change to {mode}"), || change_mode(&mut stage, hammer, mode));
-                hammer.step(format!("{mode}: killed and started again"), || {
-                    change_mode(&mut stage, hammer, mode);
+                hammer.step(format!("change to {mode}"), || change_mode(&mut proxy, hammer, mode));
+                hammer.step(format!("{mode}: killed and restarted"), || {
+                    change_mode(&mut proxy, hammer, mode);
                 });
                 hammer.step(format!("{mode}: upgraded to the same version"), || {
-                    // A file of its own, as in another image.
+                    // Another file, as in a new image.
                     let dir = tempfile::tempdir().unwrap();
                     let upgraded = dir.path().join("kube-proxy");
-                    fs::copy(&stage.program, &upgraded).unwrap();
-                    let before = std::mem::replace(&mut stage.program, upgraded);
-                    stage.end();
-                    stage.start();
-                    wait_for_service(&stage);
-                    hammer.let_ask();
-                    stage.program = before;
+                    fs::copy(&proxy.program, &upgraded).unwrap();
+                    let before = std::mem::replace(&mut proxy.program, upgraded);
+                    proxy.terminate();
+                    proxy.start();
+                    wait_for_service(&proxy);
+                    hammer.wait_for_requests();
+                    proxy.program = before;
                 });
             }
-            hammer.step("change to nftables".to_owned(), || change_mode(&mut stage, hammer, "nftables"));
+            hammer.step("change to nftables".to_owned(), || change_mode(&mut proxy, hammer, "nftables"));
         });
         println!("{family}:\n{report}");
         assert!(report.failures().next().is_none(), "{:?}", report.failures().collect::<Vec<_>>());
@@ -122,19 +121,19 @@ fn nobody_notices_a_restart_an_upgrade_or_a_change_of_modes() {
 }
 
 #[test]
-fn what_strangers_flush_is_back_at_once_and_they_are_named() {
+fn rules_that_another_process_flushes_are_repaired_and_the_process_is_logged() {
     for family in Family::BOTH {
-        let mut stage = stage("nftables", family);
+        let mut proxy = start("nftables", family);
         let [iptables, flush_all] =
             [["iptables", "ip6tables"], ["nft flush ruleset ip", "nft flush ruleset ip6"]]
-                .map(|of_both| of(family, of_both));
-        let report = Hammer::swing(loads(&stage), |hammer| {
-            // The kernel leaves out what has an owner.
+                .map(|pair| of(family, pair));
+        let report = Hammer::run(loads(&proxy), |hammer| {
+            // The kernel does not flush tables that have an owner.
             hammer.step("nftables: nft flush ruleset".to_owned(), || {
-                stage.lab.network.node.run(flush_all);
-                hammer.let_ask();
+                proxy.lab.network.node.run(flush_all);
+                hammer.wait_for_requests();
             });
-            hammer.step("change to iptables".to_owned(), || change_mode(&mut stage, hammer, "iptables"));
+            hammer.step("change to iptables".to_owned(), || change_mode(&mut proxy, hammer, "iptables"));
             for commands in [
                 vec![flush_all.to_owned()],
                 vec![format!("{iptables} -t nat -F")],
@@ -144,34 +143,34 @@ fn what_strangers_flush_is_back_at_once_and_they_are_named() {
                     format!("{iptables} -t nat -X"),
                 ],
             ] {
-                // A stranger that comes twice within a second waits for the second pass.
+                // A second foreign write within a second would wait for the rate limit of repairs.
                 std::thread::sleep(Duration::from_millis(1_100));
                 hammer.step(format!("iptables: {}", commands.join("; ")), || {
-                    let repaired = || stage.log().matches("Repaired rules").count();
+                    let repaired = || proxy.log().matches("Repaired rules").count();
                     let before = repaired();
                     for command in &commands {
-                        // Where our chains are in use again already, they can't be deleted: so much the better.
-                        let _ = stage.lab.network.node.enter(|| {
+                        // Deleting chains fails if the proxy has repaired the rules already.
+                        let _ = proxy.lab.network.node.enter(|| {
                             let mut words = command.split(' ');
                             std::process::Command::new(words.next().unwrap()).args(words).output()
                         });
                     }
-                    eventually("a repair", || repaired() > before);
-                    wait_for_service(&stage);
-                    hammer.let_ask();
+                    eventually("the proxy repairs the rules", || repaired() > before);
+                    wait_for_service(&proxy);
+                    hammer.wait_for_requests();
                 });
             }
         });
         println!("{family}:\n{report}");
-        let afterwards = report.failures_in_between();
-        assert!(afterwards.is_empty(), "{} failed afterwards: {:?}", afterwards.len(), afterwards.first());
-        let log = stage.log();
+        let between = report.failures_between_steps();
+        assert!(between.is_empty(), "{} failures between steps: {:?}", between.len(), between.first());
+        let log = proxy.log();
         assert!(log.contains(r#""Repaired rules that another process had changed" ipFamily="#), "{log}");
-        for stranger in ["nft", iptables] {
-            assert!(log.contains(&format!("by=\"{stranger} (")), "{stranger} is not named in {log}");
+        for writer in ["nft", iptables] {
+            assert!(log.contains(&format!("by=\"{writer} (")), "the log does not name {writer}: {log}");
         }
-        for clean in ["nftables: nft flush ruleset", "change to iptables"] {
-            assert_eq!(report.failures_in(clean), 0, "{clean}");
+        for harmless in ["nftables: nft flush ruleset", "change to iptables"] {
+            assert_eq!(report.failures_in(harmless), 0, "{harmless}");
         }
     }
 }

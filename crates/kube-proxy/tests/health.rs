@@ -1,32 +1,68 @@
-//! What probes are told while something is in the way, and that nothing outside keeps the proxy from its work for good.
+//! Health while something blocks the proxy, and its recovery once the obstacle is gone.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod process;
-
 use std::fs;
-use std::io;
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use netlink::Family;
 use netlink::nftables::{Batch, Connection, Ownership, Table};
 use netlink::testing::{in_fresh_netns, run};
-use process::{Proxy, answer, probe, service, slice, wait_until};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
+use testkit::lab_proxy::link_iptables;
+use testkit::proxy::{StandaloneProxy, service_with_endpoints};
+use testkit::wait::{TimeoutReader, eventually};
 
-fn folder() -> TempDir {
-    let dir = TempDir::new().unwrap();
-    write_endpoint(dir.path(), "10.244.0.5");
-    dir
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
+
+/// A folder of manifests with one Service, which also takes the log.
+struct Folder {
+    manifests: TempDir,
+    log: NamedTempFile,
 }
 
-fn write_endpoint(folder: &Path, endpoint: &str) {
-    let text = format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", endpoint));
-    fs::write(folder.join("web.yaml"), text).unwrap();
+impl Folder {
+    fn new() -> Self {
+        let folder = Self { manifests: TempDir::new().unwrap(), log: NamedTempFile::new().unwrap() };
+        folder.write_endpoint("10.244.0.5");
+        folder
+    }
+
+    fn write_endpoint(&self, endpoint: &str) {
+        let text = service_with_endpoints("web", "10.96.0.10", &[endpoint]);
+        fs::write(self.manifests.path().join("web.yaml"), text).unwrap();
+    }
+
+    fn start(&self, flags: &[&str]) -> StandaloneProxy {
+        self.start_command(Command::new(KUBE_PROXY), flags)
+    }
+
+    fn start_command(&self, command: Command, flags: &[&str]) -> StandaloneProxy {
+        StandaloneProxy::start(command, self.manifests.path(), flags, self.log.path())
+    }
+}
+
+/// The status code of the health server; `None` if it does not respond.
+fn health(path: &str) -> Option<u16> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 10256)).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+    let mut response = String::new();
+    TimeoutReader(stream, Duration::from_secs(5)).read_to_string(&mut response).ok()?;
+    response.split(' ').nth(1)?.parse().ok()
+}
+
+/// Waits until the health server responds, and returns the status code.
+fn first_health(path: &str) -> u16 {
+    let mut code = None;
+    eventually("the health server responds", || {
+        code = health(path);
+        code.is_some()
+    });
+    code.unwrap()
 }
 
 fn serves(endpoint: &str) -> bool {
@@ -34,145 +70,139 @@ fn serves(endpoint: &str) -> bool {
 }
 
 #[test]
-fn a_table_that_another_process_owns_makes_it_not_ready_and_is_taken_when_that_one_lets_go() {
+fn a_proxy_is_unready_while_another_process_owns_its_table_and_recovers_afterwards() {
     in_fresh_netns(|| {
         run("ip link set lo up");
-        let dir = folder();
+        let folder = Folder::new();
         let mut owner = Connection::open().unwrap();
         let mut batch = Batch::new(Family::Ipv4, "kube-proxy");
         batch.add_table(&Table { ownership: Ownership::OwnedPersistent, comment: None });
         owner.commit(&batch).unwrap();
 
-        // So long that only a retry of its own can succeed within this test.
-        let mut proxy = Proxy::start(dir.path(), &["--iptables-sync-period=1h"]);
+        // Only a retry can succeed within this test, not a periodic sync.
+        let mut proxy = folder.start(&["--iptables-sync-period=1h"]);
         let ours = fs::read_to_string("/proc/self/comm").unwrap();
-        let named = format!("another running process, {} (pid {})", ours.trim(), std::process::id());
-        proxy.wait_for(&["\"nftables sync failed\"", "IPv4", "table ip kube-proxy", &named]);
-        proxy.wait_for_pass("IPv6");
-        assert_eq!(answer("/healthz"), 503, "there is no rule in one family");
-        assert_eq!(answer("/livez"), 200, "to start it again would not help");
+        let owner_name = format!("another running process, {} (pid {})", ours.trim(), std::process::id());
+        proxy.wait_for(&["\"nftables sync failed\"", "IPv4", "table ip kube-proxy", &owner_name]);
+        proxy.wait_for_sync("IPv6");
+        assert_eq!(first_health("/healthz"), 503, "one family has no rules");
+        assert_eq!(first_health("/livez"), 200, "a restart would not help");
 
         drop(owner);
-        proxy.wait_for_pass("IPv4");
-        wait_until("it is ready", || probe("/healthz") == Some(200));
+        proxy.wait_for_sync("IPv4");
+        eventually("the proxy is ready", || health("/healthz") == Some(200));
         assert!(serves("10.244.0.5 . 8080"));
     });
 }
 
 #[test]
-fn a_sync_that_keeps_failing_shows_after_two_sync_periods() {
+fn a_sync_that_keeps_failing_makes_the_proxy_unhealthy_after_two_sync_periods() {
     in_fresh_netns(|| {
         run("ip link set lo up");
-        let dir = folder();
+        let folder = Folder::new();
         let mut owner = Connection::open().unwrap();
         let mut batch = Batch::new(Family::Ipv4, "kube-proxy");
         batch.add_table(&Table { ownership: Ownership::OwnedPersistent, comment: None });
         owner.commit(&batch).unwrap();
-        let mut proxy = Proxy::start(dir.path(), &["--iptables-sync-period=2s"]);
+        let mut proxy = folder.start(&["--iptables-sync-period=2s"]);
         proxy.wait_for(&["\"nftables sync failed\"", "IPv4"]);
-        wait_until("the failure shows", || probe("/livez") == Some(503));
-        assert_eq!(answer("/healthz"), 503);
+        eventually("the proxy reports the failure", || health("/livez") == Some(503));
+        assert_eq!(first_health("/healthz"), 503);
         drop(owner);
-        wait_until("it is well again", || probe("/livez") == Some(200) && probe("/healthz") == Some(200));
+        eventually("the proxy is healthy again", || {
+            health("/livez") == Some(200) && health("/healthz") == Some(200)
+        });
     });
 }
 
 #[test]
-fn idle_connections_keep_neither_probes_nor_changes_away() {
-    // The second one can't be raised.
+fn idle_connections_block_neither_health_checks_nor_syncs() {
+    // The proxy can raise the first limit, but not the second.
     for limits in ["--nofile=256:4096", "--nofile=256:256"] {
         in_fresh_netns(move || {
             run("ip link set lo up");
-            let dir = folder();
+            let folder = Folder::new();
             let mut command = Command::new("prlimit");
-            command.args([limits, env!("CARGO_BIN_EXE_kube-proxy")]);
-            let mut proxy = Proxy::run(command, dir.path(), &[]);
-            proxy.wait_for_pass("IPv4");
-            wait_until("it is ready", || probe("/healthz") == Some(200));
+            command.args([limits, KUBE_PROXY]);
+            let mut proxy = folder.start_command(command, &[]);
+            proxy.wait_for_sync("IPv4");
+            eventually("the proxy is ready", || health("/healthz") == Some(200));
             let connect =
                 |n: u16| TcpStream::connect((Ipv4Addr::LOCALHOST, [10256, 10249][usize::from(n % 2)]));
-            // More than the proxy ever keeps open, fewer than a process may usually open.
+            // More than the proxy keeps open, fewer than this process may open.
             let idle: Vec<_> = (0..600).map(|n| connect(n).unwrap()).collect();
-            assert_eq!(answer("/healthz"), 200, "{limits}");
-            write_endpoint(dir.path(), "10.244.0.6");
-            wait_until("the change is applied", || serves("10.244.0.6 . 8080"));
+            assert_eq!(first_health("/healthz"), 200, "{limits}");
+            folder.write_endpoint("10.244.0.6");
+            eventually("the change is applied", || serves("10.244.0.6 . 8080"));
             drop(idle);
         });
     }
 }
 
 #[test]
-fn a_manifest_that_could_not_be_read_for_lack_of_a_file_descriptor_is_read_later() {
+fn a_manifest_that_could_not_be_opened_for_lack_of_descriptors_is_read_later() {
     in_fresh_netns(|| {
-        let dir = folder();
-        let mut proxy = Proxy::start(dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
+        let folder = Folder::new();
+        let mut proxy = folder.start(&[]);
+        proxy.wait_for_sync("IPv4");
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let allow = |current| {
             prlimit(Some(proxy.pid()), Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap()
         };
-        // Those of standard input and output, which are taken. With none at all not even `poll` would work.
+        // The three standard descriptors are in use. With a limit of zero even `poll` would fail.
         let before = allow(3);
-        write_endpoint(dir.path(), "10.244.0.6");
+        folder.write_endpoint("10.244.0.6");
         proxy.wait_for(&["Failed to read manifest", "web.yaml", "Too many open files"]);
         prlimit(Some(proxy.pid()), Resource::Nofile, before).unwrap();
-        wait_until("the change is applied", || serves("10.244.0.6 . 8080"));
+        eventually("the change is applied", || serves("10.244.0.6 . 8080"));
     });
 }
 
 #[test]
-fn the_number_of_open_files_is_raised() {
+fn the_proxy_raises_its_limit_of_open_files() {
     in_fresh_netns(|| {
-        let dir = folder();
+        let folder = Folder::new();
         let mut command = Command::new("prlimit");
-        command.args(["--nofile=256:4096", env!("CARGO_BIN_EXE_kube-proxy")]);
-        let mut proxy = Proxy::run(command, dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
-        let limits = fs::read_to_string(format!("/proc/{}/limits", proxy.child.id())).unwrap();
+        command.args(["--nofile=256:4096", KUBE_PROXY]);
+        let mut proxy = folder.start_command(command, &[]);
+        proxy.wait_for_sync("IPv4");
+        let limits = fs::read_to_string(format!("/proc/{}/limits", proxy.pid().as_raw_nonzero())).unwrap();
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         assert_eq!(files.split_whitespace().nth(3), Some("4096"), "{files}");
     });
 }
 
 #[test]
-fn signals_without_a_meaning_do_nothing() {
+fn signals_that_the_proxy_does_not_use_are_ignored() {
     in_fresh_netns(|| {
-        let dir = folder();
-        let mut proxy = Proxy::start(dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
+        let folder = Folder::new();
+        let mut proxy = folder.start(&[]);
+        proxy.wait_for_sync("IPv4");
         for signal in [Signal::USR1, Signal::USR2, Signal::ALARM] {
             proxy.signal(signal);
         }
-        write_endpoint(dir.path(), "10.244.0.6");
-        proxy.wait_for_pass("IPv4");
-        assert!(proxy.child.try_wait().unwrap().is_none());
+        folder.write_endpoint("10.244.0.6");
+        proxy.wait_for_sync("IPv4");
+        assert!(proxy.is_running());
         proxy.signal(Signal::TERM);
-        assert!(proxy.child.wait().unwrap().code().is_none(), "ended by the signal");
+        assert!(proxy.wait().code().is_none(), "ended by the signal");
     });
 }
 
-/// The legacy iptables under the names that every program expects.
-fn legacy_programs(folder: &Path) -> io::Result<String> {
-    for name in ["iptables", "ip6tables"] {
-        for what in ["", "-save", "-restore"] {
-            symlink(format!("/usr/sbin/{name}-legacy{what}"), folder.join(format!("{name}{what}")))?;
-        }
-    }
-    Ok(format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()))
-}
-
 #[test]
-fn a_lock_that_is_held_at_the_start_is_reported_as_that_and_by_whom() {
+fn a_lock_that_another_process_holds_at_startup_is_reported_with_its_holder() {
     in_fresh_netns(|| {
-        let (dir, programs) = (folder(), TempDir::new().unwrap());
+        let (folder, programs) = (Folder::new(), TempDir::new().unwrap());
         let lock = programs.path().join("xtables.lock");
         let held = fs::File::create(&lock).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
-        command.env("PATH", legacy_programs(programs.path()).unwrap()).env("XTABLES_LOCKFILE", &lock);
-        let mut proxy = Proxy::run(command, dir.path(), &["--proxy-mode=iptables"]);
+        let mut command = Command::new(KUBE_PROXY);
+        link_iptables("legacy", programs.path());
+        let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
+        command.env("PATH", path).env("XTABLES_LOCKFILE", &lock);
+        let mut proxy = folder.start_command(command, &["--proxy-mode=iptables"]);
         let holder = format!("(pid {})", std::process::id());
         proxy.wait_for(&["Error running ProxyServer", "another process holds its lock", &holder]);
-        assert_eq!(proxy.child.wait().unwrap().code(), Some(1));
+        assert_eq!(proxy.wait().code(), Some(1));
     });
 }

@@ -1,34 +1,41 @@
 //! The proxy as a process that serves a folder of manifests, alone in a network namespace.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod process;
-
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use netlink::testing::{in_fresh_netns, run};
-use process::{Proxy, service, slice};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testkit::proxy::{
+    StandaloneProxy, service_manifest as service, service_with_endpoints, slice_manifest as slice,
+};
+
+const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
+
+/// Starts the proxy with a log file beside the folder of manifests.
+fn start(manifests: &Path, flags: &[&str]) -> StandaloneProxy {
+    start_command(Command::new(KUBE_PROXY), manifests, flags)
+}
+
+fn start_command(command: Command, manifests: &Path, flags: &[&str]) -> StandaloneProxy {
+    // A hidden file, which the proxy does not read as a manifest.
+    StandaloneProxy::start(command, manifests, flags, &manifests.join(".log"))
+}
 
 fn endpoints() -> String {
     run("nft list map ip kube-proxy endpoints")
 }
 
 #[test]
-fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
+fn bad_manifests_are_logged_by_file_name_and_the_others_are_served() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
         let write = |name: &str, content: &[u8]| fs::write(dir.path().join(name), content).unwrap();
-        write(
-            "good.yaml",
-            format!("{}---\n{}", service("good", "10.96.0.10"), slice("good", "10.244.0.5")).as_bytes(),
-        );
+        write("good.yaml", service_with_endpoints("good", "10.96.0.10", &["10.244.0.5"]).as_bytes());
         write("a-negative-port.yaml", service("negative", "10.96.0.11").replace("80", "-80").as_bytes());
-        write(
-            "b-loopback.yaml",
-            format!("{}---\n{}", service("loop", "10.96.0.12"), slice("loop", "127.0.0.5")).as_bytes(),
-        );
+        write("b-loopback.yaml", service_with_endpoints("loop", "10.96.0.12", &["127.0.0.5"]).as_bytes());
         write("c-unknown-kind.yaml", b"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n");
         write("d-empty.yaml", b"");
         write("e-large.yaml", &vec![b'x'; 10 << 20]);
@@ -45,7 +52,7 @@ fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
             "k-name.yaml",
             service("named", "10.96.0.15").replace("80", "80\n    name: \"a\\nb\"").as_bytes(),
         );
-        let mut proxy = Proxy::start(dir.path(), &[]);
+        let mut proxy = start(dir.path(), &[]);
         for (file, message) in [
             (
                 "a-negative-port.yaml",
@@ -76,7 +83,7 @@ fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
         ] {
             proxy.wait_for(&[file, message]);
         }
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         let listed = endpoints();
         assert!(
             listed.contains("10.96.0.10 . tcp . 80 . 0") && listed.contains("10.244.0.5 . 8080"),
@@ -84,28 +91,28 @@ fn bad_manifests_are_reported_by_name_and_the_rest_is_served() {
         );
         assert!(
             run("nft list set ip kube-proxy no-endpoints").contains("10.96.0.12 . tcp . 80"),
-            "its Service is good"
+            "only its slice is bad"
         );
 
-        write("g-syntax.yaml", service("mended", "10.96.0.14").as_bytes());
-        proxy.wait_for_pass("IPv4");
+        write("g-syntax.yaml", service("fixed", "10.96.0.14").as_bytes());
+        proxy.wait_for_sync("IPv4");
         assert!(run("nft list set ip kube-proxy no-endpoints").contains("10.96.0.14 . tcp . 80"));
-        assert!(proxy.child.try_wait().unwrap().is_none(), "still running");
+        assert!(proxy.is_running());
     });
 }
 
 #[test]
-fn changes_are_followed_and_a_file_that_breaks_changes_nothing() {
+fn changed_manifests_are_applied_and_a_broken_one_keeps_its_last_objects() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("web.yaml", &service("web", "10.96.0.10"));
         write("slice.yaml", &slice("web", "10.244.0.5"));
-        let mut proxy = Proxy::start(dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
+        let mut proxy = start(dir.path(), &[]);
+        proxy.wait_for_sync("IPv4");
         write("slice.yaml", &slice("web", "10.244.0.6"));
-        let pass = proxy.wait_for_pass("IPv4");
-        assert!(pass.contains("added=1 deleted=1") && pass.contains("fullSync=false"), "{pass}");
+        let sync = proxy.wait_for_sync("IPv4");
+        assert!(sync.contains("added=1 deleted=1") && sync.contains("fullSync=false"), "{sync}");
         assert!(endpoints().contains("10.244.0.6 . 8080"));
 
         write("slice.yaml", "kind: {\n");
@@ -113,42 +120,36 @@ fn changes_are_followed_and_a_file_that_breaks_changes_nothing() {
         assert!(endpoints().contains("10.244.0.6 . 8080"));
 
         fs::remove_file(dir.path().join("slice.yaml")).unwrap();
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         assert!(!endpoints().contains("10.244.0.6"));
     });
 }
 
 #[test]
-fn a_restart_finds_everything_in_place() {
+fn a_restart_changes_no_rule() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
-        fs::write(
-            dir.path().join("web.yaml"),
-            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
-        )
-        .unwrap();
-        let mut first = Proxy::start(dir.path(), &[]);
-        first.wait_for_pass("IPv4");
-        first.wait_for_pass("IPv6");
+        fs::write(dir.path().join("web.yaml"), service_with_endpoints("web", "10.96.0.10", &["10.244.0.5"]))
+            .unwrap();
+        let mut first = start(dir.path(), &[]);
+        first.wait_for_sync("IPv4");
+        first.wait_for_sync("IPv6");
         drop(first); // SIGKILL
-        assert!(endpoints().contains("10.244.0.5 . 8080"), "rules stay when the proxy goes");
-        let mut second = Proxy::start(dir.path(), &[]);
-        let pass = second.wait_for_pass("IPv4");
-        assert!(pass.contains("added=0 deleted=0"), "{pass}");
+        assert!(endpoints().contains("10.244.0.5 . 8080"), "the rules stay without the proxy");
+        let mut second = start(dir.path(), &[]);
+        let sync = second.wait_for_sync("IPv4");
+        assert!(sync.contains("added=0 deleted=0"), "{sync}");
     });
 }
 
 #[test]
-fn strangers_cannot_remove_the_table() {
+fn other_processes_cannot_remove_the_table() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
-        fs::write(
-            dir.path().join("web.yaml"),
-            format!("{}---\n{}", service("web", "10.96.0.10"), slice("web", "10.244.0.5")),
-        )
-        .unwrap();
-        let mut proxy = Proxy::start(dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
+        fs::write(dir.path().join("web.yaml"), service_with_endpoints("web", "10.96.0.10", &["10.244.0.5"]))
+            .unwrap();
+        let mut proxy = start(dir.path(), &[]);
+        proxy.wait_for_sync("IPv4");
         run("nft flush ruleset");
         assert!(endpoints().contains("10.244.0.5 . 8080"));
         let deleted = Command::new("nft").args(["delete", "table", "ip", "kube-proxy"]).output().unwrap();
@@ -157,24 +158,24 @@ fn strangers_cannot_remove_the_table() {
 }
 
 #[test]
-fn cleanup_removes_what_was_left() {
+fn cleanup_removes_all_rules() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
         fs::write(dir.path().join("web.yaml"), service("web", "10.96.0.10")).unwrap();
-        let mut proxy = Proxy::start(dir.path(), &[]);
-        proxy.wait_for_pass("IPv4");
-        proxy.wait_for_pass("IPv6");
+        let mut proxy = start(dir.path(), &[]);
+        proxy.wait_for_sync("IPv4");
+        proxy.wait_for_sync("IPv6");
         drop(proxy);
         for _ in 0..2 {
-            let cleaned = Command::new(env!("CARGO_BIN_EXE_kube-proxy")).arg("--cleanup").status().unwrap();
-            assert!(cleaned.success(), "also when there is nothing to remove");
+            let cleaned = Command::new(KUBE_PROXY).arg("--cleanup").status().unwrap();
+            assert!(cleaned.success(), "cleanup succeeds also when there is nothing to remove");
             assert_eq!(run("nft list ruleset"), "");
         }
     });
 }
 
 #[test]
-fn the_node_is_known_by_its_manifest_or_by_the_default_route() {
+fn the_node_ip_comes_from_the_node_manifest_or_the_default_route() {
     in_fresh_netns(|| {
         run("ip link set lo up");
         run("ip link add name v0 type veth peer name v1");
@@ -188,53 +189,53 @@ fn the_node_is_known_by_its_manifest_or_by_the_default_route() {
             .replace("- port: 80", "- {port: 80, nodePort: 30080}");
         fs::write(dir.path().join("web.yaml"), format!("{node_port}---\n{}", slice("web", "10.244.0.5")))
             .unwrap();
-        let mut proxy = Proxy::start(dir.path(), &[]);
+        let mut proxy = start(dir.path(), &[]);
         let ips = proxy.wait_for(&["Successfully retrieved NodeIPs"]);
         assert!(ips.contains("192.0.2.7"), "{ips}");
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         assert!(run("nft list set ip kube-proxy nodeport-ips").contains("192.0.2.7"));
         drop(proxy);
 
         let node = "{apiVersion: v1, kind: Node, metadata: {name: node-1}, status: {addresses: [{type: InternalIP, address: 192.0.2.8}]}}";
         fs::write(dir.path().join("node.yaml"), node).unwrap();
-        let mut proxy = Proxy::start(dir.path(), &[]);
+        let mut proxy = start(dir.path(), &[]);
         let ips = proxy.wait_for(&["Successfully retrieved NodeIPs"]);
         assert!(ips.contains("192.0.2.8") && !ips.contains("192.0.2.7"), "{ips}");
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         run("ip address add 192.0.2.8/24 dev v0");
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         assert!(
             run("nft list set ip kube-proxy nodeport-ips").contains("192.0.2.8"),
-            "an address that comes later"
+            "an address that is assigned later"
         );
     });
 }
 
 #[test]
-fn connection_tracking_is_set_up_and_what_cannot_be_is_fatal() {
+fn conntrack_sysctls_are_set_and_a_failure_is_fatal() {
     in_fresh_netns(|| {
         let dir = TempDir::new().unwrap();
         let timeout =
             || run("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established").trim().to_owned();
-        let mut proxy = Proxy::start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
+        let mut proxy = start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
         proxy.wait_for(&["\"Set sysctl\"", "nf_conntrack_tcp_timeout_established", "value=3600"]);
-        proxy.wait_for_pass("IPv4");
+        proxy.wait_for_sync("IPv4");
         assert_eq!(timeout(), "3600");
         drop(proxy);
-        let mut again = Proxy::start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
-        again.wait_for_pass("IPv4");
-        let set_again = again.unread.iter().any(|line| line.contains("timeout_established\" value"));
-        assert!(!set_again, "a value that is right is left alone");
+        let mut again = start(dir.path(), &["--conntrack-tcp-timeout-established=1h"]);
+        again.wait_for_sync("IPv4");
+        let set_again = again.log().lines().any(|line| line.contains("timeout_established\" value"));
+        assert!(!set_again, "a value that is right is not written again");
         drop(again);
-        // Only the initial namespace may say how many connections there can be.
-        let mut refused = Proxy::start(dir.path(), &["--conntrack-max-per-core=12345"]);
+        // Only the initial network namespace may set nf_conntrack_max.
+        let mut refused = start(dir.path(), &["--conntrack-max-per-core=12345"]);
         refused.wait_for(&["Error running ProxyServer", "could not set conntrack parameters from kube-proxy configuration: net/netfilter/nf_conntrack_max"]);
-        assert_eq!(refused.child.wait().unwrap().code(), Some(1));
+        assert_eq!(refused.wait().code(), Some(1));
     });
 }
 
 #[test]
-fn what_cannot_be_served_says_so() {
+fn a_proxy_that_cannot_start_says_why() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().to_str().unwrap();
     for (flags, want) in [
@@ -254,8 +255,8 @@ fn what_cannot_be_served_says_so() {
     ] {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         in_fresh_netns(move || {
-            // How many connections there may be is a matter of the whole machine: no namespace may say.
-            let mut command = Command::new(env!("CARGO_BIN_EXE_kube-proxy"));
+            // Only the initial network namespace may set nf_conntrack_max.
+            let mut command = Command::new(KUBE_PROXY);
             let output = command.arg("--conntrack-max-per-core=0").args(&flags).output().unwrap();
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{flags:?}");
@@ -265,19 +266,19 @@ fn what_cannot_be_served_says_so() {
 }
 
 #[test]
-fn as_the_first_process_of_a_container_a_signal_ends_it_and_its_rules_stay() {
+fn a_proxy_with_pid_1_ends_on_sigterm_and_its_rules_stay() {
     in_fresh_netns(|| {
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("web.yaml"), service("web", "10.96.0.1")).unwrap();
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_kube-proxy")]);
-        let mut proxy = Proxy::run(command, folder.path(), &[]);
-        proxy.wait_for_pass("IPv4");
-        let id = proxy.child.id();
+        command.args(["--pid", "--fork", "--kill-child", KUBE_PROXY]);
+        let mut proxy = start_command(command, folder.path(), &[]);
+        proxy.wait_for_sync("IPv4");
+        let id = proxy.pid().as_raw_nonzero();
         let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
         let first = Pid::from_raw(first.trim().parse().unwrap()).unwrap();
         kill_process(first, Signal::TERM).unwrap();
-        assert_eq!(proxy.child.wait().unwrap().code(), Some(2), "as a Go program ends there");
+        assert_eq!(proxy.wait().code(), Some(2), "the exit code of a Go program with pid 1");
         assert!(run("nft list tables").contains("table ip kube-proxy"));
     });
 }

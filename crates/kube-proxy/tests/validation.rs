@@ -1,4 +1,4 @@
-//! What a configuration may not hold: every rule with the words of the reference.
+//! Validation of the configuration, with upstream's error messages.
 
 mod binary;
 
@@ -38,7 +38,7 @@ fn numbers_must_be_in_range() {
 }
 
 #[test]
-fn periods_must_make_sense() {
+fn periods_must_be_consistent() {
     let conntrack = "KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration";
     let zero = "must be greater than or equal to 0";
     let above = "must be greater than 0";
@@ -66,7 +66,7 @@ fn periods_must_make_sense() {
         &["--iptables-sync-period=1s", "--iptables-min-sync-period=2s"],
         "SyncPeriod: Invalid value: \"2s\": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod",
     );
-    // The reference accepts this one and panics later.
+    // Upstream accepts this value and panics later.
     invalid(
         &["--iptables-sync-period=2h", "--iptables-min-sync-period=61m"],
         "MinSyncPeriod: Invalid value: \"1h1m0s\": must be less than or equal to 1h0m0s",
@@ -75,7 +75,7 @@ fn periods_must_make_sense() {
 }
 
 #[test]
-fn sections_of_other_modes_are_not_looked_at() {
+fn sections_of_other_modes_are_not_validated() {
     let flags = [
         "--ipvs-tcp-timeout=-1s",
         "--ipvs-tcpfin-timeout=-2s",
@@ -100,7 +100,7 @@ fn sections_of_other_modes_are_not_looked_at() {
     let want = "failed validate: KubeProxyConfiguration.KubeProxyNFTablesConfiguration.MasqueradeBit: \
                 Invalid value: 32: must be within the range [0, 31]";
     assert_eq!(bit("nftables").failure(), want);
-    // The bit of the iptables section is checked whatever the mode.
+    // The iptables masquerade bit is validated in every mode.
     invalid(
         &["--proxy-mode=nftables", "--iptables-masquerade-bit=32"],
         "KubeProxyIPTablesConfiguration.MasqueradeBit: Invalid value: 32: must be within the range [0, 31]",
@@ -131,7 +131,7 @@ fn modes_must_be_known() {
 }
 
 #[test]
-fn cluster_ranges_are_one_or_one_of_each_family() {
+fn cluster_cidrs_are_one_or_one_of_each_family() {
     let path = "DetectLocalConfiguration.ClusterCIDRs";
     let item = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)";
     let pair = "must be a either a single CIDR or dual-stack pair of CIDRs (e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]";
@@ -148,13 +148,13 @@ fn cluster_ranges_are_one_or_one_of_each_family() {
     for value in ["010.0.0.0/8", "fd00::/8", "fd00::/8,10.0.0.0/8"] {
         assert_eq!(run(&[&format!("--cluster-cidr={value}")]).code, 0, "{value}");
     }
-    // Only where they are used.
+    // Validated only if they are used.
     assert_eq!(run(&["--cluster-cidr=x", "--detect-local-mode=NodeCIDR"]).code, 0);
     assert_eq!(run_with_config(&format!("{HEADER}clusterCIDR: ''\n"), &[]).code, 0);
 }
 
 #[test]
-fn addresses_must_be_addresses() {
+fn bind_addresses_must_be_valid() {
     let check =
         |field: &str, value: &str| run_with_config(&format!("{HEADER}{field}: '{value}'\n"), &[]).failure();
     let want = "failed validate: KubeProxyConfiguration.BindAddress: Invalid value: \"foo\": \
@@ -182,7 +182,7 @@ fn addresses_must_be_addresses() {
 }
 
 #[test]
-fn node_port_addresses_are_ranges_or_the_word_primary() {
+fn node_port_addresses_are_cidrs_or_primary() {
     let cidr = "must be a valid CIDR";
     let both = "can't use both 'primary' and CIDRs";
     for (value, want) in [
@@ -201,7 +201,7 @@ fn node_port_addresses_are_ranges_or_the_word_primary() {
 }
 
 #[test]
-fn only_the_metrics_of_the_previous_release_can_be_shown_again() {
+fn only_hidden_metrics_of_the_previous_release_can_be_shown() {
     for version in ["1.34", "1.36", "v1.35"] {
         let detail = format!(
             "invalid showHiddenMetricsForVersion: showHiddenMetricsForVersion: Invalid value: \"{version}\": \
@@ -215,7 +215,7 @@ fn only_the_metrics_of_the_previous_release_can_be_shown_again() {
 }
 
 #[test]
-fn several_errors_come_in_brackets_and_in_order() {
+fn several_errors_are_reported_in_order() {
     let flags = [
         "--detect-local-mode=Foo",
         "--show-hidden-metrics-for-version=1.2",
@@ -256,7 +256,7 @@ fn several_errors_come_in_brackets_and_in_order() {
 }
 
 #[test]
-fn logging_is_checked_before_the_rest() {
+fn logging_is_validated_first() {
     let alpha = "Forbidden: Feature LoggingAlphaOptions is disabled";
     for (flags, want) in [
         (
@@ -312,7 +312,7 @@ fn logging_is_checked_before_the_rest() {
 }
 
 #[test]
-fn gates_must_be_known_and_free() {
+fn unknown_and_locked_feature_gates_are_refused() {
     for (gates, want) in [
         ("Nope=true", "unrecognized feature gate: Nope"),
         ("ProxyTerminatingEndpoints=true", "unrecognized feature gate: ProxyTerminatingEndpoints"),
@@ -334,7 +334,7 @@ fn gates_must_be_known_and_free() {
 }
 
 #[test]
-fn gates_that_will_go_away_are_warned_about() {
+fn setting_a_ga_or_deprecated_gate_logs_a_warning() {
     for (gate, stage) in [
         ("AllowServiceExternalIPs=false", "GA"),
         ("MultiCIDRServiceAllocator=true", "GA"),
@@ -367,8 +367,8 @@ fn host_names_must_not_be_blank() {
 }
 
 #[test]
-fn the_deprecated_ports_are_applied_when_the_proxy_would_run() {
-    // The unknown mode keeps it from running.
+fn the_deprecated_port_flags_apply_when_the_proxy_runs() {
+    // The invalid mode keeps the proxy from running.
     let run = |flags: &[&str]| run_bare(&[&["--proxy-mode=bogus", "-v=1"], flags].concat());
     let mode = "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"bogus\": must be iptables, ipvs, nftables \
                 or blank (blank means the best-available proxy [currently iptables])";
@@ -390,7 +390,7 @@ fn the_deprecated_ports_are_applied_when_the_proxy_would_run() {
 }
 
 #[test]
-fn manifests_exclude_an_api_server() {
+fn manifests_and_an_api_server_are_mutually_exclusive() {
     let want = "failed validate: --manifests cannot be combined with --kubeconfig or --master: \
                 objects come either from files or from an API server";
     for flags in [
@@ -402,7 +402,7 @@ fn manifests_exclude_an_api_server() {
     }
     let file = format!("{HEADER}clientConnection: {{kubeconfig: /k}}\n");
     assert_eq!(run_with_config(&file, &["--manifests=/m"]).failure(), want);
-    // With a file, the flag --kubeconfig says nothing.
+    // With a file, the flag --kubeconfig is ignored.
     assert_eq!(run_with_config(HEADER, &["--manifests=/m", "--kubeconfig=/k"]).code, 0);
     assert_eq!(run(&["--manifests=/m"]).code, 0);
 }

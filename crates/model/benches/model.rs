@@ -1,7 +1,7 @@
-//! What an event costs, what a cluster weighs, and that the first does not grow with the second.
+//! The cost of an event, the memory of a cluster, and whether the first grows with the second.
 //!
-//! Ten endpoints behind every Service, one slice each. Objects are made one at a time, as the watch hands them over,
-//! so that they count neither as model memory nor as work.
+//! Every Service has ten endpoints in one slice. Objects are made one at a time, as the watch delivers them, so that they
+//! count neither as memory of the model nor as its work.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark stops at what it did not expect")]
 
 use std::alloc::System;
@@ -22,7 +22,7 @@ static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 const SMALL: usize = 1_000;
 const LARGE: usize = 10_000;
 const ENDPOINTS: usize = 10;
-/// How many different Services change in turn: enough that they are not all at hand in the processor's caches.
+/// The number of Services that change in turn: too many for the processor's caches.
 const CHANGING: usize = 500;
 
 fn main() {
@@ -43,7 +43,7 @@ criterion_group! {
     targets = slice_change, unchanged_slice, service_change, zone_change, build
 }
 
-/// An endpoint of a slice stops being ready, or is ready again.
+/// An endpoint of a slice changes its readiness.
 fn slice_change(c: &mut Criterion) {
     let mut group = c.benchmark_group("one slice change");
     for services in [SMALL, LARGE] {
@@ -56,7 +56,7 @@ fn slice_change(c: &mut Criterion) {
     group.finish();
 }
 
-/// A slice is applied that says what it said before.
+/// A slice is applied again with the same content.
 fn unchanged_slice(c: &mut Criterion) {
     let mut cluster = full(LARGE);
     let same: Vec<_> = spread(LARGE).map(|number| slice(number, true)).collect();
@@ -81,7 +81,7 @@ fn service_change(c: &mut Criterion) {
     group.finish();
 }
 
-/// The node moves to another zone: the one event that concerns everything.
+/// The node moves to another zone, the only event that affects all Services.
 fn zone_change(c: &mut Criterion) {
     let mut cluster = full(LARGE);
     let mut zones = ["z1", "z2"].into_iter().cycle().map(|zone| {
@@ -94,7 +94,7 @@ fn zone_change(c: &mut Criterion) {
     });
 }
 
-/// Everything from nothing, the making of the objects left out.
+/// Builds the whole cluster, not counting the time to make the objects.
 fn build(c: &mut Criterion) {
     let mut group = c.benchmark_group("build everything");
     group.sample_size(10);
@@ -117,8 +117,8 @@ fn build(c: &mut Criterion) {
     group.finish();
 }
 
-/// Prints how the cost of one slice change grows with the cluster. Both clusters take turns, so that whatever else
-/// the machine does weighs on both.
+/// Prints how the cost of one slice change grows with the cluster. Both clusters take turns, so that other load on the
+/// machine affects both.
 fn scale(record: &mut Record) {
     let mut clusters = [SMALL, LARGE].map(|services| (full(services), alternating(services), Duration::MAX));
     for _ in 0..30 {
@@ -139,7 +139,7 @@ fn scale(record: &mut Record) {
     );
 }
 
-/// Prints what the model keeps per endpoint, as the allocator counts it and as the kernel sees it.
+/// Prints the memory per endpoint, as counted by the allocator and by the kernel.
 fn weigh(record: &mut Record) {
     let (allocated, resident) = (ALLOCATOR.allocated(), resident_bytes());
     let mut cluster = full(LARGE);
@@ -150,7 +150,7 @@ fn weigh(record: &mut Record) {
     record.keep(LARGE, ENDPOINTS, "bytes_per_endpoint", bytes as f64 / endpoints as f64);
     println!("resident set growth: {} bytes per endpoint, while built", grown / endpoints);
 
-    // A second life on top of the first: nothing may be kept twice.
+    // Applying everything again must not keep anything twice.
     cluster.apply(&Event::Listing(Kind::Service));
     cluster.apply(&Event::Listing(Kind::EndpointSlice));
     for event in all(LARGE) {
@@ -168,7 +168,7 @@ fn change(cluster: &mut Cluster, event: &Event) {
     black_box(cluster.take_changes());
 }
 
-/// A cluster that has been told everything and has said everything.
+/// A cluster with all objects, whose changes have been taken.
 fn full(services: usize) -> Cluster {
     let mut cluster = Cluster::new(here());
     for event in all(services) {
@@ -182,12 +182,12 @@ fn all(services: usize) -> impl Iterator<Item = Event> {
     (0..services).flat_map(|number| [service(number, 600), slice(number, true)])
 }
 
-/// Services all over the cluster.
+/// Services evenly spread over the cluster.
 fn spread(services: usize) -> impl Iterator<Item = usize> + Clone {
     (0..CHANGING).map(move |number| number * (services / CHANGING))
 }
 
-/// Every chosen slice with one endpoint unready, then every one of them ready again.
+/// Every chosen slice with one endpoint unready, then all of them ready again.
 fn alternating(services: usize) -> std::vec::IntoIter<&'static Event> {
     let events: Vec<_> =
         [false, true].into_iter().flat_map(|ready| spread(services).map(move |n| slice(n, ready))).collect();
@@ -198,7 +198,7 @@ fn slice(number: usize, first_is_ready: bool) -> Event {
     clusters::slice(number, ENDPOINTS, (!first_is_ready).then_some((0, Fate::Unready)))
 }
 
-/// The kernel's count of pages this process holds.
+/// The resident set size of this process.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).map_or(0, |pages| pages * 4096)

@@ -1,14 +1,13 @@
-//! Addresses as Kubernetes reads them: lenient on the way in, canonical on the way out.
+//! Parses addresses as Kubernetes does: leniently, into types whose text form is canonical.
 //!
-//! Objects stored by old releases hold IPv4 octets with leading zeros, and the cluster has always read those as
-//! decimal. Everything after this file works with `IpAddr` and `IpNet`, whose text form is the canonical one.
+//! Objects stored by old releases contain IPv4 octets with leading zeros, which Kubernetes has always read as decimal.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// One of the two IP families; also names the instance of the whole line that serves it.
+/// An IP family. Each has a store, a plan and a family worker of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
@@ -18,7 +17,7 @@ pub enum Family {
 impl Family {
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The API's spelling, in `ipFamilies` and `addressType` alike.
+    /// Reads a value of `ipFamilies` or `addressType`, which spell families alike.
     pub fn from_api(name: &str) -> Option<Self> {
         match name {
             "IPv4" => Some(Self::V4),
@@ -71,7 +70,8 @@ impl fmt::Display for Family {
     }
 }
 
-/// Reads an address: leading zeros in IPv4 octets are decimal, IPv4-mapped IPv6 is IPv4, a zone is not an address.
+/// Parses an address. IPv4 octets may have leading zeros, an IPv4-mapped IPv6 address is IPv4, and an address with a zone
+/// is rejected.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         return parse_v6(text).map(IpAddr::V6).map(|ip| ip.to_canonical());
@@ -79,14 +79,14 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
     parse_v4(text).map(IpAddr::V4)
 }
 
-/// Reads a CIDR as [`parse_ip`] reads addresses; host bits are masked off.
+/// Parses a CIDR as [`parse_ip`] parses addresses, and clears its host bits.
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let length: u8 = decimal(length, 128)?.try_into().ok()?;
     let net = if address.contains(':') {
         let ip = parse_v6(address)?;
         match ip.to_ipv4_mapped() {
-            // The length counts 128 bits here, whatever family the address turns out to be.
+            // The prefix length of an IPv4-mapped address counts from the first of 128 bits.
             Some(v4) if length >= 96 => IpNet::new(v4.into(), length - 96),
             Some(_) | None => IpNet::new(ip.into(), length),
         }
@@ -96,12 +96,12 @@ pub fn parse_cidr(text: &str) -> Option<IpNet> {
     net.ok().map(|net| net.trunc())
 }
 
-/// `a.b.c.d:port` or `[addr]:port`: the text by which endpoints are known and sorted.
+/// `a.b.c.d:port` or `[addr]:port`: the text that identifies endpoints in rules and logs, and that they are sorted by.
 pub fn host_port(ip: IpAddr, port: u16) -> String {
     std::net::SocketAddr::new(ip, port).to_string()
 }
 
-/// A list split by what is of the family; what parses as nothing is returned to be told, blanks are not worth telling.
+/// The values of one family, in their order, and the texts that do not parse. Blank texts are ignored.
 pub fn of_family<'a, T>(
     family: Family,
     texts: impl IntoIterator<Item = &'a str>,
@@ -109,16 +109,16 @@ pub fn of_family<'a, T>(
     family_of: impl Fn(&T) -> Family,
 ) -> (Vec<T>, Vec<&'a str>) {
     let mut kept = Vec::new();
-    let mut unreadable = Vec::new();
+    let mut unparsable = Vec::new();
     for text in texts {
         match parse(text) {
             Some(value) if family_of(&value) == family => kept.push(value),
             Some(_) => {}
             None if text.trim().is_empty() => {}
-            None => unreadable.push(text),
+            None => unparsable.push(text),
         }
     }
-    (kept, unreadable)
+    (kept, unparsable)
 }
 
 pub fn ips_of_family<'a>(
@@ -128,7 +128,7 @@ pub fn ips_of_family<'a>(
     of_family(family, texts, parse_ip, |ip| Family::of(*ip))
 }
 
-/// Unlike addresses, CIDRs may have white space around them.
+/// Unlike addresses, CIDRs may be surrounded by white space.
 pub fn cidrs_of_family<'a>(
     family: Family,
     texts: impl IntoIterator<Item = &'a str>,
@@ -149,13 +149,13 @@ fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     if let Ok(ip) = text.parse() {
         return Some(ip);
     }
-    // The standard library refuses leading zeros in an embedded IPv4 tail; we do not.
+    // The standard library rejects leading zeros in an embedded IPv4 address.
     let (head, tail) = text.rsplit_once(':')?;
     let tail = parse_v4(tail)?;
     format!("{head}:{tail}").parse().ok()
 }
 
-/// Digits only: no sign, no blanks, any number of leading zeros.
+/// Parses digits only: no sign, no blanks, any number of leading zeros.
 fn decimal(text: &str, max: u32) -> Option<u32> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_leniently_and_printed_canonically() {
+    fn addresses_are_parsed_leniently_and_printed_canonically() {
         for (text, want) in [
             ("172.30.0.041", Some("172.30.0.41")),
             ("010.000.0.1", Some("10.0.0.1")),
@@ -212,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn lists_keep_their_order_and_tell_what_they_cannot_read() {
+    fn lists_keep_their_order_and_return_what_does_not_parse() {
         let texts = ["198.51.100.070", "2001:db8::070", "bogus", "", " ", "198.51.100.7"];
-        let (v4, unreadable) = ips_of_family(Family::V4, texts);
+        let (v4, unparsable) = ips_of_family(Family::V4, texts);
         assert_eq!(v4, ["198.51.100.70", "198.51.100.7"].map(|ip| ip.parse::<IpAddr>().unwrap()));
-        assert_eq!(unreadable, ["bogus"]);
+        assert_eq!(unparsable, ["bogus"]);
         let (v6, _) = ips_of_family(Family::V6, texts);
         assert_eq!(v6, ["2001:db8::70".parse::<IpAddr>().unwrap()]);
 
-        let (cidrs, unreadable) = cidrs_of_family(Family::V4, [" 203.0.113.0/24 ", "::/0", "nonsense", "  "]);
+        let (cidrs, unparsable) = cidrs_of_family(Family::V4, [" 203.0.113.0/24 ", "::/0", "nonsense", "  "]);
         assert_eq!(cidrs, ["203.0.113.0/24".parse::<IpNet>().unwrap()]);
-        assert_eq!(unreadable, ["nonsense"]);
+        assert_eq!(unparsable, ["nonsense"]);
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! The few API fields we read, as they arrive from the API server or from a manifest.
+//! The API fields that the model reads, as they arrive from the API server or from a manifest.
 //!
-//! Nothing here is checked beyond its JSON type, and nothing here is kept: the model takes what it needs and the
-//! object is dropped. Go writes an empty list as `null` now and then, so every field tolerates it.
+//! Decoding checks JSON types only. The model copies what it needs and drops the object. Go encodes a nil slice or map as
+//! `null`, so every field accepts `null` for its default.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
-/// An object's identity and the labels and annotations that mean something to us.
+/// The identity of an object, and the labels and annotations that the model reads.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
@@ -32,13 +32,13 @@ impl fmt::Display for Metadata {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Labels {
-    /// Which Service a slice belongs to.
+    /// The Service that a slice belongs to.
     #[serde(rename = "kubernetes.io/service-name")]
     pub service_name: Option<String>,
-    /// Another proxy's Service: none of ours.
+    /// Set on Services that another proxy serves.
     #[serde(rename = "service.kubernetes.io/service-proxy-name")]
     pub service_proxy_name: Option<String>,
-    /// Slices of headless Services carry it; its value means nothing.
+    /// Present on slices of headless Services; its value has no meaning.
     #[serde(rename = "service.kubernetes.io/headless")]
     pub headless: Option<String>,
     #[serde(rename = "topology.kubernetes.io/zone")]
@@ -48,7 +48,7 @@ pub struct Labels {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Annotations {
-    /// When the pod or Service changed that made the controller write this slice.
+    /// The time of the change to a pod or Service that made the controller write this slice.
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub last_change_trigger_time: Option<String>,
 }
@@ -185,7 +185,7 @@ pub struct Hint {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct EndpointPort {
-    /// An absent name is an error, an empty one is the unnamed port.
+    /// A port without a name is invalid; an empty name is that of the unnamed port.
     pub name: Option<String>,
     pub protocol: Option<String>,
     pub port: Option<i64>,
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_is_as_good_as_absent() {
+    fn null_means_the_same_as_an_absent_field() {
         let slice: EndpointSlice = serde_json::from_str(
             r#"{"metadata": {"name": "a", "labels": null}, "addressType": "IPv4", "endpoints": null,
                 "ports": [{"name": "", "port": 80, "appProtocol": null}]}"#,

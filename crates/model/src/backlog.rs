@@ -1,23 +1,22 @@
-//! Events that a family worker has not taken yet: of each object only the newest, so that memory is bounded by the cluster and
-//! not by how long the worker is busy.
+//! Keeps the newest event of each object until the family worker takes it, so that the cluster bounds the memory and not the
+//! time for which the worker is busy.
 //!
 //! ```text
 //!   source ─▶ push ─▶ Backlog ─▶ take ─▶ Update, Update, ... ─▶ Cluster::apply_update
 //! ```
 //!
-//! What is left out makes no difference to a [`Cluster`](crate::cluster::Cluster) that applies everything taken before it looks at
-//! the result:
+//! The dropped events make no difference to a [`Cluster`](crate::cluster::Cluster) that applies all taken events before changes are
+//! taken from it:
 //!
-//! * An event carries the whole object, and the kinds don't depend on each other's order. So the newest event of an object
-//!   stands for all of its events since the last marker of a list.
-//! * `Listing` marks everything that is known as unseen, and `Listed` deletes what has not been applied since. An event must
-//!   therefore not move to before a `Listing`. It may move to before a `Listed`: what it says about the object is what holds
-//!   after it in either order.
-//! * A list that is complete replaces all that was known. Whatever came before its `Listing` no longer matters.
+//! * An event contains the whole object, and the order of events of different kinds does not matter. So the newest event of an
+//!   object replaces all of its events since the last marker of a list.
+//! * `Listing` marks all objects as unlisted, and `Listed` deletes those that have not been applied since. So an event must not
+//!   move before a `Listing`. It may move before a `Listed`: the state of its object afterwards is the same in either order.
+//! * A complete list replaces all objects of its kind, so events before its `Listing` no longer matter.
 //! * A `Listing` without a `Listed` has no effect once another `Listing` follows.
 //!
-//! So there are at most two segments per kind: events, and the events of a list that began after them. Beside the objects
-//! that exist, a segment holds the names of those deleted since the last take.
+//! So there are at most two segments per kind: events, and the events of a list that began after them. Besides existing objects, a
+//! segment contains the names of those deleted since the last take.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,13 +28,13 @@ use jiff::Timestamp;
 use crate::event::{Event, Kind};
 use crate::names::NamespacedName;
 
-/// Trigger times kept of one object's superseded events, the oldest ones: they are the longest waits.
-const MOST_TRIGGER_TIMES: usize = 8;
+/// The number of trigger times kept of one object's superseded events. The oldest are kept, since they waited longest.
+const MAX_TRIGGER_TIMES: usize = 8;
 
 /// Events that wait to be taken.
 #[derive(Debug, Default)]
 pub struct Backlog {
-    /// How many events were pushed; orders those that are taken.
+    /// The number of events pushed so far, by which taken events are ordered.
     pushed: u64,
     services: OfKind,
     slices: OfKind,
@@ -51,7 +50,7 @@ pub struct Update {
     pub superseded: Superseded,
 }
 
-/// What remains of the events that a newer one of the same object replaced: what metrics need.
+/// What metrics need of events that a newer one of the same object replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Superseded {
     pub count: u64,
@@ -67,10 +66,10 @@ struct OfKind {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// The first event is `Listing`.
+    /// Whether the first event is `Listing`.
     begins: bool,
     newest: HashMap<NamespacedName, (u64, Update), RandomState>,
-    /// The last event is `Listed`.
+    /// Whether the last event is `Listed`.
     ends: bool,
 }
 
@@ -104,7 +103,7 @@ impl Backlog {
         }
     }
 
-    /// All there is, to be applied in this order and before anything else is made of it.
+    /// Takes all events, which must be applied in this order before changes are taken from the store.
     pub fn take(&mut self) -> Vec<Update> {
         let mut updates: Vec<Update> = self.node.take().map(Update::from).into_iter().collect();
         for kind in [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr] {
@@ -119,7 +118,7 @@ impl Backlog {
         self.node.is_none() && kinds.into_iter().all(OfKind::is_empty)
     }
 
-    /// Events that are held.
+    /// The number of objects with an event.
     pub fn len(&self) -> usize {
         let kinds = [&self.services, &self.slices, &self.service_cidrs];
         let segments = kinds.into_iter().flat_map(|kind| kind.before.iter().chain([&kind.last]));
@@ -172,7 +171,7 @@ impl Segment {
         }
     }
 
-    /// Takes in the events of a later segment.
+    /// Merges the events of a later segment.
     fn absorb(&mut self, later: Self) {
         for (name, (order, update)) in later.newest {
             self.put(name, order, update);
@@ -196,7 +195,7 @@ impl From<Arc<Event>> for Update {
 }
 
 impl Superseded {
-    /// Keeps what there is to keep of an update that a newer one replaces.
+    /// Merges an update that this newer one replaces.
     fn replace(&mut self, older: &Update) {
         self.count += older.superseded.count + 1;
         let mut times = older.superseded.trigger_times.clone();
@@ -205,7 +204,7 @@ impl Superseded {
             times.extend(text.and_then(|text| text.parse::<Timestamp>().ok()));
         }
         times.append(&mut self.trigger_times);
-        times.truncate(MOST_TRIGGER_TIMES);
+        times.truncate(MAX_TRIGGER_TIMES);
         self.trigger_times = times;
     }
 }

@@ -1,12 +1,12 @@
-//! What a source tells: the same from an API server and from a folder of manifests.
+//! Events, which are the same whether they come from an API server or from a folder of manifests.
 
 use crate::api;
 use crate::names::NamespacedName;
 
-/// One thing that happened to the objects we follow.
+/// One change to the objects that the proxy follows.
 ///
-/// A source begins each kind with `Listing`, applies everything there is and ends with `Listed`. It does so again
-/// whenever it cannot know what it missed; what is not applied between the two is gone.
+/// A source emits `Listing`, then every object of the kind as applied, then `Listed`. It lists again when it may have missed
+/// events; objects that it does not apply between the two have been deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Listing(Kind),
@@ -15,14 +15,14 @@ pub enum Event {
     ServiceDeleted(NamespacedName),
     SliceApplied(Box<api::EndpointSlice>),
     SliceDeleted(NamespacedName),
-    /// This node, not any other.
+    /// Always the node that the proxy runs on.
     NodeApplied(Box<api::Node>),
     NodeDeleted,
     ServiceCidrApplied(Box<api::ServiceCidr>),
     ServiceCidrDeleted(String),
 }
 
-/// The kinds of which there are many. This node is one, and is simply applied.
+/// The kinds that are listed. The proxy's own node is a single object and needs no list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     Service,

@@ -1,6 +1,6 @@
-//! What the cluster asks of this node.
+//! Decides what each service port does on this node.
 //!
-//! Pure: no I/O, no clock, no async, no log. Events go in, the routings that changed come out.
+//! Pure: no I/O, no clock, no async, no log. Events go in, changed routings come out.
 #![forbid(unsafe_code)]
 
 pub mod address;

@@ -1,4 +1,4 @@
-//! What counts as traffic from a pod of this cluster, and which of the node's addresses serve node ports.
+//! How to recognize traffic from local pods, and which addresses of the node serve node ports.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::address::Family;
 
-/// How a packet shows that a pod sent it.
+/// The property of a packet that shows that a local pod sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromPod {
     Source(IpNet),
@@ -15,30 +15,31 @@ pub enum FromPod {
 }
 
 impl FromPod {
-    /// By source address: the first CIDR of the family. None of the family, no telling.
+    /// By source address, in the first CIDR of the family. `None` if there is none: pods are then not recognized.
     pub fn by_source(cidrs: &[IpNet], family: Family) -> Option<Self> {
         cidrs.iter().find(|cidr| Family::of_net(**cidr) == family).map(|cidr| Self::Source(cidr.trunc()))
     }
 }
 
-/// The addresses at which node ports of one family answer.
+/// The addresses of the node that serve node ports in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePortAddresses {
     family: Family,
+    /// Never empty.
     cidrs: Vec<IpNet>,
-    /// Loopback is, or may be, among them; only IPv4 can serve node ports there.
+    /// Whether they include 127.0.0.0/8 or a part of it. Only IPv4 can serve node ports on loopback.
     pub contain_ipv4_loopback: bool,
 }
 
 impl NodePortAddresses {
-    /// Nothing of the family means everything: restricting one family leaves the other open.
+    /// A family that has no CIDR is not restricted: all its addresses serve node ports.
     pub fn new(family: Family, cidrs: &[IpNet]) -> Self {
         let mut kept: Vec<IpNet> =
             cidrs.iter().copied().filter(|cidr| Family::of_net(*cidr) == family).collect();
         if kept.is_empty() {
             kept.push(family.everything());
         }
-        // The reference stops reading at the first CIDR that contains everything.
+        // Upstream ignores what follows the first CIDR of prefix length 0.
         let seen = kept.iter().position(|cidr| cidr.prefix_len() == 0).map_or(kept.len(), |at| at + 1);
         let loopback: IpNet = IpNet::new_assert(IpAddr::from([127, 0, 0, 0]), 8);
         let contain_ipv4_loopback = kept
@@ -51,12 +52,12 @@ impl NodePortAddresses {
         Self { family, cidrs: kept, contain_ipv4_loopback }
     }
 
-    /// Every address of the node, whatever it is or becomes.
+    /// Whether every address of the node is included, also those that it gets later.
     pub fn match_all(&self) -> bool {
         self.cidrs.iter().any(|cidr| cidr.prefix_len() == 0)
     }
 
-    /// Which of these addresses of the node serve node ports, each once, in the order of the configured CIDRs.
+    /// Those of the node's addresses that serve node ports, without duplicates, in the order of the configured CIDRs.
     pub fn among(&self, interfaces: &[IpAddr]) -> Vec<IpAddr> {
         let mut found = Vec::new();
         for cidr in &self.cidrs {
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_known_by_the_first_cidr_of_the_family() {
+    fn pods_are_recognized_by_the_first_cidr_of_the_family() {
         let pods = cidrs(&["fd00:10::/56", "10.244.1.7/16", "10.245.0.0/16"]);
         assert_eq!(
             FromPod::by_source(&pods, Family::V4),
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn node_ports_answer_everywhere_unless_their_family_is_restricted() {
+    fn all_addresses_serve_node_ports_unless_their_family_is_restricted() {
         let restricted = cidrs(&["10.0.0.0/8", "192.168.0.0/16"]);
         for (family, given, match_all, loopback) in [
             (Family::V4, &[][..], true, true),
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn node_addresses_come_in_the_order_of_the_cidrs_each_once() {
+    fn node_addresses_are_in_the_order_of_the_cidrs_without_duplicates() {
         let interfaces = ips(&["127.0.0.1", "192.168.0.2", "10.0.0.1", "fd00::1", "192.168.0.3"]);
         let addresses =
             NodePortAddresses::new(Family::V4, &cidrs(&["10.0.0.0/8", "192.168.0.0/16", "10.0.0.1/32"]));

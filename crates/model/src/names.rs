@@ -1,4 +1,4 @@
-//! Who is who: the identities that everything else is keyed by, each name held once and shared.
+//! The names that identify objects and service ports. An interner keeps one copy of each.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-/// A Service or EndpointSlice, printed `namespace/name`.
+/// The name of a Service or EndpointSlice, printed as `namespace/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespacedName {
     pub namespace: Arc<str>,
@@ -33,11 +33,11 @@ impl fmt::Debug for NamespacedName {
     }
 }
 
-/// One port of a Service. The protocol is part of the identity but not of the text, as users know it.
+/// Identifies one port of a Service. As in upstream, `Display` leaves out the protocol, though it is part of the identity.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePortName {
     pub service: NamespacedName,
-    /// Empty for the only port of a Service that does not name it.
+    /// Empty for an unnamed port, which is then the only port of its Service.
     pub port: Arc<str>,
     pub protocol: Protocol,
 }
@@ -56,14 +56,14 @@ impl fmt::Debug for ServicePortName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    // In the order of their names, by which everything that leaves is sorted.
+    // Alphabetical: the derived order is that of all sorted output.
     Sctp,
     Tcp,
     Udp,
 }
 
 impl Protocol {
-    /// The API leaves the field out when it means TCP.
+    /// The field is optional in the API and defaults to TCP.
     pub fn from_api(name: Option<&str>) -> Option<Self> {
         match name {
             None | Some("" | "TCP") => Some(Self::Tcp),
@@ -84,12 +84,12 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A port that exists. "No node port" is `Option<Port>`, never zero.
+/// A valid port number. "No node port" is `Option<Port>`, never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(NonZeroU16);
 
 impl Port {
-    /// `None` for zero and for what does not fit 16 bits.
+    /// `None` unless the number is between 1 and 65535.
     pub fn from_api(number: i64) -> Option<Self> {
         u16::try_from(number).ok().and_then(NonZeroU16::new).map(Self)
     }
@@ -105,22 +105,22 @@ impl fmt::Display for Port {
     }
 }
 
-/// Hands out one shared copy of equal values.
+/// Shares one allocation among equal values.
 #[derive(Debug)]
-pub struct Shared<T: ?Sized> {
+pub struct Interner<T: ?Sized> {
     copies: HashSet<Arc<T>, RandomState>,
-    /// When the set has grown to this, what nobody else holds any more is dropped.
+    /// When the set has grown to this size, values that are no longer used elsewhere are removed.
     sweep_at: usize,
 }
 
-impl<T: ?Sized> Default for Shared<T> {
+impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
         Self { copies: HashSet::default(), sweep_at: 64 }
     }
 }
 
-impl<T: ?Sized + Eq + Hash> Shared<T> {
-    pub fn share<'a>(&mut self, value: &'a T) -> Arc<T>
+impl<T: ?Sized + Eq + Hash> Interner<T> {
+    pub fn intern<'a>(&mut self, value: &'a T) -> Arc<T>
     where
         Arc<T>: From<&'a T>,
     {
@@ -130,7 +130,7 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
         self.insert(value.into())
     }
 
-    pub fn share_owned(&mut self, value: T) -> Arc<T>
+    pub fn intern_owned(&mut self, value: T) -> Arc<T>
     where
         T: Sized,
     {
@@ -143,7 +143,7 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
     fn insert(&mut self, copy: Arc<T>) -> Arc<T> {
         if self.copies.len() >= self.sweep_at {
             self.copies.retain(|copy| Arc::strong_count(copy) > 1);
-            // Twice what is alive, so that sweeping costs a constant share of inserting.
+            // Twice the number of values in use, so that the amortized cost of sweeping is constant.
             self.sweep_at = (self.copies.len() * 2).max(64);
         }
         self.copies.insert(copy.clone());
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_port_prints_as_users_know_it() {
+    fn a_service_port_is_printed_as_upstream_prints_it() {
         for (port, protocol, text, debug) in [
             ("http", Protocol::Tcp, "shop/web:http", "shop/web:http/TCP"),
             ("", Protocol::Udp, "shop/web", "shop/web/UDP"),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_outside_1_to_65535_do_not_exist() {
+    fn port_numbers_are_between_1_and_65535() {
         for (number, want) in
             [(-1, None), (0, None), (1, Some(1)), (65535, Some(65535)), (65536, None), (i64::MAX, None)]
         {
@@ -178,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_are_one_copy_and_forgotten_ones_are_swept() {
-        let mut names = Shared::<str>::default();
-        let kept = names.share("kept");
-        assert!(Arc::ptr_eq(&kept, &names.share("kept")));
+    fn equal_values_share_one_copy_and_unused_ones_are_removed() {
+        let mut names = Interner::<str>::default();
+        let kept = names.intern("kept");
+        assert!(Arc::ptr_eq(&kept, &names.intern("kept")));
         for number in 0..1_000 {
-            names.share(&number.to_string());
+            names.intern(&number.to_string());
         }
-        assert!(names.copies.len() <= 65, "{} copies of names nobody holds", names.copies.len());
-        assert!(Arc::ptr_eq(&kept, &names.share("kept")));
+        assert!(names.copies.len() <= 65, "{} names are kept, most of them unused", names.copies.len());
+        assert!(Arc::ptr_eq(&kept, &names.intern("kept")));
     }
 }

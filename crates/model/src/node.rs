@@ -1,11 +1,11 @@
-//! What this node's own object says: its addresses and whether it should still get traffic.
+//! What the proxy reads from its own Node object: addresses, and whether load balancers should still use the node.
 
 use std::net::IpAddr;
 
 use crate::address::{Family, parse_ip};
 use crate::api;
 
-/// The node's address per family and the family it prefers.
+/// The node's address in each family, and its primary family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeIps {
     pub v4: IpAddr,
@@ -14,10 +14,10 @@ pub struct NodeIps {
 }
 
 impl NodeIps {
-    /// The bind address counts first, if it is an address at all, then what the node object says, then loopback.
+    /// The bind address takes precedence unless it is unspecified, then the addresses of the Node object, then loopback.
     pub fn new(host_ips: &[IpAddr], bind_address: Option<IpAddr>) -> Self {
         let mut ips = Self { v4: Family::V4.loopback(), v6: Family::V6.loopback(), primary: Family::V4 };
-        // In reverse, so that the first one is set last and names the primary family.
+        // In reverse, so that the first address is set last and determines the primary family.
         for ip in host_ips.iter().rev() {
             ips.prefer(*ip);
         }
@@ -43,7 +43,7 @@ impl NodeIps {
     }
 }
 
-/// The node's first address, internal ones before external ones, and the first of the other family if it has one.
+/// The node's first address, internal before external, and its first address of the other family if there is one.
 pub fn host_ips(node: &api::Node) -> Vec<IpAddr> {
     let of_type = |kind: &'static str| {
         let addresses = node.status.addresses.iter().filter(move |address| address.r#type == kind);
@@ -55,10 +55,10 @@ pub fn host_ips(node: &api::Node) -> Vec<IpAddr> {
     [Some(first), second].into_iter().flatten().collect()
 }
 
-/// Whether load balancers should still send traffic here: not while the node is on its way out.
+/// Whether load balancers should send traffic to this node: not while it is being deleted.
 pub fn is_eligible(node: &api::Node) -> bool {
-    let doomed = |taint: &api::Taint| taint.key == "ToBeDeletedByClusterAutoscaler";
-    node.metadata.deletion_timestamp.is_none() && !node.spec.taints.iter().any(doomed)
+    let is_deleting = |taint: &api::Taint| taint.key == "ToBeDeletedByClusterAutoscaler";
+    node.metadata.deletion_timestamp.is_none() && !node.spec.taints.iter().any(is_deleting)
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn internal_addresses_come_before_external_ones_and_each_family_once() {
+    fn internal_addresses_precede_external_ones_and_each_family_occurs_once() {
         for (addresses, want) in [
             (&[][..], &[][..]),
             (&[("Hostname", "n1"), ("ExternalIP", "203.0.113.1"), ("InternalIP", "10.0.0.1")], &["10.0.0.1"]),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bind_address_beats_the_node_object_and_loopback_stands_in_for_both() {
+    fn the_bind_address_precedes_the_node_object_which_precedes_loopback() {
         let bind = |text: &str| Some(text.parse().unwrap());
         for (host, bind, want) in [
             (&[][..], None, ("127.0.0.1", "::1", Family::V4)),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_on_its_way_out_is_not_eligible() {
+    fn a_node_that_is_being_deleted_is_not_eligible() {
         let fine = node(&[]);
         assert!(is_eligible(&fine));
         let mut tainted = fine.clone();

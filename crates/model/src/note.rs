@@ -1,15 +1,15 @@
-//! What is worth telling about an object we read. The model does not log; the edge does.
+//! What should be logged about an object. The model does not log: its caller does.
 
 use std::fmt;
 
-/// Something in an object that we skipped or read differently than its author may have meant.
+/// A part of an object that the model ignores, or interprets differently than its author may have meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// A constant sentence, for those who search logs.
+    /// Constant, so that operators can search for it.
     pub message: &'static str,
     /// The object, as `namespace/name`.
     pub object: String,
-    /// The field and its value, when one is to blame.
+    /// The field at fault and its value, if there is one.
     pub detail: Option<(&'static str, String)>,
 }
 

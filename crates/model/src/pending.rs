@@ -1,4 +1,4 @@
-//! What changed since someone last asked, each thing once, however often it changed.
+//! Collects changes until they are drained, each name once, however often it changed.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use foldhash::fast::RandomState;
 
 use crate::names::NamespacedName;
 
-/// Remembers each changed thing as it was; one that becomes that again has not changed.
+/// Maps each changed name to the value at the last drain. A value that returns to that is no change.
 #[derive(Debug)]
 pub struct Pending<V>(HashMap<NamespacedName, Option<V>, RandomState>);
 
@@ -17,10 +17,10 @@ impl<V> Default for Pending<V> {
 }
 
 impl<V: PartialEq> Pending<V> {
-    /// Tells that `before` was replaced by `after`; `None` is absence. Returns whether that leaves a change.
+    /// Records that `before` was replaced by `after`, where `None` means absent. Returns whether a change is pending.
     pub fn changed(&mut self, name: &NamespacedName, before: Option<V>, after: Option<&V>) -> bool {
         match self.0.get(name) {
-            Some(settled) if settled.as_ref() == after => {
+            Some(drained) if drained.as_ref() == after => {
                 self.0.remove(name);
                 false
             }
@@ -33,7 +33,7 @@ impl<V: PartialEq> Pending<V> {
         }
     }
 
-    /// Every changed name with what it was when last drained.
+    /// Every changed name with its value at the last drain.
     pub fn drain(&mut self) -> impl Iterator<Item = (NamespacedName, Option<V>)> {
         std::mem::take(&mut self.0).into_iter()
     }

@@ -1,7 +1,7 @@
 //! What one service port does on this node, in one IP family: the model's only output.
 //!
-//! Everything is decided here. A backend turns a [`Routing`] into rules, the conntrack cleaner into flows that are
-//! still right, `explain` into sentences; none of them asks about policies again.
+//! All policy is decided here. Backends render a [`Routing`] into rules, the flow tracker derives which conntrack entries are
+//! stale, and `explain` describes it; none of them reads the policies of a Service.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -19,72 +19,72 @@ pub struct Routing {
     pub port: Port,
     pub node_port: Option<Port>,
     pub addresses: Arc<Addresses>,
-    /// Of the Service: among several that claim a frontend the one created first gets it.
+    /// When the Service was created. If several Services claim a frontend, the oldest gets it.
     pub created: Created,
-    /// Seconds a client sticks to the endpoint it got first.
+    /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
 
-    /// The endpoints for traffic that may go to any node, ordered by their text.
+    /// The endpoints for traffic that may go to any node, sorted by their text.
     pub cluster: Arc<[Endpoint]>,
-    /// The endpoints for traffic that must stay here.
+    /// The endpoints for traffic that must stay on this node, sorted by their text.
     pub local: Arc<[Endpoint]>,
 
-    /// What traffic to the cluster IP gets.
+    /// What happens to traffic to the cluster IP.
     pub internal: Traffic,
-    /// What traffic from outside to external addresses and the node port gets. Without meaning where there are none.
+    /// What happens to traffic from outside the cluster to external addresses and the node port. Meaningless if there are none.
     pub external: Traffic,
-    /// Whether `external` reaches its endpoint with the client's own address (external policy Local). If so, traffic
-    /// to external addresses from pods and from this node takes a short circuit to `cluster`, and only this node's
-    /// is masqueraded; if not, all of it goes one way and all of it is masqueraded.
+    /// Whether `external` traffic keeps the client's address (external policy Local). If so, traffic to external addresses
+    /// from pods and from this node goes to `cluster` directly, and only that of this node is masqueraded; if not, all traffic
+    /// to external addresses is handled alike and masqueraded.
     pub preserves_client: bool,
-    /// Whether load-balancer source ranges, if there are any, admit this node, and with it what it sends to the load
-    /// balancer's IP.
+    /// Whether the load-balancer source ranges contain this node's address, so that the node may use the load-balancer IPs.
+    /// Meaningless without ranges.
     pub ranges_admit_node: bool,
-    /// True also for external IPs that a feature gate keeps from being served: see [`Service::has_external_ips`].
+    /// Also true for external IPs that a feature gate disables: see [`Service::has_external_ips`].
     pub is_externally_accessible: bool,
-    /// The port at which load balancers ask whether this node has endpoints; the same for all ports of a Service.
+    /// The port at which load balancers check whether this node has endpoints; the same for all ports of a Service.
     pub health_check_node_port: Option<Port>,
 
-    /// UDP only: endpoints whose flows are still right, whatever policy says about new ones.
+    /// UDP only: endpoints whose existing flows are not stale, even if policy excludes them for new ones.
     pub serving: Arc<[Endpoint]>,
 }
 
-/// What happens to a kind of traffic, and why.
+/// What happens to traffic, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// To one of [`Routing::cluster`].
     ToCluster,
     /// To one of [`Routing::local`].
     ToLocal,
-    /// Refused: no usable endpoint exists anywhere.
+    /// Rejected: no usable endpoint exists in the cluster.
     RejectNoEndpoints,
-    /// Left unanswered: endpoints exist but policy wants them on this node. A load balancer tries the next node.
+    /// Dropped: endpoints exist, but none on this node, which policy requires. A load balancer tries another node.
     DropNoLocalEndpoints,
 }
 
-/// An address and port that may receive traffic. There are as many of these as pods behind Services.
+/// An address and port that may receive traffic. As numerous as pods, so its size matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub ip: IpAddr,
-    /// On this node: the only place a connection can come back to the pod it left.
+    /// On this node. Only then can a pod's connection to a Service be sent back to the same pod.
     pub local: bool,
     pub port: Port,
 }
 
 const _: () = assert!(size_of::<Endpoint>() <= 20);
 
-/// What clients use to reach a service port.
+/// An address, protocol and port that clients use to reach a service port; the protocol is that of the routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frontend {
     ClusterIp(SocketAddr),
     ExternalIp(SocketAddr),
     LoadBalancerIp(SocketAddr),
-    /// On whichever addresses of the node serve node ports.
+    /// On all addresses of the node that serve node ports.
     NodePort(Port),
 }
 
 impl Routing {
-    /// Decides everything about one port of a Service from its candidates, which come ordered by their text.
+    /// Decides what one port of a Service does. `candidates` are sorted by their text.
     pub fn decide(
         service: &Service,
         port: &ServicePort,
@@ -96,7 +96,7 @@ impl Routing {
         let external_local = service.external_policy == TrafficPolicy::Local;
         let is_externally_accessible = service.is_externally_accessible(port);
         let uses = Uses {
-            // External policy Local needs them too, for the short circuit.
+            // With external policy Local, traffic from pods and from this node needs them.
             cluster: !internal_local || is_externally_accessible,
             local: internal_local || (external_local && is_externally_accessible),
         };
@@ -105,8 +105,8 @@ impl Routing {
         let local = endpoints(choice.local.iter().copied(), &[&cluster]);
         let serving = match port.protocol {
             Protocol::Udp => {
-                // One that is published though it is not ready counts as ready, and rules choose it. The reference would
-                // end the flows to it again and again.
+                // An endpoint published though it is not ready counts as ready, and rules choose it. Upstream deletes its
+                // flows with every sync.
                 let serving = candidates.iter().filter(|c| c.conditions.serving || c.conditions.ready);
                 endpoints(serving, &[&cluster, &local])
             }
@@ -131,7 +131,7 @@ impl Routing {
         }
     }
 
-    /// Every way in, in the order: cluster IP, external IPs, load-balancer IPs, node port.
+    /// All frontends: cluster IP, external IPs, load-balancer IPs, node port, in this order.
     pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
         let port = self.port.get();
         let at = move |ip: &IpAddr| SocketAddr::new(*ip, port);
@@ -143,7 +143,7 @@ impl Routing {
             .chain(self.node_port.map(Frontend::NodePort))
     }
 
-    /// The endpoints a kind of traffic may get; none when it is refused or dropped.
+    /// The endpoints that traffic may reach; none if it is rejected or dropped.
     pub fn endpoints(&self, traffic: Traffic) -> &[Endpoint] {
         match traffic {
             Traffic::ToCluster => &self.cluster,
@@ -152,7 +152,7 @@ impl Routing {
         }
     }
 
-    /// What traffic to external addresses gets when it comes from a pod or from this node.
+    /// What happens to traffic to external addresses that comes from a pod or from this node.
     pub fn external_from_inside(&self) -> Traffic {
         if self.preserves_client && !self.cluster.is_empty() { Traffic::ToCluster } else { self.external }
     }
@@ -162,13 +162,13 @@ impl Routing {
         self.internal != Traffic::RejectNoEndpoints
     }
 
-    /// Every endpoint some traffic may get from here, each once, ordered by its text.
+    /// Every endpoint that traffic from this node may reach, without duplicates, sorted by its text.
     pub fn reachable(&self) -> Vec<Endpoint> {
         if self.local.is_empty() {
             return self.cluster.to_vec();
         }
         let mut all = [&*self.cluster, &*self.local].concat();
-        // The order of the reference, byte by byte: `10.0.0.17:80` comes before `10.0.0.6:80`.
+        // Byte by byte, as upstream sorts: `10.0.0.17:80` comes before `10.0.0.6:80`.
         all.sort_by_cached_key(Endpoint::to_string);
         all.dedup();
         all
@@ -190,7 +190,7 @@ fn traffic(policy: TrafficPolicy, choice: &Choice) -> Traffic {
     }
 }
 
-/// A list of endpoints, shared with one that says the same where there is one.
+/// A list of endpoints, which shares the allocation of an equal one in `same_as`.
 fn endpoints<'a>(
     chosen: impl Iterator<Item = &'a Candidate>,
     same_as: &[&Arc<[Endpoint]>],
@@ -199,7 +199,7 @@ fn endpoints<'a>(
         chosen.map(|c| Endpoint { ip: c.ip, local: c.conditions.local, port: c.port }).collect();
     match same_as.iter().find(|other| other[..] == list[..]) {
         Some(other) => (*other).clone(),
-        // Unlike a conversion, the default takes no memory.
+        // Unlike a conversion, the default does not allocate.
         None if list.is_empty() => Arc::default(),
         None => list.into(),
     }

@@ -1,4 +1,4 @@
-//! A Service becomes what one IP family sees of it: addresses, policies and ports.
+//! Reads what one IP family needs of a Service: addresses, policies and ports.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,39 +8,39 @@ use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family, ips_of_family, parse_ip};
 use crate::api;
-use crate::names::{Port, Protocol, Shared};
+use crate::names::{Interner, Port, Protocol};
 use crate::note::Note;
 
-/// Which endpoints a kind of traffic may use.
+/// Whether traffic may use the endpoints of all nodes or only those of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficPolicy {
     Cluster,
     Local,
 }
 
-/// A Service in one family. One that has nothing to do in this family does not exist here at all.
+/// A Service in one family. There is none for a Service that has no cluster IP or no port in it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Service {
     pub addresses: Arc<Addresses>,
     pub created: Created,
-    /// Ordered by name and protocol, each pair once.
+    /// Sorted by name and protocol, which are unique; never empty.
     pub ports: Box<[ServicePort]>,
-    /// How long a client sticks to its endpoint, in seconds.
+    /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
     pub health_check_node_port: Option<Port>,
-    /// Whether external IPs are stored, even when a feature gate keeps them from being served: the reference's
-    /// choice of chains depends on it.
+    /// Whether the object has external IPs, even if a feature gate disables them: upstream's choice of chains depends on
+    /// it.
     pub has_external_ips: bool,
 }
 
-/// When the API server created a Service, in seconds since 1970: which of several that claim an address came first.
+/// When the API server created a Service, in seconds since 1970. Decides which of several Services gets an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Created(u32);
 
 impl Created {
-    /// Manifests in a folder need no creation timestamp. Those without one come after all others.
+    /// For manifests without a creation timestamp. Later than all others.
     pub const UNKNOWN: Self = Self(u32::MAX);
 
     /// `None` if the text is not RFC 3339.
@@ -50,13 +50,13 @@ impl Created {
     }
 }
 
-/// The addresses all ports of a Service share, without duplicates removed: order and repetition are the user's.
+/// The addresses that all ports of a Service share. Order and duplicates are those of the object.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub cluster_ip: IpAddr,
     pub external_ips: Box<[IpAddr]>,
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Who may use the load-balancer IPs; empty means everyone.
+    /// The clients that may use the load-balancer IPs; empty means all.
     pub source_ranges: Box<[IpNet]>,
 }
 
@@ -68,16 +68,16 @@ pub struct ServicePort {
     pub node_port: Option<Port>,
 }
 
-/// The API server fills this in, objects older than the field lack it.
+/// The API server's default, for objects that are older than the field.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
 impl Service {
-    /// `None` when the Service asks nothing of this family: headless, ExternalName, or no cluster IP of ours.
+    /// `None` if the Service is headless, of type ExternalName, or has no cluster IP or no valid port in this family.
     pub fn from_api(
         service: &api::Service,
         family: Family,
         serve_external_ips: bool,
-        names: &mut Shared<str>,
+        names: &mut Interner<str>,
         notes: &mut Vec<Note>,
     ) -> Option<Self> {
         let spec = &service.spec;
@@ -115,13 +115,13 @@ impl Service {
         })
     }
 
-    /// Whether anyone can come from outside the cluster, by this port's node port or an address of the Service.
+    /// Whether clients outside the cluster can reach this port, by its node port or an address of the Service.
     pub fn is_externally_accessible(&self, port: &ServicePort) -> bool {
         port.node_port.is_some() || self.has_external_ips || !self.addresses.load_balancer_ips.is_empty()
     }
 }
 
-/// Reads the fields of one Service and remembers what could not be read.
+/// Reads the fields of one Service, and notes what it ignores.
 struct Reader<'a> {
     object: &'a api::Metadata,
     family: Family,
@@ -130,30 +130,30 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn ips<'a>(&mut self, field: &'static str, texts: impl IntoIterator<Item = &'a str>) -> Box<[IpAddr]> {
-        let (ips, unreadable) = ips_of_family(self.family, texts);
-        self.tell_unreadable(field, &unreadable);
+        let (ips, unparsable) = ips_of_family(self.family, texts);
+        self.note_unparsable(field, &unparsable);
         ips.into()
     }
 
-    /// A range that contains everyone makes the whole list mean everyone.
+    /// A range of prefix length 0 admits all clients, and with them the whole list does.
     fn source_ranges(&mut self, texts: &[String]) -> Box<[IpNet]> {
-        let (ranges, unreadable) = cidrs_of_family(self.family, texts.iter().map(String::as_str));
-        self.tell_unreadable("loadBalancerSourceRanges", &unreadable);
+        let (ranges, unparsable) = cidrs_of_family(self.family, texts.iter().map(String::as_str));
+        self.note_unparsable("loadBalancerSourceRanges", &unparsable);
         if ranges.iter().any(|range| range.prefix_len() == 0) { Box::default() } else { ranges.into() }
     }
 
-    fn ports(&mut self, ports: &[api::ServicePort], names: &mut Shared<str>) -> Box<[ServicePort]> {
+    fn ports(&mut self, ports: &[api::ServicePort], names: &mut Interner<str>) -> Box<[ServicePort]> {
         let mut read: Vec<ServicePort> = ports.iter().filter_map(|port| self.port(port, names)).collect();
-        // The API forbids two ports of one name and protocol; should they come, the last one counts.
+        // The API server rejects two ports with the same name and protocol. Should they occur, the last one wins.
         read.reverse();
         read.sort_by(|a, b| (&a.name, a.protocol).cmp(&(&b.name, b.protocol)));
         read.dedup_by(|a, b| a.name == b.name && a.protocol == b.protocol);
         read.into()
     }
 
-    fn port(&mut self, port: &api::ServicePort, names: &mut Shared<str>) -> Option<ServicePort> {
+    fn port(&mut self, port: &api::ServicePort, names: &mut Interner<str>) -> Option<ServicePort> {
         let Some(protocol) = Protocol::from_api(port.protocol.as_deref()) else {
-            self.tell(
+            self.note(
                 "Ignoring service port with unknown protocol",
                 "protocol",
                 port.protocol.as_deref().unwrap_or(""),
@@ -161,17 +161,17 @@ impl Reader<'_> {
             return None;
         };
         let Some(number) = Port::from_api(port.port) else {
-            self.tell("Ignoring service port outside 1-65535", "port", &port.port.to_string());
+            self.note("Ignoring service port outside 1-65535", "port", &port.port.to_string());
             return None;
         };
         let node_port = port.node_port.filter(|&number| number != 0);
         if let Some(number) = node_port
             && Port::from_api(number).is_none()
         {
-            self.tell("Ignoring node port outside 1-65535", "nodePort", &number.to_string());
+            self.note("Ignoring node port outside 1-65535", "nodePort", &number.to_string());
         }
         Some(ServicePort {
-            name: names.share(&port.name),
+            name: names.intern(&port.name),
             protocol,
             port: number,
             node_port: node_port.and_then(Port::from_api),
@@ -181,7 +181,7 @@ impl Reader<'_> {
     fn created(&mut self) -> Created {
         let Some(text) = &self.object.creation_timestamp else { return Created::UNKNOWN };
         Created::from_api(text).unwrap_or_else(|| {
-            self.tell("Ignoring creation timestamp that is not RFC 3339", "creationTimestamp", text);
+            self.note("Ignoring creation timestamp that is not RFC 3339", "creationTimestamp", text);
             Created::UNKNOWN
         })
     }
@@ -197,13 +197,13 @@ impl Reader<'_> {
         port
     }
 
-    fn tell_unreadable(&mut self, field: &'static str, values: &[&str]) {
+    fn note_unparsable(&mut self, field: &'static str, values: &[&str]) {
         for value in values {
-            self.tell("Ignoring address that can't be parsed", field, value);
+            self.note("Ignoring address that can't be parsed", field, value);
         }
     }
 
-    fn tell(&mut self, message: &'static str, field: &'static str, value: &str) {
+    fn note(&mut self, message: &'static str, field: &'static str, value: &str) {
         self.notes.push(Note::new(message, self.object).with(field, value));
     }
 }
@@ -216,7 +216,7 @@ fn policy(field: &Option<String>) -> TrafficPolicy {
     if is(field, "Local") { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
 }
 
-/// Objects from before dual stack have one cluster IP and no list of families.
+/// Objects that are older than dual-stack have `clusterIP` and no `ipFamilies`.
 fn cluster_ip(spec: &api::ServiceSpec, family: Family) -> Option<IpAddr> {
     let text = if spec.ip_families.is_empty() {
         &spec.cluster_ip
@@ -227,7 +227,7 @@ fn cluster_ip(spec: &api::ServiceSpec, family: Family) -> Option<IpAddr> {
     parse_ip(text).filter(|ip| Family::of(*ip) == family)
 }
 
-/// A load balancer in mode Proxy delivers to the node port itself and must not be short-circuited here.
+/// A load balancer in mode Proxy must be reached, even from inside the cluster, so its IP is not served here.
 fn virtual_ips(status: &api::ServiceStatus) -> impl Iterator<Item = &str> {
     let ingress = status.load_balancer.ingress.iter();
     ingress
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn creation_times_compare_and_one_that_is_not_known_comes_last() {
+    fn an_unknown_creation_time_is_the_latest() {
         let order =
             ["1969-12-31T23:59:59Z", "2026-11-16T10:00:00Z", "2026-11-16T10:00:01Z", "2200-01-01T00:00:00Z"]
                 .map(|text| Created::from_api(text).unwrap());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_creation_timestamp_that_can_t_be_read_is_told_and_counts_as_unknown() {
+    fn an_invalid_creation_timestamp_is_noted_and_counts_as_unknown() {
         for (json, created, notes) in [
             (r#"{}"#, Created::UNKNOWN, 0),
             (r#"{"creationTimestamp": null}"#, Created::UNKNOWN, 0),
@@ -279,10 +279,10 @@ mod tests {
             let text = format!(
                 r#"{{"metadata": {json}, "spec": {{"clusterIP": "10.96.0.1", "ports": [{{"port": 80}}]}}}}"#
             );
-            let (object, mut told): (api::Service, _) = (serde_json::from_str(&text).unwrap(), Vec::new());
+            let (object, mut found): (api::Service, _) = (serde_json::from_str(&text).unwrap(), Vec::new());
             let service =
-                Service::from_api(&object, Family::V4, true, &mut Shared::default(), &mut told).unwrap();
-            assert_eq!((service.created, told.len()), (created, notes), "{json}");
+                Service::from_api(&object, Family::V4, true, &mut Interner::default(), &mut found).unwrap();
+            assert_eq!((service.created, found.len()), (created, notes), "{json}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The slices of a Service become the candidates of each of its ports.
+//! Reads EndpointSlices, and merges those of a Service into the candidates of each of its ports.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::address::{Family, parse_ip};
 use crate::api;
-use crate::names::{NamespacedName, Port, Protocol, Shared};
+use crate::names::{Interner, NamespacedName, Port, Protocol};
 use crate::note::Note;
 
-/// What we keep of an EndpointSlice. Two slices are equal when they say the same, in whatever order they say it.
+/// The content of an EndpointSlice. Sorted, so that slices are equal if they differ only in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slice {
     pub service: NamespacedName,
@@ -24,7 +24,7 @@ struct SlicePort {
     port: Port,
 }
 
-/// There are as many of these as pods in the cluster: every byte counts.
+/// As numerous as the pods of the cluster, so its size matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SliceEndpoint {
     ip: IpAddr,
@@ -35,7 +35,7 @@ struct SliceEndpoint {
 
 const _: () = assert!(size_of::<SliceEndpoint>() <= 32);
 
-/// What the API says about an endpoint's state, and whether it is ours.
+/// The conditions of an endpoint, and whether it is on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
     pub ready: bool,
@@ -45,8 +45,8 @@ pub struct Conditions {
     pub local: bool,
 }
 
-/// Which nodes the controller would like an endpoint to be used from. This node's name never changes while we run,
-/// so of all node hints one question is left.
+/// The nodes that should use an endpoint, according to the EndpointSlice controller. This node's name is constant, so all that
+/// matters is whether the hints include it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeHint {
     Absent,
@@ -54,7 +54,8 @@ pub enum NodeHint {
     OtherNodes,
 }
 
-/// Which zones the controller would like an endpoint to be used from. Few distinct values exist: they are shared.
+/// The zones that should use an endpoint, according to the EndpointSlice controller. Sorted and without duplicates. There are
+/// few distinct values, so they are interned.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Zones(Box<[Box<str>]>);
 
@@ -73,7 +74,7 @@ impl Zones {
     }
 }
 
-/// An endpoint of one service port, before anyone has decided whether it may be used.
+/// An endpoint of one service port, whether or not traffic may use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub ip: IpAddr,
@@ -83,7 +84,7 @@ pub struct Candidate {
     pub zone_hints: Option<Arc<Zones>>,
 }
 
-/// The candidates of one port of a Service, ordered by their text.
+/// The candidates of one port of a Service, sorted by their text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PortCandidates {
     pub name: Arc<str>,
@@ -91,26 +92,25 @@ pub struct PortCandidates {
     pub candidates: Vec<Candidate>,
 }
 
-/// What reading slices takes from the node it runs on.
+/// Reads EndpointSlices of one family for this node.
 #[derive(Debug)]
 pub struct SliceReader<'a> {
     pub family: Family,
-    /// Empty when unknown: then nothing is local.
+    /// If empty, no endpoint is local.
     pub node_name: &'a str,
-    pub names: &'a mut Shared<str>,
-    pub zones: &'a mut Shared<Zones>,
+    pub names: &'a mut Interner<str>,
+    pub zones: &'a mut Interner<Zones>,
     pub notes: &'a mut Vec<Note>,
 }
 
 impl SliceReader<'_> {
-    /// The slice's content, for the Service it names.
     pub fn read(&mut self, slice: &api::EndpointSlice, service: NamespacedName) -> Slice {
         let object = &slice.metadata;
         let mut ports: Vec<_> = slice.ports.iter().filter_map(|port| self.port(object, port)).collect();
         let mut endpoints: Vec<_> =
             slice.endpoints.iter().filter_map(|endpoint| self.endpoint(object, endpoint)).collect();
         ports.sort();
-        // A stable sort: among endpoints of one address, which comes last still decides (see `merge`).
+        // Stable, because `merge` depends on the order of endpoints with the same address.
         endpoints.sort_by_key(|endpoint| endpoint.ip);
         Slice { service, ports: ports.into(), endpoints: endpoints.into() }
     }
@@ -136,7 +136,7 @@ impl SliceReader<'_> {
             );
             return None;
         };
-        Some(SlicePort { name: self.names.share(name), protocol, port: number })
+        Some(SlicePort { name: self.names.intern(name), protocol, port: number })
     }
 
     fn endpoint(&mut self, object: &api::Metadata, endpoint: &api::Endpoint) -> Option<SliceEndpoint> {
@@ -180,14 +180,14 @@ impl SliceReader<'_> {
         let mut zones: Vec<Box<str>> = hints.iter().map(|hint| hint.name.as_str().into()).collect();
         zones.sort();
         zones.dedup();
-        (!zones.is_empty()).then(|| self.zones.share_owned(Zones(zones.into())))
+        (!zones.is_empty()).then(|| self.zones.intern_owned(Zones(zones.into())))
     }
 }
 
-/// All endpoints of a Service by port, from its slices in ascending order of their names.
+/// The candidates of a Service by port, from its slices in ascending order of their names.
 ///
-/// One address and port may stand in several slices while a pod moves between them. A terminating entry never
-/// replaces another one; any other entry does, so the last one seen counts.
+/// While the controller moves a pod from one slice to another, both may contain its address and port. The last entry that is not
+/// terminating wins, or the first one if all are.
 pub fn merge<'a>(slices: impl Iterator<Item = &'a Slice>) -> Vec<PortCandidates> {
     let mut found: Vec<(&SlicePort, Keyed)> = Vec::new();
     for slice in slices {
@@ -195,7 +195,7 @@ pub fn merge<'a>(slices: impl Iterator<Item = &'a Slice>) -> Vec<PortCandidates>
             found.extend(slice.endpoints.iter().map(|endpoint| (port, Keyed::new(endpoint, port.port))));
         }
     }
-    // Stable, so equal keys stay in the order they were seen in.
+    // Stable, so that entries with equal keys stay in the order of the slices.
     found.sort_by(|(a_port, a), (b_port, b)| {
         (&a_port.name, a_port.protocol, a.text()).cmp(&(&b_port.name, b_port.protocol, b.text()))
     });
@@ -222,23 +222,22 @@ pub fn merge<'a>(slices: impl Iterator<Item = &'a Slice>) -> Vec<PortCandidates>
     ports
 }
 
-/// A candidate with the text it is sorted by: `10.0.0.17:80` comes before `10.0.0.6:80`, as users see in the rules.
+/// A candidate with the text it is sorted by. As in upstream's rules, `10.0.0.17:80` comes before `10.0.0.6:80`.
 struct Keyed {
     candidate: Candidate,
-    text: [u8; Self::LONGEST],
+    text: [u8; Self::MAX_LENGTH],
     length: usize,
 }
 
 impl Keyed {
     /// `[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535`
-    const LONGEST: usize = 47;
+    const MAX_LENGTH: usize = 47;
 
     fn new(endpoint: &SliceEndpoint, port: Port) -> Self {
-        let mut text = [0; Self::LONGEST];
+        let mut text = [0; Self::MAX_LENGTH];
         let mut rest = text.as_mut_slice();
-        write!(rest, "{}", SocketAddr::new(endpoint.ip, port.get()))
-            .expect("LONGEST is the longest there is");
-        let length = Self::LONGEST - rest.len();
+        write!(rest, "{}", SocketAddr::new(endpoint.ip, port.get())).expect("no address and port is longer");
+        let length = Self::MAX_LENGTH - rest.len();
         let SliceEndpoint { ip, conditions, node_hint, zone_hints } = endpoint.clone();
         Self { candidate: Candidate { ip, port, conditions, node_hint, zone_hints }, text, length }
     }

@@ -1,13 +1,14 @@
-//! Which of its candidates a service port may use from this node.
+//! Chooses the candidates that a service port uses on this node.
 //!
-//! Only the hints on endpoints count; what the Service asked for has been turned into hints by the controller.
+//! Topology is taken from the hints of endpoints only: the EndpointSlice controller has turned the Service's
+//! `trafficDistribution` into them.
 
 use std::sync::Arc;
 
 use crate::service::TrafficPolicy;
 use crate::slices::{Candidate, NodeHint, Zones};
 
-/// What a service port needs candidates for.
+/// The kinds of traffic that a service port needs candidates for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uses {
     /// Some traffic may go to any node.
@@ -16,16 +17,16 @@ pub struct Uses {
     pub local: bool,
 }
 
-/// The candidates that may be used, in the order they came in.
+/// The candidates that are used, in the order of the input.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Choice<'a> {
     pub cluster: Vec<&'a Candidate>,
     pub local: Vec<&'a Candidate>,
-    /// Whether any usable endpoint exists anywhere: the difference between "refused" and "not from here".
+    /// Whether a usable endpoint exists on any node. If not, traffic is rejected; if so, but not on this node, it is dropped.
     pub has_any: bool,
 }
 
-/// How near an endpoint has to be.
+/// How near an endpoint must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nearness<'a> {
     Anywhere,
@@ -33,8 +34,8 @@ enum Nearness<'a> {
     SameNode,
 }
 
-/// Ready endpoints first; where there are none, those that still serve while they terminate. Traffic that may go
-/// anywhere and traffic that stays here fall back independently, and hints never narrow what is on this node.
+/// Chooses ready endpoints or, if there are none, those that serve while they terminate. Traffic to any node and traffic
+/// that stays on this node fall back independently. Hints do not restrict the latter.
 pub fn choose<'a>(candidates: &'a [Candidate], uses: Uses, zone: Option<&str>) -> Choice<'a> {
     let mut choice = Choice::default();
     if uses.cluster {
@@ -52,13 +53,13 @@ pub fn choose<'a>(candidates: &'a [Candidate], uses: Uses, zone: Option<&str>) -
     choice
 }
 
-/// Why a candidate gets none of the traffic that a policy binds.
+/// Why traffic under a policy does not use a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unused {
     NotReady,
-    /// It terminates and still serves, but others are ready.
+    /// Terminating and still serving, while others are ready.
     Draining,
-    /// It terminates and serves no more.
+    /// Terminating and no longer serving.
     Gone,
     /// Traffic must stay on this node.
     OnAnotherNode,
@@ -68,7 +69,7 @@ pub enum Unused {
     ForOtherZones(Arc<Zones>),
 }
 
-/// The candidates that [`choose`] leaves out, and why.
+/// The candidates that [`choose`] does not use, and why.
 pub fn unused<'a>(
     candidates: &'a [Candidate],
     policy: TrafficPolicy,
@@ -90,7 +91,7 @@ fn why_unused(candidate: &Candidate, policy: TrafficPolicy, nearness: Nearness) 
         _ if !conditions.ready && is_draining(candidate) => Unused::Draining,
         _ if !conditions.ready && conditions.terminating => Unused::Gone,
         _ if !conditions.ready => Unused::NotReady,
-        // Ready and yet not chosen: hints it is.
+        // Ready and on the right node: only hints can exclude it.
         (Nearness::SameZone(_), Some(zones)) => Unused::ForOtherZones(zones.clone()),
         (Nearness::SameZone(_) | Nearness::SameNode | Nearness::Anywhere, _) => Unused::ForOtherNodes,
     }
@@ -103,13 +104,13 @@ fn or_draining<'a>(
     if ready.is_empty() { all.filter(|c| is_draining(c)).collect() } else { ready }
 }
 
-/// Not ready any more, but still answering while it goes.
+/// Terminating, but still serving.
 fn is_draining(candidate: &Candidate) -> bool {
     candidate.conditions.serving && candidate.conditions.terminating
 }
 
-/// A kind of hint counts only if every ready endpoint carries it and at least one of them is meant for us; otherwise
-/// the hints are from another state of the cluster than ours and following them could leave us without endpoints.
+/// Hints of a kind are used only if every ready endpoint has them and at least one is for this node or zone. Otherwise the
+/// controller has not caught up, and following them could leave this node without endpoints.
 fn nearness<'a>(candidates: &[Candidate], zone: Option<&'a str>) -> Nearness<'a> {
     let zone = zone.unwrap_or("");
     let ready = || candidates.iter().filter(|c| c.conditions.ready);
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_left_out_for_its_state_or_its_place() {
+    fn candidates_are_unused_for_their_conditions_or_their_node() {
         let all = [
             ready(1, true),
             ready(2, false),
@@ -185,12 +186,12 @@ mod tests {
                 (5, Unused::OnAnotherNode)
             ]
         );
-        // Where nobody is ready, those that drain are used.
+        // If none is ready, those that drain are used.
         assert_eq!(why(&all[2..4], TrafficPolicy::Cluster, None), [(3, Unused::NotReady)]);
     }
 
     #[test]
-    fn what_is_ready_is_left_out_for_hints_that_count() {
+    fn ready_candidates_are_unused_only_for_hints() {
         let zones = |names: &[&str]| Some(Arc::new(Zones::of(names)));
         let hinted = |ip, node_hint, zones| Candidate { node_hint, zone_hints: zones, ..ready(ip, false) };
         let by_zone = [

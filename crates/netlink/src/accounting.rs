@@ -1,4 +1,4 @@
-//! Named packet counters that rules can feed: what the tool `nfacct` manages.
+//! Named packet counters that rules update: what the `nfacct` command manages.
 
 use std::io;
 
@@ -23,7 +23,7 @@ const fn kind(message: u8) -> u16 {
     u16::from_be_bytes([NFNL_SUBSYS_ACCT, message])
 }
 
-/// A counter as it stands.
+/// The state of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
     pub name: String,
@@ -32,7 +32,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// `None` for anything that is not a whole counter.
+    /// `None` unless the message is a complete counter.
     fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes(FIXED.len());
         Some(Self {
@@ -43,14 +43,14 @@ impl Counter {
     }
 }
 
-/// A socket for the counters of one network namespace.
+/// Reads and creates the counters of one network namespace.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
 }
 
 impl Connection {
-    /// Belongs to the network namespace of the calling thread. An error if the kernel keeps no such counters.
+    /// Belongs to the network namespace of the calling thread. Fails if the kernel has no support for such counters.
     pub fn open() -> io::Result<Self> {
         let mut connection = Self { socket: Socket::open(Protocol::Netfilter)? };
         connection.get("any")?;
@@ -68,7 +68,7 @@ impl Connection {
         }
     }
 
-    /// Makes the counter unless there is one.
+    /// Creates the counter if it does not exist.
     pub fn ensure(&mut self, name: &str) -> io::Result<()> {
         if self.get(name)?.is_some() {
             return Ok(());
@@ -76,14 +76,14 @@ impl Connection {
         let request = Request { kind: kind(NFNL_MSG_ACCT_NEW), flags: NLM_F_CREATE, fixed: &FIXED };
         let added = self.socket.ask(request, |m| m.string(NFACCT_NAME, name), |_| None::<()>);
         match added {
-            // Somebody else was as quick.
+            // Another program has created it in the meantime.
             Err(error) if is(&error, Errno::BUSY) || is(&error, Errno::EXIST) => Ok(()),
             added => added.map(drop),
         }
     }
 }
 
-/// The kernel would cut a long name and keep the wrong counter.
+/// The kernel would truncate a longer name, and with it address another counter.
 fn check_name(name: &str) -> io::Result<()> {
     if (1..=NAME_MAX).contains(&name.len()) {
         return Ok(());
@@ -94,6 +94,8 @@ fn check_name(name: &str) -> io::Result<()> {
     ))
 }
 
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = Counter::from_wire(message);
 }
@@ -107,7 +109,7 @@ mod tests {
 
     // Upstream's TestRunner_Add, TestRunner_Get and TestRunner_Ensure, with the real kernel.
     #[test]
-    fn a_counter_is_made_once_and_found_again() {
+    fn a_counter_is_created_once_and_found_again() {
         in_fresh_netns(|| {
             let Ok(mut connection) = Connection::open() else { return };
             assert_eq!(connection.get("hits").unwrap(), None);
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_the_kernel_would_cut_are_refused() {
+    fn names_that_the_kernel_would_truncate_are_rejected() {
         in_fresh_netns(|| {
             let Ok(mut connection) = Connection::open() else { return };
             for name in ["", &"x".repeat(32)] {
@@ -135,7 +137,7 @@ mod tests {
 
     // Upstream's TestDecode.
     #[test]
-    fn a_counter_needs_all_its_parts_and_no_others() {
+    fn a_counter_needs_all_its_attributes_and_ignores_others() {
         let decode = |body: fn(&mut Buffer)| {
             let mut buffer = Buffer::new();
             buffer.message(Header { kind: kind(0), flags: 0, sequence: 0, port: 0 }, &FIXED, body);

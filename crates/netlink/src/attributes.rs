@@ -1,15 +1,15 @@
-//! Reads attributes in place. Nothing here allocates, and no bytes whatsoever make it panic: a list
-//! that turns out to be malformed ends early, a value of the wrong size reads as `None`.
+//! Reads attributes in place, without allocating. Never panics: a malformed list ends early, and a value of the wrong size
+//! is `None`.
 
 use crate::buffer::NLA_F_NESTED;
 use crate::message::aligned;
 
-/// Set by some subsystems to say that the value is big-endian. Carries nothing we don't know.
+/// Set by some subsystems for big-endian values. The decoders know the byte order of each attribute anyway.
 // include/uapi/linux/netlink.h
 const NLA_F_NET_BYTEORDER: u16 = 1 << 14;
 const HEADER: usize = 4;
 
-/// A list of attributes, walked once; copy it to walk it again.
+/// Iterates over a list of attributes. It is `Copy`, so that a list can be iterated over several times.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a>(&'a [u8]);
 
@@ -40,7 +40,7 @@ impl<'a> Iterator for Attributes<'a> {
         let length = usize::from(u16::from_ne_bytes(*length));
         let kind = u16::from_ne_bytes(*kind);
         let value = self.0.get(HEADER..length)?;
-        // The last attribute may come without its padding.
+        // The last attribute may lack its padding.
         self.0 = self.0.get(aligned(length)..).unwrap_or_default();
         Some(Attribute {
             kind: kind & !(NLA_F_NESTED | NLA_F_NET_BYTEORDER),
@@ -50,11 +50,11 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute: what it is and its bytes, without padding.
+/// One attribute, without its padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
     pub kind: u16,
-    /// Whether the sender said so; older parts of the kernel nest without saying.
+    /// Whether the sender set `NLA_F_NESTED`; older parts of the kernel nest without it.
     pub is_nested: bool,
     pub value: &'a [u8],
 }
@@ -80,13 +80,13 @@ impl<'a> Attribute<'a> {
         self.exactly().map(u64::from_be_bytes)
     }
 
-    /// Host byte order, as rtnetlink writes.
+    /// In host byte order, which rtnetlink uses.
     #[must_use]
     pub fn ne32(&self) -> Option<u32> {
         self.exactly().map(u32::from_ne_bytes)
     }
 
-    /// Text up to its NUL, or all of it if there is none.
+    /// The text up to the first NUL, or all of it if there is none.
     #[must_use]
     pub fn str(&self) -> Option<&'a str> {
         text(self.value)
@@ -123,23 +123,23 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_where_it_stops_making_sense() {
+    fn a_list_ends_where_it_is_malformed() {
         let header = |length: u16| [length.to_ne_bytes(), 1_u16.to_ne_bytes()].concat();
         for (bytes, want, why) in [
-            (vec![], 0, "nothing"),
+            (vec![], 0, "empty"),
             (vec![4, 0, 1], 0, "half a header"),
             (header(3), 0, "shorter than its own header"),
-            (header(5), 0, "longer than what is there"),
+            (header(5), 0, "longer than the bytes"),
             (header(4), 1, "empty value"),
-            ([header(5), vec![7]].concat(), 1, "last one unpadded"),
-            ([header(5), vec![7, 0, 0, 0], header(99)].concat(), 1, "a good one, then a bad one"),
+            ([header(5), vec![7]].concat(), 1, "the last one without padding"),
+            ([header(5), vec![7, 0, 0, 0], header(99)].concat(), 1, "a valid one, then an invalid one"),
         ] {
             assert_eq!(Attributes::new(&bytes).count(), want, "{why}");
         }
     }
 
     #[test]
-    fn text_ends_at_its_nul() {
+    fn text_ends_at_the_first_nul() {
         for (bytes, want) in [(&b"abc\0"[..], "abc"), (b"abc", "abc"), (b"a\0b\0", "a"), (b"", "")] {
             assert_eq!(Attribute { kind: 1, is_nested: false, value: bytes }.str(), Some(want));
         }
@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             walk(Attributes::new(&bytes), 0);
         }
     }

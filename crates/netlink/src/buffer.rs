@@ -1,7 +1,6 @@
-//! Where messages are written: one growing block of bytes, lengths patched on the way out.
+//! Encodes messages into one growing block of bytes, and fills in lengths once they are known.
 //!
-//! Writing can't fail. What can't be written, an attribute of 64 KiB or more, is a mistake of the
-//! caller: lists are split by whoever writes them.
+//! Encoding cannot fail. An attribute of 64 KiB or more cannot be encoded: callers must split their lists.
 
 use std::fmt;
 
@@ -11,7 +10,7 @@ use crate::message::{Header, aligned};
 // include/uapi/linux/netlink.h
 pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
 
-/// Messages back to back, ready to be sent. Made to be reused: `clear` keeps the memory.
+/// Encoded messages, ready to be sent. `clear` keeps the allocation for reuse.
 #[derive(Clone, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -42,7 +41,7 @@ impl Buffer {
         &self.bytes
     }
 
-    /// Writes a message: its header, the `fixed` part that its kind begins with, then what `body` puts.
+    /// Appends a message: its header, the `fixed` part of its kind, then the attributes that `body` appends.
     pub fn message(&mut self, header: Header, fixed: &[u8], body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&header.to_wire());
@@ -53,7 +52,7 @@ impl Buffer {
         self.patch(start, length.to_ne_bytes());
     }
 
-    /// Opens a nest, lets `body` fill it, then writes the length it turned out to have.
+    /// Appends an attribute that contains the attributes which `body` appends.
     pub fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.attribute_header(kind | NLA_F_NESTED);
@@ -65,7 +64,7 @@ impl Buffer {
         self.fill(kind, |buffer| buffer.raw(value));
     }
 
-    /// The text and the NUL that ends it.
+    /// Appends the text with a terminating NUL.
     pub fn string(&mut self, kind: u16, value: &str) {
         self.fill(kind, |buffer| {
             buffer.raw(value.as_bytes());
@@ -89,12 +88,12 @@ impl Buffer {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// Host byte order, which rtnetlink uses and nf_tables never does.
+    /// In host byte order, which rtnetlink uses and nf_tables never does.
     pub fn ne32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// An attribute that `body` fills with [`Self::raw`] bytes rather than with attributes.
+    /// Appends an attribute whose value `body` appends as [`Self::raw`] bytes.
     pub(crate) fn fill(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.attribute_header(kind);
@@ -103,7 +102,7 @@ impl Buffer {
         self.pad();
     }
 
-    /// Bytes without header or padding, only inside [`Self::fill`].
+    /// Appends bytes without header or padding. Only inside [`Self::fill`].
     pub(crate) fn raw(&mut self, value: &[u8]) {
         self.bytes.extend_from_slice(value);
     }
@@ -128,7 +127,7 @@ impl Buffer {
 }
 
 impl fmt::Debug for Buffer {
-    /// The size alone: a batch may be hundreds of megabytes.
+    /// Prints the size only: a batch may have hundreds of megabytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes.len())
     }
@@ -143,7 +142,7 @@ mod tests {
     use crate::message::Messages;
 
     #[test]
-    fn lengths_are_those_of_what_was_put() {
+    fn lengths_are_filled_in() {
         let mut buffer = Buffer::new();
         buffer.message(Header { kind: 7, flags: 1, sequence: 9, port: 0 }, &[1, 2, 3, 4], |m| {
             m.string(1, "abc");
@@ -155,14 +154,14 @@ mod tests {
             &[12, 0, 2, 0x80, 5, 0, 3, 0, 5, 0, 0, 0],
         ]
         .concat();
-        // The test was written on a little-endian machine; headers are in host order.
+        // Headers are in host byte order, and the expected bytes are little-endian.
         if cfg!(target_endian = "little") {
             assert_eq!(buffer.as_bytes(), want);
         }
     }
 
     #[test]
-    fn every_integer_reads_back() {
+    fn integers_are_read_as_written() {
         let mut buffer = Buffer::new();
         buffer.message(Header { kind: 1, flags: 0, sequence: 0, port: 0 }, &[], |m| {
             m.u8(1, 0xab);
@@ -180,7 +179,7 @@ mod tests {
         assert_eq!(read[4].ne32(), Some(0xabcd_ef01));
     }
 
-    /// Attributes as a tree, the shape of everything that can be put.
+    /// A tree of attributes.
     #[derive(Clone, Debug, PartialEq)]
     enum Tree {
         Leaf(u16, Vec<u8>),
@@ -220,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_what_is_read(messages in prop::collection::vec(tree(), 0..4)) {
+        fn messages_are_read_as_written(messages in prop::collection::vec(tree(), 0..4)) {
             let mut buffer = Buffer::new();
             for list in &messages {
                 let header = Header { kind: 1, flags: 2, sequence: 3, port: 4 };

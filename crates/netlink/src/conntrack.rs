@@ -61,35 +61,35 @@ const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
 /// The size of `struct nfgenmsg`.
 const FIXED: usize = 4;
 
-/// Flows ended with one call to the kernel.
-const AT_ONCE: usize = 256;
+/// The number of flows per system call.
+const FLOWS_PER_SEND: usize = 256;
 
 const fn kind(message: u8) -> u16 {
     u16::from_be_bytes([NFNL_SUBSYS_CTNETLINK, message])
 }
 
-/// A flow: where its first packet came from and went to, and who answers.
+/// A conntrack entry: the tuples of its packets in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub original: Direction,
     pub reply: Direction,
-    /// A packet of the other direction was seen.
+    /// Whether a packet in the reply direction has been seen.
     pub has_reply: bool,
 }
 
-/// Which flows to list.
+/// Selects the flows to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub protocol: u8,
-    /// The only address that they go to.
+    /// Only flows to this address.
     pub destination: Option<IpAddr>,
-    /// Only those whose destination was not translated and that had no answer.
+    /// Only flows without replies whose destination was not translated.
     pub only_attempts: bool,
 }
 
 impl Filter {
-    /// Older kernels don't know every filter, and ignore what they don't know.
-    fn passes(&self, flow: &Flow) -> bool {
+    /// Applied to every flow, because kernels ignore filters that they do not know.
+    fn accepts(&self, flow: &Flow) -> bool {
         flow.original.protocol == self.protocol
             && self.destination.is_none_or(|ip| flow.original.destination.ip() == ip)
             && !(self.only_attempts && (flow.has_reply || flow.is_translated()))
@@ -98,7 +98,7 @@ impl Filter {
     fn to_wire(self, message: &mut Buffer) {
         let mut by = CTA_FILTER_F_CTA_PROTO_NUM;
         message.nest(CTA_TUPLE_ORIG, |m| {
-            // Of IPv6 addresses it gives those that are different: `ctnetlink_filter_match_tuple` has it the wrong way round.
+            // For IPv6 the kernel would return the flows to other addresses: `ctnetlink_filter_match_tuple` inverts the test.
             if let Some(IpAddr::V4(ip)) = self.destination {
                 by |= CTA_FILTER_F_CTA_IP_DST;
                 m.nest(CTA_TUPLE_IP, |m| m.bytes(CTA_IP_V4_DST, &ip.octets()));
@@ -123,17 +123,17 @@ pub struct Direction {
     pub destination: SocketAddr,
 }
 
-/// What the kernel calls a flow, in its own bytes, to be given back to it.
+/// Identifies a flow to the kernel, in the bytes that the kernel sent.
 #[derive(Clone, Debug)]
 pub struct Handle {
     tuple: Vec<u8>,
     zone: Option<u16>,
-    /// Keeps us from ending a later flow between the same two.
+    /// Distinguishes the flow from a later one with the same tuple.
     id: Option<u32>,
 }
 
 impl Flow {
-    /// `None` for anything but a flow between ports.
+    /// `None` unless the message is a flow of a protocol with ports.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         if message.header.kind != kind(IPCTNL_MSG_CT_NEW) {
@@ -147,7 +147,7 @@ impl Flow {
         })
     }
 
-    /// Whether another address or port answers than the client sent to.
+    /// Whether replies come from another address or port than the client sent to.
     #[must_use]
     pub fn is_translated(&self) -> bool {
         self.original.destination != self.reply.source
@@ -208,7 +208,7 @@ impl Handle {
     }
 }
 
-/// A socket for the flows of one network namespace.
+/// Lists and deletes the flows of one network namespace.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -220,20 +220,20 @@ impl Connection {
         Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
     }
 
-    /// The flows that are `wanted` among those that pass the filter. The kernel leaves out others where it knows how to (by
-    /// protocol and address since 5.8, by status since 5.18); elsewhere we do. It walks all of its table either way.
+    /// The flows that match the filter and that `select` accepts. The kernel applies the filter as far as it can (protocol and
+    /// address since 5.8, status since 5.18), and we apply all of it again. The kernel walks its whole table in any case.
     pub fn flows(
         &mut self,
         family: Family,
         filter: Filter,
-        mut wanted: impl FnMut(&Flow) -> bool,
+        mut select: impl FnMut(&Flow) -> bool,
     ) -> io::Result<Vec<(Flow, Handle)>> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
         let mut read = |message: &Message<'_>| {
             let flow = Flow::from_wire(message)?;
-            let is_wanted = filter.passes(&flow) && wanted(&flow);
-            is_wanted.then(|| Handle::from_wire(message)).flatten().map(|handle| (flow, handle))
+            let is_selected = filter.accepts(&flow) && select(&flow);
+            is_selected.then(|| Handle::from_wire(message)).flatten().map(|handle| (flow, handle))
         };
         match self.socket.dump(request, |message| filter.to_wire(message), &mut read) {
             Err(error) if is(&error, Errno::OPNOTSUPP) || is(&error, Errno::INVAL) => {
@@ -243,13 +243,13 @@ impl Connection {
         }
     }
 
-    /// Ends flows. Returns how many; those that have ended by themselves count too.
+    /// Deletes flows, and returns their number, including those that no longer existed.
     pub fn end(&mut self, family: Family, flows: &[(Flow, Handle)]) -> io::Result<usize> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_DELETE), flags: 0, fixed: &fixed };
-        for some in flows.chunks(AT_ONCE) {
+        for chunk in flows.chunks(FLOWS_PER_SEND) {
             for ended in
-                self.socket.ask_each(request, some, |(_, handle), message| handle.to_wire(message))?
+                self.socket.ask_each(request, chunk, |(_, handle), message| handle.to_wire(message))?
             {
                 match ended {
                     Err(error) if !is(&error, Errno::NOENT) => return Err(error),
@@ -260,8 +260,8 @@ impl Connection {
         Ok(flows.len())
     }
 
-    /// Ends those flows that have still got no answer, each looked up right before: a connection must not be cut that has
-    /// come about since they were listed. Returns how many.
+    /// Deletes the flows that still have no reply, and returns their number. Looks each one up first, so that a connection that
+    /// was established after the flows were listed is not cut.
     pub fn end_unanswered(&mut self, family: Family, flows: &[(Flow, Handle)]) -> io::Result<usize> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
@@ -278,22 +278,22 @@ impl Connection {
     }
 }
 
-/// For benchmarks and tests that need flows nobody sends packets for.
+/// Creates flows without packets, for benchmarks and tests.
 #[cfg(any(test, feature = "testing"))]
 impl Connection {
-    /// Makes flows that live for an hour.
+    /// Creates flows with a timeout of one hour.
     pub fn make(&mut self, family: Family, flows: &[Flow]) -> io::Result<()> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
-        for some in flows.chunks(AT_ONCE) {
-            for made in self.socket.ask_each(request, some, Flow::write)? {
+        for chunk in flows.chunks(FLOWS_PER_SEND) {
+            for made in self.socket.ask_each(request, chunk, Flow::write)? {
                 made?;
             }
         }
         Ok(())
     }
 
-    /// The flow that has packets of this kind, of either direction; `None` if there is none, or in no zone that we know of.
+    /// The flow that a packet belongs to, in either direction. `None` if there is none in the default zone.
     pub fn find(&mut self, family: Family, packet: Direction) -> io::Result<Option<(Flow, Handle)>> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
@@ -309,14 +309,14 @@ impl Connection {
 
 #[cfg(any(test, feature = "testing"))]
 impl Flow {
-    /// One with replies that nothing translates.
+    /// A flow with replies and without translation.
     #[must_use]
     pub fn untranslated(original: Direction) -> Self {
         let reply = Direction { source: original.destination, destination: original.source, ..original };
         Self { original, reply, has_reply: true }
     }
 
-    /// One with replies whose destination is translated to that.
+    /// A flow with replies whose destination is translated to `to`.
     #[must_use]
     pub fn translated(original: Direction, to: SocketAddr) -> Self {
         let flow = Self::untranslated(original);
@@ -339,6 +339,8 @@ impl Flow {
     }
 }
 
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (Flow::from_wire(message), Handle::from_wire(message));
 }
@@ -353,7 +355,7 @@ mod tests {
     const UDP: u8 = 17;
     const ALL_UDP: Filter = Filter { protocol: UDP, destination: None, only_attempts: false };
 
-    /// Makes the kernel follow flows on the loopback, and sends one packet from each port to port 53 there.
+    /// Enables connection tracking, and sends one packet from each port to port 53 on loopback.
     fn send(ip: &str, ports: std::ops::Range<u16>) -> Vec<UdpSocket> {
         run("ip link set lo up");
         for family in ["ip", "ip6"] {
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_found_and_ended_one_by_one() {
+    fn flows_are_listed_and_deleted() {
         in_fresh_netns(|| {
             let _sockets = send("127.0.0.1", 4000..4600);
             let mut connection = Connection::open().unwrap();
@@ -391,14 +393,14 @@ mod tests {
             assert_eq!(sources(&mut connection, Family::Ipv6).len(), 0);
             let all_but_two = connection
                 .flows(Family::Ipv4, ALL_UDP, |flow| {
-                    assert_eq!(flow.original.destination, flow.reply.source, "nobody translates");
+                    assert_eq!(flow.original.destination, flow.reply.source, "not translated");
                     ![4000, 4599].contains(&flow.original.source.port())
                 })
                 .unwrap();
             assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598);
             let left: Vec<_> = sources(&mut connection, Family::Ipv4).iter().map(SocketAddr::port).collect();
             assert_eq!(left, [4000, 4599]);
-            assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598, "gone already");
+            assert_eq!(connection.end(Family::Ipv4, &all_but_two).unwrap(), 598, "deleted before");
         });
     }
 
@@ -424,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_the_other_family_and_of_other_protocols_are_left_out() {
+    fn flows_of_the_other_family_and_of_other_protocols_are_not_listed() {
         in_fresh_netns(|| {
             let _sockets = send("::1", 4000..4001);
             let listener = std::net::TcpListener::bind("[::1]:80").unwrap();
@@ -440,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn only_flows_to_one_address_can_be_asked_for() {
+    fn flows_can_be_filtered_by_destination() {
         in_fresh_netns(|| {
             let _sockets = (send("127.0.0.1", 4000..4003), send("::1", 4000..4003));
             let other = UdpSocket::bind("127.0.0.1:4500").unwrap();
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn only_attempts_can_be_asked_for() {
+    fn flows_can_be_filtered_by_status() {
         in_fresh_netns(|| {
             let at = |number: u8, port| SocketAddr::new([10, 0, 0, number].into(), port);
             let from = |port| Direction { protocol: TCP, source: at(1, port), destination: at(2, 80) };
@@ -485,7 +487,7 @@ mod tests {
             let mut found = connection.flows(Family::Ipv4, all, |_| true).unwrap();
             found.sort_by_key(|(flow, _)| flow.original.source);
             assert_eq!(found.iter().map(|(flow, _)| *flow).collect::<Vec<_>>(), flows[..4]);
-            assert_eq!(connection.end_unanswered(Family::Ipv4, &found).unwrap(), 2, "two have an answer");
+            assert_eq!(connection.end_unanswered(Family::Ipv4, &found).unwrap(), 2, "two have replies");
             assert_eq!(connection.flows(Family::Ipv4, all, |_| true).unwrap().len(), 2);
             assert_eq!(connection.end_unanswered(Family::Ipv4, &found).unwrap(), 0);
         });

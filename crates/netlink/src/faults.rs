@@ -1,12 +1,12 @@
-//! Faults on the way to the kernel and back, for tests. Behind the feature `testing`.
+//! Injects faults between a socket and the kernel, for tests. Behind the feature `testing`.
 //!
 //! ```text
 //!   Socket ─▶ faults ─▶ calls ─▶ kernel
 //! ```
 //!
-//! A test switches them on for the sockets of its own thread and for one closure: see [`Faults::during`]. Which calls
-//! fail, and how, follows from a seed. Nothing is injected that the kernel could not do: it never loses an answer
-//! without reporting `ENOBUFS`, and never says of what is there that it is not.
+//! A test enables them for the sockets of its own thread while a closure runs: see [`Faults::during`]. A seed determines which
+//! calls fail, and how. Only faults that the kernel can produce are injected: it never loses an answer without reporting
+//! `ENOBUFS`, and never denies that an existing object exists.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -25,36 +25,36 @@ const NLM_F_MULTI: u16 = 0x2;
 /// `NFNL_MSG_BATCH_BEGIN`.
 const BATCH_BEGIN: u16 = 0x10;
 
-/// What may happen to a call.
+/// A way for a call to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// A signal comes first: the call has to be made again.
+    /// A signal interrupts the call, which has to be repeated.
     Interrupted,
-    /// The call takes longer.
+    /// The call is delayed.
     Delayed,
-    /// The kernel has no memory for the message, which it does not get to see.
+    /// The kernel has no memory for the message, and does not process it.
     Unsent,
-    /// The kernel refuses each request, or one message of the batch, and does nothing.
+    /// The kernel rejects each request, or one message of the batch, and changes nothing.
     Refused,
-    /// The kernel refuses the batch because the ruleset has changed; it may name any message of it.
+    /// The kernel rejects the batch because the ruleset has changed, and names any message of it.
     Stale,
-    /// The kernel does what it was asked, and its answer finds no room.
+    /// The kernel performs the request, and its answer is lost.
     AnswerLost,
-    /// One datagram found no room and is lost.
+    /// One datagram is lost.
     Overrun,
-    /// The socket reports a lack of room, but nothing that we wait for was lost.
+    /// The socket reports `ENOBUFS`, but the answer was not lost.
     Congested,
-    /// There is no memory to read with; what was to be read stays.
+    /// There is no memory to receive with; the datagram stays.
     Unread,
-    /// A datagram lacks its last bytes.
+    /// A datagram is truncated.
     Short,
-    /// A datagram is longer than the buffer.
+    /// A datagram is longer than the receive buffer.
     Long,
-    /// What is listed has changed while it was listed.
+    /// The list has changed while it was dumped.
     DumpInterrupted,
-    /// A list ends with an error, and the rest of it follows all the same.
+    /// A dump ends with an error, and its remaining messages follow.
     DumpFailed,
-    /// A wait ends before there is something to read.
+    /// A wait ends before there is a datagram.
     Woken,
 }
 
@@ -77,7 +77,7 @@ impl Fault {
     ];
 }
 
-/// Numbers that follow from a seed: Steele, Lea and Flood's SplitMix.
+/// Pseudo-random numbers from a seed: Steele, Lea and Flood's SplitMix.
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 
@@ -87,7 +87,7 @@ impl Chance {
         Self(seed)
     }
 
-    /// Below that number, which is not zero.
+    /// A number below `end`, which must not be zero.
     pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -102,17 +102,17 @@ impl Chance {
     }
 }
 
-/// What is called before each call to the kernel, without faults.
+/// Called before each system call, with faults disabled.
 type Observer = Box<dyn FnMut()>;
 
-/// Which calls fail.
+/// Decides which calls fail, and how.
 pub struct Faults {
     chance: Chance,
-    /// Of a thousand calls.
+    /// Failing calls per thousand.
     rate: usize,
     kinds: Vec<Fault>,
     injected: BTreeMap<Fault, usize>,
-    /// Answers that the kernel did not give, by socket.
+    /// Answers to deliver in place of those of the kernel, by socket.
     forged: HashMap<RawFd, VecDeque<Answer>>,
     observer: Option<Observer>,
 }
@@ -133,7 +133,7 @@ thread_local! {
 }
 
 impl Faults {
-    /// That many of a thousand calls fail, in one of these ways.
+    /// Lets `rate` of a thousand calls fail in one of these ways.
     #[must_use]
     pub fn new(seed: u64, rate: usize, kinds: &[Fault]) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl Faults {
         }
     }
 
-    /// Has `observe` called before each call to the kernel. Its own calls don't fail and are not observed.
+    /// Calls `observe` before each system call. Its own calls neither fail nor are observed.
     #[must_use]
     pub fn observed_by(mut self, observe: impl FnMut() + 'static) -> Self {
         self.observer = Some(Box::new(observe));
@@ -172,13 +172,13 @@ impl Faults {
         result
     }
 
-    /// How often each fault was injected so far.
+    /// How often each fault has been injected.
     #[must_use]
     pub fn injected(&self) -> &BTreeMap<Fault, usize> {
         &self.injected
     }
 
-    /// One of these faults, if it is the call's turn to fail.
+    /// One of these faults, if this call is to fail.
     fn strike(&mut self, possible: &[Fault]) -> Option<Fault> {
         if self.chance.below(1_000) >= self.rate {
             return None;
@@ -191,7 +191,7 @@ impl Faults {
     }
 }
 
-/// Takes the faults of this thread for one call, during which there are none.
+/// Takes the faults of this thread for one call, which itself runs without faults.
 fn with<T>(call: impl FnOnce(Option<&mut Faults>) -> T) -> T {
     let mut faults = ACTIVE.take();
     if let Some(observe) = faults.as_mut().and_then(|faults| faults.observer.as_mut()) {
@@ -270,7 +270,7 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Datagram>
         let possible: &[Fault] =
             if is_list { &[Short, Long, DumpInterrupted, DumpFailed] } else { &[Short, Long] };
         match faults.strike(possible) {
-            // Less than a header, so that no message ends there.
+            // By less than a header, so that the cut is inside a message.
             Some(Short) => {
                 let cut = 1 + faults.chance.below(HEADER - 1);
                 Ok(Datagram { length: datagram.length.saturating_sub(cut), ..datagram })
@@ -304,14 +304,14 @@ fn deliver(bytes: &[u8], buffer: &mut [u8]) -> Datagram {
     Datagram { length: bytes.len(), sender: Some(0) }
 }
 
-/// As the kernel refuses the message with that header: the error, and the header again.
+/// The kernel's rejection of the message with this header: the error, and the header again.
 fn refusal(of: Header, errno: Errno) -> Vec<u8> {
     let status = errno.raw_os_error().wrapping_neg().to_ne_bytes();
     let header = Header { kind: NLMSG_ERROR, flags: 0, sequence: of.sequence, port: 0 };
     whole(header, &[&status[..], &of.to_wire()].concat())
 }
 
-/// The end of a list that could not be completed.
+/// The end of a dump that failed.
 fn failed_end(of: Header) -> Vec<u8> {
     let status = Errno::NOMEM.raw_os_error().wrapping_neg().to_ne_bytes();
     whole(Header { kind: NLMSG_DONE, flags: NLM_F_MULTI, ..of }, &status)

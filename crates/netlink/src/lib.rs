@@ -1,4 +1,6 @@
-//! The kernel's languages, spoken: bytes, one socket, nothing else. Knows nothing of Kubernetes.
+//! Netlink: encodes and decodes messages, and exchanges them with the kernel over one kind of socket.
+//!
+//! Knows nothing of Kubernetes.
 //!
 //! ```text
 //!   Buffer ── bytes ──▶ Socket ──▶ kernel
@@ -17,6 +19,8 @@ mod calls;
 pub mod conntrack;
 #[cfg(any(test, feature = "testing"))]
 pub mod faults;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod message;
 pub mod nftables;
 pub mod route;
@@ -27,7 +31,7 @@ pub mod testing;
 
 use std::fmt;
 
-/// The two families we serve. Objects of any other family are left out wherever something is read.
+/// The two IP families. Decoders skip objects of any other family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     Ipv4,
@@ -55,23 +59,11 @@ impl Family {
 }
 
 impl fmt::Display for Family {
-    /// As `nft` writes it.
+    /// As `nft` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ipv4 => "ip",
             Self::Ipv6 => "ip6",
         })
-    }
-}
-
-/// Runs every decoder over whatever bytes a socket might give us; for the fuzzer, which lives elsewhere.
-#[doc(hidden)]
-pub fn decode_all(bytes: &[u8]) {
-    for message in message::Messages::new(bytes) {
-        let _ = message.outcome();
-        accounting::decode_all(&message);
-        conntrack::decode_all(&message);
-        nftables::decode_all(&message);
-        route::decode_all(&message);
     }
 }

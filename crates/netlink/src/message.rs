@@ -1,4 +1,4 @@
-//! Netlink messages as they arrive: headers, and what the kernel says about a request's end.
+//! Decodes the headers of netlink messages, and the outcome of requests.
 
 use std::io;
 
@@ -25,13 +25,13 @@ pub(crate) const fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// The header of a message, without its length, which belongs to the bytes.
+/// The header of a message, without the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: u16,
     pub flags: u16,
     pub sequence: u32,
-    /// In what the kernel sends: the port of the socket that caused it, also in notifications.
+    /// In messages from the kernel: the port of the socket whose request caused them, also in notifications.
     pub port: u32,
 }
 
@@ -57,28 +57,28 @@ impl Header {
     }
 }
 
-/// One message, read in place.
+/// A message that borrows its body.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     pub header: Header,
-    /// What follows the header: a fixed part whose size depends on the kind, then attributes.
+    /// A fixed part whose size depends on the kind, then attributes.
     pub body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// The fixed part, if it is there in full.
+    /// The fixed part, if it is complete.
     #[must_use]
     pub fn fixed<const N: usize>(&self) -> Option<&'a [u8; N]> {
         self.body.first_chunk()
     }
 
-    /// The attributes behind a fixed part of that size.
+    /// The attributes after a fixed part of this size.
     #[must_use]
     pub fn attributes(&self, fixed: usize) -> Attributes<'a> {
         Attributes::new(self.body.get(aligned(fixed)..).unwrap_or_default())
     }
 
-    /// What the message says about the request it answers.
+    /// The outcome of the request that the message answers.
     pub(crate) fn outcome(&self) -> Outcome {
         match self.header.kind {
             NLMSG_DONE => match self.status() {
@@ -97,7 +97,7 @@ impl<'a> Message<'a> {
         self.fixed().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
     }
 
-    /// The header of the refused message is echoed before the attributes; all of it unless capped.
+    /// The attributes follow the header of the rejected message, or all of that message unless the answer is capped.
     fn refusal(&self, errno: i32) -> Refusal {
         let mut refusal = Refusal::plain(errno);
         let echoed = self.body.get(4..).and_then(<[u8]>::first_chunk).map(Header::from_wire);
@@ -116,22 +116,22 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What a message says about the request it answers.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Nothing yet: it carries an object.
+    /// Unknown so far: the message contains an object.
     Pending,
     Success,
     Refused(Refusal),
 }
 
-/// Why the kernel said no.
+/// Why the kernel rejected a request.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) errno: io::Error,
-    /// The reason in words, from kernels and subsystems that give one.
+    /// The extended acknowledgement, from subsystems that send one.
     pub(crate) text: Option<String>,
-    /// Where in the refused message the offending attribute begins.
+    /// The offset of the offending attribute in the rejected message.
     pub(crate) offset: Option<u32>,
 }
 
@@ -141,7 +141,7 @@ impl Refusal {
     }
 }
 
-/// Messages back to back. Ends early where the bytes stop making sense.
+/// Iterates over messages. Ends early where the bytes are malformed.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages<'a>(&'a [u8]);
 
@@ -151,7 +151,7 @@ impl<'a> Messages<'a> {
         Self(bytes)
     }
 
-    /// Whether all bytes belong to some message. Those of a datagram do, unless its end is missing.
+    /// Whether all bytes belong to messages. Those of a datagram do, unless it was truncated.
     pub(crate) fn is_whole(mut self) -> bool {
         while !self.0.is_empty() {
             if self.next().is_none() {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_why_and_where() {
+    fn a_refusal_contains_its_reason_and_offset() {
         let buffer = error(NLM_F_CAPPED | NLM_F_ACK_TLVS, -2, |m| {
             m.string(NLMSGERR_ATTR_MSG, "no such chain");
             m.ne32(NLMSGERR_ATTR_OFFS, 36);
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0_u16..4) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0_u16..4) {
             for message in Messages::new(&bytes) {
                 let _ = message.outcome();
             }

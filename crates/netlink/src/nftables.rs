@@ -1,4 +1,4 @@
-//! nf_tables: what a transaction says, what the kernel holds, and who else changes it.
+//! nf_tables: writes transactions, reads the ruleset, and receives notifications of its changes.
 //!
 //! ```text
 //!   Table, Chain, Rule, Set, Element ──▶ Batch ── commit ──▶ kernel
@@ -7,9 +7,8 @@
 //!   Event                        ◀── Monitor ── notification ──┘
 //! ```
 //!
-//! Descriptions borrow and are written straight into the batch; there is no tree of attributes between.
-//! A refused batch changes nothing, and the error names the object: it is read back from the batch's
-//! own bytes, so that naming costs nothing while all is well.
+//! Objects borrow their parts and are encoded directly into the batch. The kernel commits a batch as a whole or not at all. An
+//! error names the object that was rejected; the name is decoded from the batch, so that it costs nothing otherwise.
 //!
 //! ```no_run
 //! use netlink::Family::Ipv4;
@@ -34,7 +33,7 @@
 //!         Expression::Lookup { set: "no-endpoints".into(), key },
 //!         Expression::Verdict(Verdict::Drop),
 //!     ],
-//!     comment: Some("nobody there"),
+//!     comment: Some("no endpoints"),
 //!     fingerprint: None,
 //! });
 //! let web = Value::concatenation(&[&[10, 96, 0, 10], &[6], &80_u16.to_be_bytes()]);
@@ -68,11 +67,12 @@ pub use elements::{Datum, Element};
 pub use events::{Event, Monitor, Object};
 pub use expressions::{
     Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey, NatFlags,
-    NatKind, NumberGenerator, Order, RejectWith,
+    NatKind, NumberGenerator, RejectWith,
 };
 pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table};
 pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSet, FoundTable, Generation};
 pub use sets::{Field, MapData, Set, SetRef};
 pub use value::{Register, Registers, Value, Verdict};
 
+#[cfg(any(test, fuzzing))]
 pub(crate) use read::decode_all;

@@ -1,6 +1,6 @@
-//! Which addresses this machine has, when they change, and the one it speaks from by default.
+//! The addresses of this machine, notifications of their changes, and its default source address.
 //!
-//! Read from the kernel's tables alone: no packet is sent and no socket connected to find out.
+//! Everything is read from the kernel's tables: no packet is sent and no socket is connected.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,7 +46,7 @@ const IFA_F_DADFAILED: u32 = 0x08;
 const IFA_F_DEPRECATED: u32 = 0x20;
 const IFA_F_TENTATIVE: u32 = 0x40;
 
-/// Questions about the links, addresses and routes of one network namespace.
+/// Reads the links, addresses and routes of one network namespace.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -64,21 +64,21 @@ impl Connection {
         self.socket.dump(request, |_| {}, Link::from_wire)
     }
 
-    /// All addresses of both families, in the kernel's order, under the name of their interface.
+    /// All addresses of both families with the names of their interfaces, in the kernel's order.
     pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
         let links: HashMap<u32, Link> = self.links()?.into_iter().map(|link| (link.index, link)).collect();
         let request = Request { kind: RTM_GETADDR, flags: 0, fixed: &[0; ADDRESS] };
         let read = |message: &Message<'_>| {
             let address = WireAddress::from_wire(message)?;
-            // An interface that appeared between the two lists: its addresses will be announced.
+            // The interface may have appeared between the two dumps: a notification follows.
             let link = links.get(&address.interface)?;
             Some(address.on(link))
         };
         self.socket.dump(request, |_| {}, read)
     }
 
-    /// Where packets of that family leave by default, and the address they then carry. `None` without
-    /// a default route in the main table, or without a usable address on its interface.
+    /// The interface of the default route, and the source address that packets get there. `None` if the main table has no
+    /// default route, or if its interface has no usable address.
     pub fn default_source(&mut self, family: Family) -> io::Result<Option<Source>> {
         let Some(route) = self.default_route(family)? else { return Ok(None) };
         let on_its_interface = |address: &Address| address.interface == route.interface;
@@ -91,7 +91,7 @@ impl Connection {
         Ok(link.zip(address).map(|(link, address)| Source { interface: link.name, address }))
     }
 
-    /// The default route of the main table with the lowest metric; among equals the first listed.
+    /// The default route of the main table with the lowest metric, and the first one among equals.
     fn default_route(&mut self, family: Family) -> io::Result<Option<DefaultRoute>> {
         let mut fixed = [0; ROUTE];
         fixed[0] = family.to_wire();
@@ -114,7 +114,7 @@ pub struct Link {
 const LINK: usize = 16;
 
 impl Link {
-    /// `None` for anything but a link.
+    /// `None` unless the message is a link.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         if message.header.kind != RTM_NEWLINK {
@@ -137,7 +137,7 @@ impl Link {
 pub struct Address {
     /// The index of its interface.
     pub interface: u32,
-    /// The name of its interface; never the label, which may differ and which IPv6 doesn't have.
+    /// The name of its interface. Not the label, which may differ and which IPv6 addresses lack.
     pub name: Arc<str>,
     pub is_up: bool,
     pub is_loopback: bool,
@@ -163,13 +163,13 @@ impl Address {
         self.scope == RT_SCOPE_UNIVERSE
     }
 
-    /// What the kernel's own choice of a source avoids as well.
+    /// The kernel's source address selection avoids such addresses, too.
     const fn is_usable_source(&self) -> bool {
         self.is_global() && self.flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED | IFA_F_DEPRECATED) == 0
     }
 }
 
-/// The address this machine speaks from by default.
+/// The default source address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The name of the interface of the default route.
@@ -177,7 +177,7 @@ pub struct Source {
     pub address: IpAddr,
 }
 
-/// Tells that addresses came, went or changed; which ones is answered by reading them again.
+/// Reports that addresses have changed. The caller reads them again to find out which.
 #[derive(Debug)]
 pub struct AddressChanges {
     socket: Socket,
@@ -190,8 +190,8 @@ impl AddressChanges {
         Ok(Self { socket: Socket::subscribe(Protocol::Route, &groups)? })
     }
 
-    /// Whether anything changed since the last call, waiting up to that time for it. A lost notification
-    /// counts as a change.
+    /// Whether addresses have changed since the last call. Waits up to `time` for a change. A lost notification counts as
+    /// one.
     pub fn seen_within(&mut self, time: Duration) -> io::Result<bool> {
         let seen = self.received_within(time)?;
         if seen {
@@ -215,7 +215,7 @@ impl AsFd for AddressChanges {
     }
 }
 
-/// An address that doesn't know the name of its interface yet.
+/// An address without the name of its interface.
 struct WireAddress {
     interface: u32,
     address: IpAddr,
@@ -235,7 +235,7 @@ impl WireAddress {
         let [family, prefix_length, flags, scope, i0, i1, i2, i3] = *message.fixed::<ADDRESS>()?;
         let family = Family::from_wire(family)?;
         let attributes = message.attributes(ADDRESS);
-        // On a point-to-point link IFA_ADDRESS is the other end.
+        // On a point-to-point link IFA_ADDRESS is that of the peer.
         let address = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS))?;
         let flags = attributes.find(IFA_FLAGS).and_then(|a| a.ne32()).unwrap_or(u32::from(flags));
         Some(Self {
@@ -296,7 +296,7 @@ impl DefaultRoute {
     }
 }
 
-/// The interface of the first of several next hops: `struct rtnexthop` is length, flags, weight, index.
+/// The interface of the first next hop. `struct rtnexthop` consists of length, flags, weight and index.
 fn first_hop(attributes: Attributes<'_>) -> Option<u32> {
     let [_, _, _, _, i0, i1, i2, i3] = *attributes.find(RTA_MULTIPATH)?.value.first_chunk()?;
     Some(u32::from_ne_bytes([i0, i1, i2, i3]))
@@ -309,7 +309,8 @@ fn ip(attribute: Attribute<'_>, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Runs every decoder over one message; see [`crate::decode_all`].
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (Link::from_wire(message), WireAddress::from_wire(message).is_some());
     for family in [Family::Ipv4, Family::Ipv6] {

@@ -1,7 +1,7 @@
-//! One netlink socket: send, receive, ask, dump.
+//! A netlink socket: send, receive, request, dump.
 //!
-//! A socket belongs to the network namespace of the thread that opens it, for ever. All calls block:
-//! the kernel does its work inside `send`, so by the time that returns the answers are waiting.
+//! A socket stays in the network namespace of the thread that opened it. The kernel processes a request inside `send`, so
+//! answers can be received as soon as `send` returns.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -27,23 +27,22 @@ use crate::sys;
 const NETLINK_CAP_ACK: i32 = 10;
 const NETLINK_EXT_ACK: i32 = 11;
 
-/// Room for replies. Errors and notifications that find no room are lost, and we are told so.
+/// Messages that do not fit into the receive buffer are lost, which the kernel reports as `ENOBUFS`.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// The kernel fills at most 32 KiB per read; notifications may be somewhat larger.
-const READ: usize = 128 << 10;
-/// The kernel counts its own bookkeeping against the send buffer, too.
+/// The kernel sends at most 32 KiB per datagram of a dump; notifications may be somewhat larger.
+const MAX_DATAGRAM: usize = 128 << 10;
+/// The kernel counts its own bookkeeping towards the send buffer.
 const SEND_MARGIN: usize = 64 << 10;
-/// Answers are waiting when a request returns; this only keeps a misunderstanding from lasting for ever.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Lists that change more often than they can be read are given up.
+/// Answers are there when `send` returns. This only ends the wait for one that never comes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// A dump that keeps changing while it is read fails after this many attempts.
 pub(crate) const DUMP_ATTEMPTS: u32 = 20;
 
-/// Which part of the kernel a socket talks to.
+/// The netlink protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Route,
     Netfilter,
-    Generic,
 }
 
 impl Protocol {
@@ -51,19 +50,18 @@ impl Protocol {
         match self {
             Self::Route => None, // NETLINK_ROUTE is zero, the default protocol
             Self::Netfilter => Some(netlink::NETFILTER),
-            Self::Generic => Some(netlink::GENERIC),
         }
     }
 }
 
-/// A bound socket with the memory it reads into.
+/// A bound socket and its receive buffer.
 pub struct Socket {
     fd: OwnedFd,
     port: u32,
     sequence: u32,
     send_room: usize,
     received: Vec<u8>,
-    /// Whether answers may be waiting that belong to a request whose caller has got an error.
+    /// Whether answers to an earlier request, which failed, may still be in the receive buffer.
     has_leftovers: bool,
 }
 
@@ -73,7 +71,7 @@ impl Socket {
         Self::bound(protocol, 0)
     }
 
-    /// Opens a socket that hears the given multicast groups, numbered from 1 to 32.
+    /// Opens a socket that receives from these multicast groups, which are numbered from 1 to 32.
     pub fn subscribe(protocol: Protocol, groups: &[u32]) -> io::Result<Self> {
         let bit = |group: &u32| group.checked_sub(1).and_then(|shift| 1_u32.checked_shl(shift));
         let mask = groups.iter().try_fold(0, |mask, group| Some(mask | bit(group)?));
@@ -85,7 +83,7 @@ impl Socket {
             socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol.to_wire())?;
         sys::enable_netlink_option(&fd, NETLINK_EXT_ACK)?;
         sys::enable_netlink_option(&fd, NETLINK_CAP_ACK)?;
-        // Forcing needs CAP_NET_ADMIN in the first user namespace; without it take what is allowed.
+        // Forcing needs CAP_NET_ADMIN in the initial user namespace; without it the kernel limits the size.
         sockopt::set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&fd, RECEIVE_BUFFER))?;
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
@@ -95,19 +93,19 @@ impl Socket {
             port: address.pid(),
             sequence: 0,
             send_room: 0,
-            received: vec![0; READ],
+            received: vec![0; MAX_DATAGRAM],
             has_leftovers: false,
         })
     }
 
-    /// The address the kernel gave this socket. Notifications of what it does carry it as their port.
+    /// The netlink port of this socket. Notifications of changes that it makes carry this port.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Sends the parts as one datagram, making room for it first. `EMSGSIZE` means there is no more room. Whoever has
-    /// read all answers says so by [`Self::answered`].
+    /// Sends the parts as one datagram, and raises the send buffer for it if needed. `EMSGSIZE` means that it cannot be raised
+    /// enough. The caller must call [`Self::answered`] once it has received all answers.
     pub fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.drop_leftovers()?;
         self.make_room(parts.iter().map(|part| part.len()).sum());
@@ -115,13 +113,13 @@ impl Socket {
         Ok(retry_on_intr(|| calls::send(self.fd.as_fd(), parts))?)
     }
 
-    /// The next datagram, or `None` if there is none within that time. Zero doesn't wait at all.
-    /// `ENOBUFS` means that something was lost for lack of room; what wasn't can still be received.
+    /// The next datagram, or `None` if none arrives in time. Does not wait if `time` is zero. `ENOBUFS` means that datagrams were
+    /// lost; the others can still be received.
     pub fn receive_within(&mut self, time: Duration) -> io::Result<Option<Messages<'_>>> {
-        // Mostly it is there already, and waiting for it would be one call to the kernel too many.
+        // It is usually there already, which saves the system call to wait for it.
         let mut received = self.read()?;
         if received.is_none() && !time.is_zero() {
-            // A wait may end for a datagram that is not the kernel's, or for none at all.
+            // The wait may end for a datagram from another process, or for none.
             let began = Instant::now();
             while received.is_none() && self.wait(time.saturating_sub(began.elapsed()))? {
                 received = self.read()?;
@@ -130,12 +128,12 @@ impl Socket {
         Ok(received.map(|length| self.messages(length)))
     }
 
-    /// Nothing more will come in answer to what was sent.
+    /// Notes that all answers to the last request have been received.
     pub(crate) fn answered(&mut self) {
         self.has_leftovers = false;
     }
 
-    /// Sends one request, and returns what `read` makes of the answers once the kernel has acknowledged it.
+    /// Sends one request, and returns what `read` extracts from the answers once the kernel has acknowledged it.
     pub fn ask<T>(
         &mut self,
         request: Request<'_>,
@@ -145,30 +143,30 @@ impl Socket {
         self.exchange(request, NLM_F_ACK, body, read).map(|answer| answer.found)
     }
 
-    /// Sends the same kind of request about many things at once, and returns how each of them went.
+    /// Sends one request per item in a single datagram, and returns the results in the order of the items.
     pub fn ask_each<T>(
         &mut self,
         request: Request<'_>,
-        things: &[T],
+        items: &[T],
         body: impl Fn(&T, &mut Buffer),
     ) -> io::Result<Vec<io::Result<()>>> {
         let flags = request.flags | NLM_F_ACK | NLM_F_REQUEST;
         let first = self.sequence.wrapping_add(1);
         let mut buffer = Buffer::new();
-        for thing in things {
+        for item in items {
             self.sequence = self.sequence.wrapping_add(1);
             let header = Header { kind: request.kind, flags, sequence: self.sequence, port: 0 };
-            buffer.message(header, request.fixed, |message| body(thing, message));
+            buffer.message(header, request.fixed, |message| body(item, message));
         }
-        if things.is_empty() {
+        if items.is_empty() {
             return Ok(Vec::new());
         }
         self.send(&[IoSlice::new(buffer.as_bytes())])?;
 
-        let mut answers: Vec<Option<io::Result<()>>> = things.iter().map(|_| None).collect();
+        let mut answers: Vec<Option<io::Result<()>>> = items.iter().map(|_| None).collect();
         let mut missing = answers.len();
         while missing > 0 {
-            let messages = self.receive_within(PATIENCE)?.ok_or(io::ErrorKind::TimedOut)?;
+            let messages = self.receive_within(ANSWER_TIMEOUT)?.ok_or(io::ErrorKind::TimedOut)?;
             for message in messages {
                 let at = usize::try_from(message.header.sequence.wrapping_sub(first)).unwrap_or(usize::MAX);
                 let Some(answer) = answers.get_mut(at).filter(|answer| answer.is_none()) else { continue };
@@ -184,8 +182,8 @@ impl Socket {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Reads a whole list. If it changes meanwhile, or part of it finds no room, we start again, so `read` may see an
-    /// object twice; what it returned the first time is forgotten.
+    /// Requests a list, and returns what `read` extracts from its messages. If the list changes meanwhile or a part is lost, the
+    /// dump starts again and earlier results are dropped, so `read` may see an object twice.
     pub fn dump<T>(
         &mut self,
         request: Request<'_>,
@@ -220,7 +218,7 @@ impl Socket {
 
         let mut answer = Answer { found: Vec::new(), interrupted: false };
         loop {
-            let messages = self.receive_within(PATIENCE)?.ok_or(io::ErrorKind::TimedOut)?;
+            let messages = self.receive_within(ANSWER_TIMEOUT)?.ok_or(io::ErrorKind::TimedOut)?;
             for message in messages.filter(|message| message.header.sequence == sequence) {
                 answer.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 match message.outcome() {
@@ -235,8 +233,8 @@ impl Socket {
         }
     }
 
-    /// After an exchange that was given up half-way: its answers are not to be taken for those of the next one, whose
-    /// number a batch may have used, and the kernel starts no list before the one under way has been read to its end.
+    /// Drops the remaining answers of a failed exchange. They could be mistaken for those of the next request, since batches use
+    /// sequence numbers of their own, and the kernel starts no dump before the last one has been received.
     fn drop_leftovers(&mut self) -> io::Result<()> {
         while self.has_leftovers {
             match self.read() {
@@ -249,7 +247,7 @@ impl Socket {
         Ok(())
     }
 
-    /// A send buffer that is too small shows when sending, so failing to raise it is no error yet.
+    /// Raises the send buffer. Failing to is no error here, because `send` reports a buffer that is too small.
     fn make_room(&mut self, length: usize) {
         let needed = length.saturating_add(SEND_MARGIN);
         if needed > self.send_room {
@@ -261,7 +259,7 @@ impl Socket {
         }
     }
 
-    /// As if raising the send buffer were forbidden.
+    /// Keeps the send buffer from being raised.
     #[cfg(test)]
     pub(crate) fn make_no_room(&mut self) {
         self.send_room = usize::MAX;
@@ -272,7 +270,7 @@ impl Socket {
         Ok(retry_on_intr(|| calls::wait(self.fd.as_fd(), &time))?)
     }
 
-    /// Reads one datagram of the kernel's, if one is there; what others send us is skipped.
+    /// Receives one datagram from the kernel, if there is one. Skips datagrams from other processes.
     fn read(&mut self) -> io::Result<Option<usize>> {
         loop {
             let received = retry_on_intr(|| calls::receive(self.fd.as_fd(), &mut self.received));
@@ -306,19 +304,19 @@ impl fmt::Debug for Socket {
 }
 
 impl AsFd for Socket {
-    /// To be polled; read through [`Socket::receive_within`].
+    /// For polling. Receive by [`Socket::receive_within`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// What is asked, apart from its attributes.
+/// A request without its attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     pub kind: u16,
-    /// Besides those that asking and dumping need anyway.
+    /// In addition to those that every request or dump needs.
     pub flags: u16,
-    /// The part before the attributes, whose shape depends on the kind.
+    /// The part before the attributes, which depends on the kind.
     pub fixed: &'a [u8],
 }
 
@@ -331,7 +329,7 @@ pub(crate) fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Whether something was lost for lack of room, rather than the socket being unusable.
+/// Whether the error means that messages were lost, and the socket is still usable.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
     is(error, Errno::NOBUFS) || error.kind() == io::ErrorKind::InvalidData
 }
@@ -344,7 +342,7 @@ mod tests {
     const RTM_GETLINK: u16 = 18;
 
     #[test]
-    fn a_request_that_is_refused_is_the_error_it_was_refused_with() {
+    fn a_rejected_request_returns_the_kernels_error() {
         in_fresh_netns(|| {
             let mut socket = Socket::open(Protocol::Route).unwrap();
             let mut link = |index: i32| {
@@ -359,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_do_not_exist_cannot_be_heard() {
+    fn groups_that_do_not_exist_cannot_be_subscribed_to() {
         for group in [0, 33, u32::MAX] {
             let refused = Socket::subscribe(Protocol::Route, &[1, group]).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{group}");
@@ -367,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_to_receive_where_nothing_was_asked() {
+    fn without_a_request_there_is_nothing_to_receive() {
         in_fresh_netns(|| {
             let mut socket = Socket::open(Protocol::Netfilter).unwrap();
             assert!(socket.receive_within(Duration::ZERO).unwrap().is_none());
@@ -376,16 +374,15 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_sends_is_not_the_kernels_word() {
+    fn datagrams_from_other_processes_are_skipped() {
         in_fresh_netns(|| {
             let mut victim = Socket::open(Protocol::Route).unwrap();
-            let stranger = Socket::open(Protocol::Route).unwrap();
+            let other = Socket::open(Protocol::Route).unwrap();
             let mut forged = Buffer::new();
             forged.message(Header { kind: 16, flags: 0, sequence: 0, port: 0 }, &[0; 16], |_| {});
             let to = SocketAddrNetlink::new(victim.port(), 0);
-            rustix::net::sendto(&stranger.fd, forged.as_bytes(), rustix::net::SendFlags::empty(), &to)
-                .unwrap();
-            assert!(victim.wait(Duration::from_secs(10)).unwrap(), "it did arrive");
+            rustix::net::sendto(&other.fd, forged.as_bytes(), rustix::net::SendFlags::empty(), &to).unwrap();
+            assert!(victim.wait(Duration::from_secs(10)).unwrap(), "the datagram arrived");
             assert!(victim.receive_within(Duration::ZERO).unwrap().is_none());
         });
     }

@@ -1,4 +1,4 @@
-//! The only `unsafe` code of the project: the two calls that `rustix` doesn't offer as safe functions.
+//! The only `unsafe` code of the project: two system calls that `rustix` has no safe functions for.
 #![allow(unsafe_code, reason = "socket options that rustix lacks, and unshare for tests; nowhere else")]
 
 use std::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ unsafe extern "C" {
 // include/linux/socket.h
 const SOL_NETLINK: c_int = 270;
 
-/// Switches on one of the boolean options of netlink sockets.
+/// Enables a boolean option of a netlink socket.
 pub(crate) fn enable_netlink_option(socket: impl AsFd, name: c_int) -> io::Result<()> {
     const LENGTH: u32 = 4;
     let on: [u8; LENGTH as usize] = 1_i32.to_ne_bytes();
@@ -23,9 +23,9 @@ pub(crate) fn enable_netlink_option(socket: impl AsFd, name: c_int) -> io::Resul
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Moves the calling thread, and it alone, into a new network namespace.
+/// Moves only the calling thread into a new network namespace.
 #[cfg(any(test, feature = "testing"))]
-pub(crate) fn leave_network_namespace() -> io::Result<()> {
+pub(crate) fn enter_new_network_namespace() -> io::Result<()> {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
     // SAFETY: NEWNET touches neither file descriptors nor memory maps.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;

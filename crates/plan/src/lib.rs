@@ -6,6 +6,8 @@
 pub mod difference;
 pub mod explain;
 pub mod flows;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod iptables;
 pub mod mark;
 pub mod nftables;

@@ -8,6 +8,7 @@
 //! No rule, chain or verdict depends on how many services there are; see `program` for the way of a packet.
 
 pub mod claims;
+pub mod desired;
 pub mod desired_sets;
 pub mod elements;
 pub mod plan;
@@ -16,5 +17,6 @@ pub mod run;
 pub mod sets;
 pub mod slots;
 pub mod statements;
+pub mod steps;
 pub mod text;
 pub mod timeouts;

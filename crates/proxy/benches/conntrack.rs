@@ -12,12 +12,14 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
+#[path = "../../../tests/src/drive.rs"]
+mod drive;
+
 use std::fs::{read_to_string, write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use kernel::nftables::{Change, Table};
 use model::address::Family;
 use model::api;
 use model::cluster::Cluster;
@@ -27,6 +29,8 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
 use plan::nftables::program::Settings;
+
+use drive::NftablesSync;
 use proxy::flows::{FlowFollower, ScanReport};
 use testkit::bench::clusters::{here, service, slice};
 use testkit::bench::figures::{goal, processor};
@@ -99,7 +103,7 @@ fn main() {
 /// A node that serves UDP services, as far as flows and rules are concerned.
 struct Node {
     cluster: Cluster,
-    table: Table,
+    table: NftablesSync,
     flows: FlowFollower,
     reports: Receiver<ScanReport>,
 }
@@ -132,7 +136,7 @@ impl Node {
         flows.other_modes_removed([], |_| false);
         let (sender, reports) = channel();
         std::thread::spawn(move || scanner.run(|report| _ = sender.send(report)));
-        let mut node = Self { cluster, table: Table::open(settings).unwrap(), flows, reports };
+        let mut node = Self { cluster, table: NftablesSync::open(settings).unwrap(), flows, reports };
         node.sync();
         node.settle();
         node
@@ -144,8 +148,7 @@ impl Node {
         let before = processor();
         self.flows.prepare(&mut changes);
         let prepared = processor() - before;
-        let change = Change { routings: changes.routings, ..Change::default() };
-        self.table.sync(change).unwrap();
+        self.table.sync(changes).unwrap();
         let before = processor();
         let table = &mut self.table;
         self.flows.committed(|at: Destination| table.is_unused(at).unwrap());

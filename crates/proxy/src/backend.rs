@@ -1,36 +1,44 @@
-//! The modes: what brings one family's kernel to what the model asks for. All that a mode has to say, in logs and in
-//! metrics, is said here; the line that calls it does not know which one it is.
+//! The modes: what brings one family's kernel to what the model asks for. All that a mode logs and counts is done here; the
+//! family worker does not know which one it is.
 
 mod iptables;
 mod nftables;
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
-use ipnet::IpNet;
 use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
+use kernel::outcome::Outcome;
+use model::cluster::Changes;
 use model::names::ServicePortName;
-use model::routing::Routing;
 use plan::flows::{Contended, Destination};
 use plan::nftables::elements::Seats;
+
+use crate::pace::Retry;
 
 pub use iptables::Iptables;
 pub use nftables::Nftables;
 
 /// One mode in one family.
 pub trait Backend: fmt::Debug + Send {
-    /// One pass. What it was told of it remembers, also if it fails.
-    fn sync(&mut self, change: Change) -> anyhow::Result<Pass>;
+    /// One attempt to bring the kernel to the desired state: plans, commits, settles. The changes are part of the desired
+    /// state from then on, also if it fails.
+    fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError>;
 
-    /// The kernel may hold something else than we think: the next pass compares, and writes what differs.
+    /// A sync has failed, and is not attempted again at once.
+    fn failed(&mut self) {}
+
+    /// The node's addresses that should serve node ports, for the next sync; not called where all do.
+    fn move_to(&mut self, node_port_ips: Vec<IpAddr>);
+
+    /// A foreign writer may have changed the rules: the next sync compares, and writes what differs.
     fn distrust(&mut self);
 
-    /// How to hear of strangers that change what we wrote. Asked for before the first pass, and after each one for as
-    /// long as there is no need.
+    /// How to be notified of foreign writers that change our rules. Asked for before the first sync, and after each one
+    /// for as long as there is no need.
     fn watch(&mut self) -> Option<Watch>;
 
     /// Whose new connections the kernel counts in this mode.
@@ -38,16 +46,16 @@ pub trait Backend: fmt::Debug + Send {
         Owners::default()
     }
 
-    /// Where the endpoints of a service port sit, in the mode that has slots for them.
+    /// Where the endpoints of a service port lie, in the mode that has slots for them.
     fn seats(&self, name: &ServicePortName) -> Seats<'_> {
         let _ = name;
         Seats::default()
     }
 
-    /// Who serves a frontend that several service ports claim.
+    /// Which service port serves a frontend that several claim.
     fn contended(&self) -> Contended;
 
-    /// Whether no packet for that UDP destination has met our rules since our first pass, for all the kernel has counted.
+    /// Whether no packet for that UDP destination has met our rules since our first sync, as far as the kernel has counted.
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
@@ -59,7 +67,7 @@ pub trait Backend: fmt::Debug + Send {
         None
     }
 
-    /// What the kernel should hold after all that was told so far, for others to compare with what it does.
+    /// The desired state after all changes so far, to be compared with the kernel's.
     fn desired(&self) -> DesiredState;
 
     /// As logs call it.
@@ -69,26 +77,18 @@ pub trait Backend: fmt::Debug + Send {
     fn title(&self) -> &'static str;
 }
 
-/// What differs since the last pass.
-#[derive(Debug, Default)]
-pub struct Change {
-    /// `None` for a service port that is gone.
-    pub routings: Vec<(ServicePortName, Option<Arc<Routing>>)>,
-    pub service_cidrs: Option<Vec<IpNet>>,
-    /// Endpoints over all service ports, usable or not.
-    pub endpoints: usize,
-    /// The node's addresses that serve node ports, if they may be others.
-    pub node_port_ips: Option<Vec<IpAddr>>,
+/// Why an attempt failed, and what to do next.
+#[derive(Debug)]
+pub struct SyncError {
+    pub retry: Retry,
+    pub cause: anyhow::Error,
 }
 
-/// What a pass was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pass {
-    /// It looked at everything rather than at what changed.
-    pub full: bool,
-    /// It found that the kernel did not hold what it should have held before.
-    pub mended: bool,
+impl SyncError {
+    fn new(retry: Retry, cause: impl Into<anyhow::Error>) -> Self {
+        Self { retry, cause: cause.into() }
+    }
 }
 
-/// Calls back whenever a stranger interferes, for as long as it is answered true. Runs on a thread of its own.
+/// Calls back whenever a foreign writer interferes, for as long as that returns true. Runs on a thread of its own.
 pub type Watch = Box<dyn FnOnce(&mut dyn FnMut(Drift) -> bool) + Send>;

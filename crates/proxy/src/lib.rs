@@ -11,6 +11,8 @@ pub mod debug_api;
 pub mod family;
 pub mod file_watch;
 pub mod flows;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod health;
 pub mod http;
 pub mod metrics;

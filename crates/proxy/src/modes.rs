@@ -21,8 +21,8 @@ use crate::node::Node;
 /// What the mode needs of the kernel, per family it can serve.
 #[derive(Debug)]
 pub enum Access {
-    Nftables(BTreeMap<Family, nftables::Access>),
-    Iptables(BTreeMap<Family, iptables::Access>),
+    Nftables(BTreeMap<Family, nftables::Table>),
+    Iptables(BTreeMap<Family, iptables::Rules>),
 }
 
 impl Access {
@@ -58,8 +58,7 @@ impl Access {
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = nftables_settings(config, family, node)?;
-                    let backend =
-                        Box::new(Nftables::new(nftables::Table::new(access, settings), metrics.clone()));
+                    let backend = Box::new(Nftables::new(access, settings, metrics.clone()));
                     let tracing = tracing(config, family, node)?;
                     backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
                 }
@@ -70,8 +69,8 @@ impl Access {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = iptables_settings(config, family, node, access.abilities())?;
                     iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
-                    let rules = iptables::Rules::new(access, settings, config.sync_period);
-                    let backend = Box::new(Iptables::new(rules, metrics.clone()));
+                    let backend =
+                        Box::new(Iptables::new(access, settings, config.sync_period, metrics.clone()));
                     let tracing = tracing(config, family, node)?;
                     backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
                 }
@@ -121,7 +120,7 @@ fn open_nftables() -> anyhow::Result<Access> {
     require_kernel()?;
     let mut accesses = BTreeMap::new();
     for family in families_of_kernel() {
-        accesses.insert(family, nftables::Access::open(family).context(creating(family))?);
+        accesses.insert(family, nftables::Table::open(family).context(creating(family))?);
     }
     Ok(Access::Nftables(accesses))
 }
@@ -130,7 +129,7 @@ fn open_iptables() -> anyhow::Result<Access> {
     let mut accesses = BTreeMap::new();
     let mut first_error = None;
     for family in families_of_kernel() {
-        match iptables::Access::open(family) {
+        match iptables::Rules::open(family) {
             Ok(access) => drop(accesses.insert(family, access)),
             // That says nothing about the family, and a proxy that serves only the other one would be worse than none.
             Err(error) if error.is_contention() => {

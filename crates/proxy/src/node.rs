@@ -69,7 +69,7 @@ impl Node {
                 Progress::Wait(until) => until,
             };
             match next(words, until) {
-                Some(MainMessage::Node(event)) => wait.hear(&event),
+                Some(MainMessage::Node(event)) => wait.receive(&event),
                 Some(MainMessage::Stop(why)) => return Err(why),
                 Some(MainMessage::FolderRead) | None => {}
             }

@@ -1,8 +1,8 @@
 //! Everything at the metrics port: metrics, and what a person wants to know about a running proxy.
 
-mod accept;
+pub(crate) mod accept;
 mod debug;
-mod healthz;
+pub(crate) mod healthz;
 mod local;
 mod page;
 

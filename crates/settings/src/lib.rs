@@ -5,6 +5,8 @@
 pub mod config;
 pub mod duration;
 pub mod flags;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gates;
 pub mod go;
 pub mod logs;

@@ -1,4 +1,4 @@
-//! What benchmarks share: clusters of any size, figures measured in processes of their own, and the record of them.
+//! For benchmarks: clusters of any size, figures that a child process measures, and a file that records them.
 
 pub mod clusters;
 pub mod figures;

@@ -1,22 +1,22 @@
-//! A server that says everything back, for connections that last.
+//! A TCP server that echoes what it receives, for long-lived connections.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use crate::namespace::Namespace;
 
-/// Serves for as long as the process lives.
+/// Serves until the process ends.
 pub fn serve(namespace: &Namespace, address: SocketAddr) {
     let listener = namespace.enter(|| TcpListener::bind(address)).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || say_back(stream));
+            // A client that resets the connection only ends its own thread.
+            std::thread::spawn(move || echo(stream));
         }
     });
 }
 
-// How a client leaves is its own business.
-fn say_back(mut stream: TcpStream) -> io::Result<()> {
+fn echo(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = [0; 64];
     loop {
         match stream.read(&mut buffer)? {

@@ -1,4 +1,4 @@
-//! The cast of every case: who asks, who answers, and what their addresses are.
+//! The clients, endpoints and frontends that the packet tests share, and their addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use crate::network::{
     Network, another_client_ip, bridge_ip, client_ip, far_pod_ip, node_ip, node_ip_towards_remote, of,
     remote_pod_ip,
 };
-use crate::talk::Server;
+use crate::probe::Server;
 
 /// A network with servers at every [`Place`].
 #[derive(Debug)]
@@ -18,40 +18,40 @@ pub struct Lab {
     _servers: Vec<Server>,
 }
 
-/// Where endpoints are.
+/// Where an endpoint runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// The first pod of this node.
     PodA,
     PodB,
-    /// A pod of another node, by number.
+    /// A pod of the second node, by the last part of its address.
     Remote(u8),
     /// The node itself, at its main address.
     Host,
 }
 
-/// Who asks.
+/// Where a client runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
-    /// A pod of this node that is no endpoint.
+pub enum ClientPlace {
+    /// A pod of this node that is never an endpoint.
     Pod,
     /// The first pod of this node, which is an endpoint of most services.
     PodA,
     Node,
     /// A client outside the cluster.
     Outside,
-    /// Many clients outside the cluster, one after the other.
+    /// [`CROWD`] clients outside the cluster, one after the other.
     Crowd,
-    /// A pod of another node, sending its packets here.
+    /// A pod of the third node that uses this node as its router.
     RemotePod,
 }
 
-/// An address that can be asked, or that a manifest names.
+/// A destination address, by its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
     ClusterIp,
     OtherClusterIp,
-    /// In the range of cluster IPs, but nobody's.
+    /// In the Service CIDR, but of no Service.
     UnusedClusterIp,
     ExternalIp,
     LoadBalancerIp,
@@ -62,14 +62,17 @@ pub enum Address {
     Loopback,
 }
 
-/// The ports endpoints listen at.
+/// The name of the node.
+pub const NODE_NAME: &str = "node-1";
+
+/// The ports that endpoints listen on.
 pub const TARGET: u16 = 8080;
 pub const OTHER_TARGET: u16 = 8081;
-/// The node port of the first port of a service. The node has a server of its own there, which answers what the proxy
-/// leaves alone.
+/// The node port of the first port of a Service. The node runs a server of its own there, which answers packets that the
+/// proxy does not translate.
 pub const NODE_PORT: u16 = 30080;
 
-/// How many clients are a crowd: enough to go to each of three endpoints, whatever chance says.
+/// Enough random choices to miss one of three endpoints less than once in 10^10 runs.
 pub const CROWD: usize = 64;
 
 impl Lab {
@@ -78,26 +81,29 @@ impl Lab {
         let mut servers = Vec::new();
         let places = [(&network.pods[0].namespace, Place::PodA), (&network.pods[1].namespace, Place::PodB)];
         for (namespace, place) in places {
-            servers.push(Server::start_all(namespace, &served(&[place])));
+            servers.push(Server::start_all(namespace, &listen_addresses(&[place])));
         }
-        servers.push(Server::start_all(&network.remote, &served(&[Place::Remote(5), Place::Remote(6)])));
-        let mut at_node = served(&[Place::Host]);
+        servers.push(Server::start_all(
+            &network.remote,
+            &listen_addresses(&[Place::Remote(5), Place::Remote(6)]),
+        ));
+        let mut on_node = listen_addresses(&[Place::Host]);
         for family in Family::BOTH {
             let addresses =
                 [Address::NodeIp, Address::NodeIpTowardsRemote, Address::BridgeIp, Address::Loopback];
-            at_node.extend(addresses.map(|address| SocketAddr::new(address.ip(family), NODE_PORT)));
+            on_node.extend(addresses.map(|address| SocketAddr::new(address.ip(family), NODE_PORT)));
         }
-        servers.push(Server::start_all(&network.node, &at_node));
+        servers.push(Server::start_all(&network.node, &on_node));
         Self { network, _servers: servers }
     }
 
-    pub fn namespace(&self, who: Who) -> &Namespace {
-        match who {
-            Who::Pod => &self.network.pods[2].namespace,
-            Who::PodA => &self.network.pods[0].namespace,
-            Who::Node => &self.network.node,
-            Who::Outside | Who::Crowd => &self.network.client,
-            Who::RemotePod => &self.network.far,
+    pub fn namespace(&self, from: ClientPlace) -> &Namespace {
+        match from {
+            ClientPlace::Pod => &self.network.pods[2].namespace,
+            ClientPlace::PodA => &self.network.pods[0].namespace,
+            ClientPlace::Node => &self.network.node,
+            ClientPlace::Outside | ClientPlace::Crowd => &self.network.client,
+            ClientPlace::RemotePod => &self.network.far,
         }
     }
 }
@@ -108,7 +114,7 @@ impl Default for Lab {
     }
 }
 
-fn served(places: &[Place]) -> Vec<SocketAddr> {
+fn listen_addresses(places: &[Place]) -> Vec<SocketAddr> {
     let each = Family::BOTH.into_iter().flat_map(|family| places.iter().map(move |place| place.ip(family)));
     each.flat_map(|ip| [TARGET, OTHER_TARGET].map(|port| SocketAddr::new(ip, port))).collect()
 }
@@ -123,14 +129,15 @@ impl Place {
         }
     }
 
-    pub fn is_here(self) -> bool {
+    /// Whether the endpoint runs on this node.
+    pub fn is_local(self) -> bool {
         match self {
             Self::PodA | Self::PodB | Self::Host => true,
             Self::Remote(_) => false,
         }
     }
 
-    /// The address a masqueraded client has there. The node talking to itself may use any it has.
+    /// The source addresses that an endpoint at this place may see of a masqueraded client.
     pub fn masquerade_ips(self, family: Family) -> Vec<IpAddr> {
         match self {
             Self::PodA | Self::PodB => vec![bridge_ip(family)],
@@ -140,8 +147,8 @@ impl Place {
     }
 }
 
-impl Who {
-    /// The address to ask from, unless the namespace has but one to choose.
+impl ClientPlace {
+    /// The source address to bind to; `None` leaves the choice to the kernel.
     pub fn source(self, family: Family, attempt: usize) -> Option<IpAddr> {
         match self {
             Self::Pod | Self::PodA | Self::Node => None,
@@ -151,7 +158,7 @@ impl Who {
         }
     }
 
-    /// The interface of the node that its packets come in by.
+    /// The interface of the node that receives packets of this client; `None` for the node itself.
     pub fn interface(self) -> Option<&'static str> {
         match self {
             Self::Pod | Self::PodA => Some("cbr0"),
@@ -161,14 +168,14 @@ impl Who {
         }
     }
 
-    /// The address packets to that one leave with.
+    /// The source address of packets to `to`.
     pub fn ip(self, family: Family, attempt: usize, to: IpAddr) -> IpAddr {
         self.source(family, attempt).unwrap_or_else(|| match self {
             Self::PodA => Place::PodA.ip(family),
             Self::Pod => of(family, ["10.244.0.7", "fd00:10:244::7"]).parse().unwrap(),
             Self::Node if Network::node_ips(family).contains(&to) => to,
             Self::Node => node_ip(family),
-            Self::Outside | Self::Crowd | Self::RemotePod => unreachable!("they have a source"),
+            Self::Outside | Self::Crowd | Self::RemotePod => unreachable!("they have a fixed source"),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! A network namespace that lives as long as its handle.
+//! A network namespace that exists as long as its handle.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,34 +8,35 @@ use std::sync::Arc;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A network namespace of its own, with its loopback interface up.
+/// A handle to a network namespace. The kernel removes the namespace with its last handle and process.
 #[derive(Clone, Debug)]
 pub struct Namespace(Arc<File>);
 
 impl Namespace {
+    /// A fresh namespace with its loopback interface up.
     pub fn new() -> Self {
         let (send, receive) = std::sync::mpsc::channel();
         netlink::testing::in_fresh_netns(move || {
             send.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
         });
         let namespace = Self(Arc::new(receive.recv().unwrap()));
-        // Without looking for duplicates, an address can be used at once.
+        // Without duplicate address detection, an IPv6 address is usable at once.
         namespace.sysctl("ipv6/conf/all/accept_dad", "0");
         namespace.sysctl("ipv6/conf/default/accept_dad", "0");
         namespace.ip("link set lo up");
         namespace
     }
 
-    /// The one that the calling thread is in.
-    pub fn here() -> Self {
+    /// The namespace of the calling thread.
+    pub fn current() -> Self {
         Self(Arc::new(File::open("/proc/thread-self/ns/net").unwrap()))
     }
 
-    /// Runs something inside. Sockets made there stay there; so do processes.
-    pub fn enter<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+    /// Runs `action` on a thread inside. Sockets that it opens and processes that it starts stay in this namespace.
+    pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             self.move_in();
-            what()
+            action()
         };
         std::thread::scope(|scope| match scope.spawn(inside).join() {
             Ok(value) => value,
@@ -43,39 +44,39 @@ impl Namespace {
         })
     }
 
-    /// Takes the calling thread inside, for good.
+    /// Moves the calling thread inside, for good.
     pub fn move_in(&self) {
         move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
-    /// How to name it to `ip link`.
+    /// The path that names this namespace to `ip link` and `nsenter`, as long as this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Runs `ip` with these arguments inside.
+    /// Runs `ip` inside.
     pub fn ip(&self, arguments: &str) -> String {
         self.run(&format!("ip {arguments}"))
     }
 
-    /// Runs one `ip` for all these lines, each the arguments of one call.
+    /// Runs one `ip -batch`; each line holds the arguments of one call.
     pub fn ip_all(&self, lines: &[String]) {
-        self.feed(Command::new("ip").args(["-batch", "-"]), &lines.join("\n"));
+        self.run_with_input(Command::new("ip").args(["-batch", "-"]), &lines.join("\n"));
     }
 
-    /// Runs a command inside and returns what it printed. A command that fails ends the test.
+    /// Runs a command inside and returns its output. Panics if it fails.
     pub fn run(&self, command_line: &str) -> String {
         self.enter(|| netlink::testing::run(command_line))
     }
 
-    /// Runs a command inside that reads this text. A command that fails ends the test.
-    pub fn feed(&self, command: &mut Command, text: &str) {
+    /// Runs a command inside with `input` as its standard input. Panics if it fails.
+    pub fn run_with_input(&self, command: &mut Command, input: &str) {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.spawn(command).unwrap();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?}: {said}\n{text}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {stderr}\n{input}");
     }
 
     /// Starts a process inside.
@@ -83,7 +84,7 @@ impl Namespace {
         self.enter(|| command.spawn())
     }
 
-    /// Writes a network setting of this namespace.
+    /// Writes a sysctl below `net`, such as `ipv4/ip_forward`.
     pub fn sysctl(&self, name: &str, value: &str) {
         self.enter(|| std::fs::write(format!("/proc/sys/net/{name}"), value))
             .unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -12,13 +12,13 @@ use crate::namespace::Namespace;
 pub struct Network {
     pub node: Namespace,
     pub pods: Vec<Pod>,
-    /// Holds more addresses than its own: see [`another_client_ip`].
+    /// Owns further addresses, too: see [`another_client_ip`].
     pub client: Namespace,
-    /// Holds the addresses of all pods of the second node.
+    /// Owns the addresses of all pods of the second node.
     pub remote: Namespace,
-    /// Holds the addresses of all pods of the third node, which only ask.
+    /// Owns the addresses of all pods of the third node, which are only clients.
     pub far: Namespace,
-    /// Where the node sends what it has no better place for. Nobody there lets anything through, and says so.
+    /// The node's default router. It forwards nothing and answers with ICMP "administratively prohibited".
     _internet: Namespace,
 }
 
@@ -30,7 +30,6 @@ pub struct Pod {
     pub v6: IpAddr,
 }
 
-/// Both addresses of one host.
 fn pair(v4: &str, v6: &str) -> [IpAddr; 2] {
     [v4.parse().unwrap(), v6.parse().unwrap()]
 }
@@ -39,7 +38,7 @@ pub fn node_ip(family: Family) -> IpAddr {
     of(family, pair("192.0.2.11", "2001:db8:2::11"))
 }
 
-/// The address the node has where pods of the other node see it.
+/// The node's address on the link to the second node.
 pub fn node_ip_towards_remote(family: Family) -> IpAddr {
     of(family, pair("198.51.100.11", "2001:db8:3::11"))
 }
@@ -52,7 +51,7 @@ pub fn client_ip(family: Family) -> IpAddr {
     of(family, pair("192.0.2.200", "2001:db8:2::200"))
 }
 
-/// The client's namespace can ask from any of these, too.
+/// A further address of the client's namespace.
 pub fn another_client_ip(family: Family, number: u8) -> IpAddr {
     match family {
         Family::V4 => [100, 64, 7, number].into(),
@@ -60,7 +59,7 @@ pub fn another_client_ip(family: Family, number: u8) -> IpAddr {
     }
 }
 
-/// The address of a pod of the other node.
+/// The address of a pod of the second node.
 pub fn remote_pod_ip(family: Family, number: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 244, 1, number].into(),
@@ -80,6 +79,7 @@ pub fn pod_cidr(family: Family) -> &'static str {
     }
 }
 
+/// The value for `family`.
 pub fn of<T>(family: Family, [v4, v6]: [T; 2]) -> T {
     match family {
         Family::V4 => v4,
@@ -94,18 +94,18 @@ impl Pod {
 }
 
 impl Network {
-    /// `pods` on this node; the other node has as many as anyone asks for.
+    /// With `pods` pods on this node.
     pub fn new(pods: u8) -> Self {
         let node = Namespace::new();
         node.sysctl("ipv4/ip_forward", "1");
         node.sysctl("ipv6/conf/all/forwarding", "1");
         node.sysctl("ipv4/conf/all/send_redirects", "0");
         node.sysctl("ipv4/conf/default/send_redirects", "0");
-        hear_every_refusal(&node);
+        disable_icmp_rate_limit(&node);
         let (client, remote, far, internet) =
             (Namespace::new(), Namespace::new(), Namespace::new(), Namespace::new());
         let pods: Vec<Pod> = (0..pods).map(|number| pod(number + 5)).collect();
-        lay_wires(&node, [&client, &remote, &far, &internet], &pods);
+        connect(&node, [&client, &remote, &far, &internet], &pods);
 
         client.ip_all(&[
             "address add 192.0.2.200/24 dev eth0".into(),
@@ -113,7 +113,7 @@ impl Network {
             "route add default via 192.0.2.11".into(),
             "route add default via 2001:db8:2::11".into(),
         ]);
-        hold(&client, "100.64.7.0/24", "2001:db8:7::/64");
+        own(&client, "100.64.7.0/24", "2001:db8:7::/64");
 
         remote.ip_all(&[
             "address add 198.51.100.12/24 dev eth0".into(),
@@ -121,7 +121,7 @@ impl Network {
             "route add default via 198.51.100.11".into(),
             "route add default via 2001:db8:3::11".into(),
         ]);
-        hold(&remote, "10.244.1.0/24", "fd00:10:244:1::/64");
+        own(&remote, "10.244.1.0/24", "fd00:10:244:1::/64");
 
         far.ip_all(&[
             "address add 198.18.2.12/24 dev eth0".into(),
@@ -129,11 +129,11 @@ impl Network {
             "route add default via 198.18.2.11".into(),
             "route add default via 2001:db8:4::11".into(),
         ]);
-        hold(&far, "10.244.2.0/24", "fd00:10:244:2::/64");
+        own(&far, "10.244.2.0/24", "fd00:10:244:2::/64");
 
         internet.sysctl("ipv4/ip_forward", "1");
         internet.sysctl("ipv6/conf/all/forwarding", "1");
-        hear_every_refusal(&internet);
+        disable_icmp_rate_limit(&internet);
         internet.ip_all(&[
             "address add 198.18.3.12/24 dev eth0".into(),
             "address add 2001:db8:6::12/64 dev eth0 nodad".into(),
@@ -143,10 +143,10 @@ impl Network {
         let border = "table inet border {
             chain forward { type filter hook forward priority 0; reject with icmpx admin-prohibited; }
         }";
-        internet.feed(Command::new("nft").args(["-f", "-"]), border);
+        internet.run_with_input(Command::new("nft").args(["-f", "-"]), border);
 
         for pod in &pods {
-            // Pods talk through the node, also to each other: it must see both ways of every connection.
+            // A /32 route sends even traffic between pods through the node, which must see both directions.
             pod.namespace.ip_all(&[
                 format!("address add {}/32 dev eth0", pod.v4),
                 format!("address add {}/128 dev eth0 nodad", pod.v6),
@@ -157,7 +157,7 @@ impl Network {
         Self { node, pods, client, remote, far, _internet: internet }
     }
 
-    /// Every address the node has.
+    /// All addresses of the node.
     pub fn node_ips(family: Family) -> [IpAddr; 6] {
         [
             node_ip(family),
@@ -170,27 +170,27 @@ impl Network {
     }
 }
 
-/// From the node's `eth0` to `eth3` to the others, in order, and from its bridge to the pods.
-fn lay_wires(node: &Namespace, others: [&Namespace; 4], pods: &[Pod]) {
+/// Connects the node's `eth0` to `eth3` to `others`, in this order, and its bridge to the pods.
+fn connect(node: &Namespace, others: [&Namespace; 4], pods: &[Pod]) {
     let mut lines = vec![
         "link add cbr0 type bridge".to_string(),
         "address add 10.244.0.1/24 dev cbr0".into(),
         "address add fd00:10:244::1/64 dev cbr0 nodad".into(),
         "link set cbr0 up".into(),
     ];
-    let wire = |port: &str, other: &Namespace| {
+    let veth = |port: &str, other: &Namespace| {
         [
             format!("link add {port} type veth peer name eth0 netns {}", other.path()),
             format!("link set {port} up"),
         ]
     };
     for (number, other) in others.into_iter().enumerate() {
-        lines.extend(wire(&format!("eth{number}"), other));
+        lines.extend(veth(&format!("eth{number}"), other));
     }
     for (number, pod) in pods.iter().enumerate() {
         let port = format!("pod{number}");
-        lines.extend(wire(&port, &pod.namespace));
-        // A connection that comes back to the pod it left goes out by the port it came in.
+        lines.extend(veth(&port, &pod.namespace));
+        // A pod that reaches itself through a Service: the bridge sends the packet back out of the port it came in.
         lines.push(format!("link set {port} master cbr0"));
         lines.push(format!("link set {port} type bridge_slave hairpin on"));
     }
@@ -206,7 +206,7 @@ fn lay_wires(node: &Namespace, others: [&Namespace; 4], pods: &[Pod]) {
         "address add 198.18.2.11/24 dev eth2".into(),
         "address add 2001:db8:4::11/64 dev eth2 nodad".into(),
         "address add 198.18.3.11/24 dev eth3".into(),
-        // What the node sends by its default route it sends from its main address.
+        // The default route uses the node's main address as source.
         "address add 2001:db8:6::11/64 dev eth3 preferred_lft 0 nodad".into(),
         "address add 2001:db8:2::11/128 dev eth3 nodad".into(),
         "route add 100.64.7.0/24 via 192.0.2.200".into(),
@@ -220,15 +220,15 @@ fn lay_wires(node: &Namespace, others: [&Namespace; 4], pods: &[Pod]) {
     ]);
 }
 
-/// As many as there are, not one a second.
-fn hear_every_refusal(namespace: &Namespace) {
+/// Without a rate limit every refused probe gets its ICMP error.
+fn disable_icmp_rate_limit(namespace: &Namespace) {
     namespace.sysctl("ipv4/icmp_ratemask", "0");
-    // Only a number that no message has.
+    // The mask lists the types to limit: 255 is none that is used.
     namespace.sysctl("ipv6/icmp/ratemask", "255");
 }
 
-/// Makes every address of these networks the namespace's own.
-fn hold(namespace: &Namespace, v4: &str, v6: &str) {
+/// Makes every address of these networks a local one.
+fn own(namespace: &Namespace, v4: &str, v6: &str) {
     namespace.ip_all(&[format!("route add local {v4} dev lo"), format!("route add local {v6} dev lo")]);
     namespace.sysctl("ipv6/ip_nonlocal_bind", "1");
 }

@@ -1,4 +1,4 @@
-//! API objects, one line each, or as YAML documents.
+//! API objects from one line of text each, or from YAML documents.
 //!
 //! ```text
 //! service shop/web 10.96.0.10 http:80 dns:53/UDP@30053 NodePort external-policy=Local
@@ -12,10 +12,10 @@ use model::event::Event;
 use model::names::NamespacedName;
 use serde::Deserialize;
 
-/// The node that `local` endpoints are on.
+/// The node of `local` endpoints.
 pub const NODE: &str = "n1";
 
-/// The event that one line stands for.
+/// Parses one line.
 pub fn event(line: &str) -> Event {
     let (verb, rest) = line.trim().split_once(char::is_whitespace).unwrap();
     match verb {
@@ -26,12 +26,12 @@ pub fn event(line: &str) -> Event {
     }
 }
 
-/// The events of all lines that are not blank.
+/// Parses all lines but blank ones.
 pub fn events(lines: &str) -> impl Iterator<Item = Event> {
     lines.lines().filter(|line| !line.trim().is_empty()).map(event)
 }
 
-/// `service namespace/name` or `slice namespace/name`; the API's names of the kinds do as well.
+/// `service namespace/name` or `slice namespace/name`; the API's names of these kinds work, too.
 pub fn deletion(text: &str) -> Event {
     let (kind, object) = text.trim().split_once(' ').unwrap();
     match kind {
@@ -90,7 +90,7 @@ pub fn service(text: &str) -> api::Service {
 ///
 /// An endpoint is `address[@node]`, then any of: `local`, `node=`, `zones=`, `nodes=`, the conditions `ready=`,
 /// `serving=`, `terminating=`, and two states by name: `unready` (neither ready nor serving) and `draining`
-/// (terminating but serving). Each address begins an endpoint; the bars are for the reader.
+/// (terminating but serving). Each address starts a new endpoint; bars are optional.
 pub fn slice(text: &str) -> api::EndpointSlice {
     let mut words = text.split_whitespace().filter(|word| *word != "|");
     let mut slice = api::EndpointSlice { metadata: metadata(words.next().unwrap()), ..Default::default() };
@@ -181,7 +181,7 @@ fn endpoint(word: &str) -> api::Endpoint {
     }
 }
 
-/// Returns false for a word that says nothing about an endpoint.
+/// Returns false if `word` does not qualify an endpoint.
 fn qualify(endpoint: &mut api::Endpoint, word: &str) -> bool {
     let conditions = &mut endpoint.conditions;
     let flag = |value: &str| Some(value.parse::<bool>().unwrap());

@@ -1,4 +1,4 @@
-//! A process that cannot outlive whoever started it, and what it says.
+//! A process in a namespace that cannot outlive its parent, with its output in a log file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::namespace::Namespace;
 
-/// Killed when dropped.
+/// A running process, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -16,24 +16,24 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program in this namespace. What it says goes to the file.
+    /// Starts `program` in `namespace` and appends its output to `log`.
     ///
-    /// It dies with the calling thread, for that is what the kernel takes for the parent.
+    /// The process dies with the calling thread, which is what `PR_SET_PDEATHSIG` takes for the parent.
     pub fn start(namespace: &Namespace, program: &Path, arguments: &[String], log: &Path) -> Self {
-        let said = File::options().create(true).append(true).open(log).unwrap();
+        let output = File::options().create(true).append(true).open(log).unwrap();
         let child = Command::new("nsenter")
             .arg(format!("--net={}", namespace.path()))
             .args(["setpriv", "--pdeathsig", "KILL"])
             .arg(program)
             .args(arguments)
-            .stdout(said.try_clone().unwrap())
-            .stderr(said)
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
             .spawn()
             .unwrap_or_else(|error| panic!("starting {}: {error}", program.display()));
         Self { child, log: log.into() }
     }
 
-    pub fn id(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -41,8 +41,8 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Its status, if it has ended by itself.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    /// The exit status, or `None` while the process runs.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
@@ -50,8 +50,8 @@ impl Process {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap()).into_owned()
     }
 
-    /// The end of what it said.
-    pub fn last_words(&self) -> String {
+    /// The last lines of the log.
+    pub fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
@@ -60,7 +60,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It fails if the process has ended already.
+        // Fails if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Routings as the model decides them: no test has to build one field by field.
+//! Routings that the model computes from objects, so that no test builds one field by field.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use model::routing::Routing;
 
 use crate::objects::{NODE, events};
 
-/// The time at which the proxy of [`node`] started.
+/// When the proxy on [`node`] started.
 pub const STARTED: &str = "2026-11-15T10:00:00Z";
 
-/// The node that everything is seen from.
+/// The node whose routings the model computes.
 pub fn node(family: Family) -> Here {
     let node_ip = match family {
         Family::V4 => "192.168.0.1",
@@ -28,7 +28,7 @@ pub fn node(family: Family) -> Here {
     }
 }
 
-/// All routings of a cluster that is written down as in [`crate::objects`], by name.
+/// All routings of the cluster that `lines` describe in the format of [`crate::objects`], sorted by name.
 pub fn routings(family: Family, lines: &str) -> Vec<(ServicePortName, Arc<Routing>)> {
     let mut cluster = Cluster::new(node(family));
     for event in events(lines) {
@@ -38,7 +38,7 @@ pub fn routings(family: Family, lines: &str) -> Vec<(ServicePortName, Arc<Routin
     cluster.routings().into_iter().map(|(name, routing)| (name.clone(), routing.clone())).collect()
 }
 
-/// The only routing of a cluster of one service port.
+/// The routing of a cluster with a single service port.
 pub fn routing(family: Family, lines: &str) -> (ServicePortName, Arc<Routing>) {
     let mut all = routings(family, lines);
     assert_eq!(all.len(), 1, "one service port in {lines}");

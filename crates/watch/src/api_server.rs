@@ -1,4 +1,4 @@
-//! An API server as a source of events: the sister of a folder of manifests.
+//! An API server as a source of events.
 
 use std::cell::RefCell;
 use std::io;
@@ -22,8 +22,8 @@ impl ApiServer {
         Self { api, node_name: node_name.into(), poster }
     }
 
-    /// Tells everything that happens, from the thread that calls, and returns only if it can't even begin. Whoever
-    /// hears it may take its time: the server waits. The node is told of first as `NodeApplied`, or as `NodeDeleted` if there is none.
+    /// Emits all events on the calling thread, and returns only if it cannot start. `emit` may block, which makes the server wait.
+    /// The first list of Nodes results in `NodeApplied`, or in `NodeDeleted` if the node does not exist.
     pub fn follow(self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;

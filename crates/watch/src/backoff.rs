@@ -1,38 +1,38 @@
-//! How long to wait before trying again. Never sleeps, never asks what time it is, and chance is an argument.
+//! Computes the delay before a retry. Time and chance are arguments.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(800);
-const LONGEST: Duration = Duration::from_secs(30);
-/// A failure after so long a peace is the first one again.
-const PEACE: Duration = Duration::from_secs(120);
+const MAX: Duration = Duration::from_secs(30);
+/// After this time without a failure, the delay starts over.
+const RESET_AFTER: Duration = Duration::from_secs(120);
 
-/// Doubles with every failure, up to a limit.
+/// A delay that doubles with every failure, up to a limit.
 #[derive(Debug, Default)]
 pub struct Backoff {
     last: Option<(Instant, Duration)>,
 }
 
 impl Backoff {
-    /// The pause after a failure at `now`: up to twice as long as it has to be, so that nodes do not come back in
-    /// step. `chance` is between 0 and 1.
+    /// The delay after a failure at `now`. `chance`, between 0 and 1, makes it up to twice as long, so that nodes do not retry
+    /// together.
     pub fn failed(&mut self, now: Instant, chance: f64) -> Duration {
         let pause = match self.last {
-            Some((then, pause)) if now.saturating_duration_since(then) <= PEACE => (pause * 2).min(LONGEST),
+            Some((then, pause)) if now.saturating_duration_since(then) <= RESET_AFTER => (pause * 2).min(MAX),
             _ => FIRST,
         };
         self.last = Some((now, pause));
         pause.mul_f64(1.0 + chance.clamp(0.0, 1.0))
     }
 
-    /// The next failure is the first one again.
+    /// Makes the delay start over.
     pub fn reset(&mut self) {
         self.last = None;
     }
 }
 
-/// A number between 0 and 1. Good enough to spread clients, and for nothing else.
+/// A random number between 0 and 1, good enough to spread clients.
 pub fn chance() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
     f64::from((bits >> 32) as u32) / f64::from(u32::MAX)
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_to_half_a_minute_and_start_over_after_two_quiet_minutes() {
+    fn delays_double_to_half_a_minute_and_start_over_after_two_minutes_without_failure() {
         let mut now = Instant::now();
         let mut backoff = Backoff::default();
         let mut pauses = Vec::new();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_makes_a_pause_up_to_twice_as_long() {
+    fn chance_makes_a_delay_up_to_twice_as_long() {
         let now = Instant::now();
         assert_eq!(Backoff::default().failed(now, 0.5).as_millis(), 1_200);
         assert_eq!(Backoff::default().failed(now, 1.0).as_millis(), 1_600);

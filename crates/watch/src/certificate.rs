@@ -1,4 +1,4 @@
-//! When a certificate expires. All that the API server says of a client certificate that has is `Unauthorized`.
+//! Reads when a certificate expires. The API server answers an expired client certificate only by `Unauthorized`.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -9,7 +9,7 @@ const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 const CONTEXT_0: u8 = 0xa0;
 
-/// Nothing if it is no certificate.
+/// `None` unless `der` is a certificate.
 pub fn expiry(der: &[u8]) -> Option<Timestamp> {
     let (_, certificate, _) = element(der)?;
     let (_, mut fields, _) = element(certificate)?;
@@ -34,7 +34,7 @@ pub fn expiry(der: &[u8]) -> Option<Timestamp> {
     Some(time.to_zoned(TimeZone::UTC).ok()?.timestamp())
 }
 
-/// The tag and the content of the first element, and what follows it.
+/// The tag and the content of the first element, and the remaining bytes.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = bytes.split_first()?;
     let (first, rest) = rest.split_first()?;
@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     fn certificate(year: i32) -> Vec<u8> {
-        let mut wanted = rcgen::CertificateParams::new(["server".to_owned()]).unwrap();
-        wanted.not_before = rcgen::date_time_ymd(1_999, 1, 1);
-        wanted.not_after = rcgen::date_time_ymd(year, 2, 3);
-        wanted.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec()
+        let mut parameters = rcgen::CertificateParams::new(["server".to_owned()]).unwrap();
+        parameters.not_before = rcgen::date_time_ymd(1_999, 1, 1);
+        parameters.not_after = rcgen::date_time_ymd(year, 2, 3);
+        parameters.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec()
     }
 
     #[test]
-    fn certificates_of_this_century_and_later_say_when_they_expire() {
+    fn the_expiry_of_certificates_is_read() {
         for year in [1_999, 2_020, 2_049, 2_050, 2_100] {
             let want = format!("{year}-02-03T00:00:00Z");
             assert_eq!(expiry(&certificate(year)).map(|at| at.to_string()), Some(want));
@@ -73,7 +73,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_bring_the_reader_down(bytes in any::<Vec<u8>>(), cut in any::<prop::sample::Index>()) {
+        fn arbitrary_bytes_do_not_panic(bytes in any::<Vec<u8>>(), cut in any::<prop::sample::Index>()) {
             expiry(&bytes);
             let whole = certificate(2_100);
             let cut = cut.index(whole.len());

@@ -1,11 +1,11 @@
-//! The API server as we talk to it: a connection that follows rotated credentials, and how fast we may ask.
+//! The connection to the API server: follows rotated credentials, and limits the rate of requests.
 //!
 //! ```text
-//!   request ─▶ throttle ─▶ [who we are] ─▶ TLS, proxy, TCP ─▶ answer, or why not
+//!   request ─▶ throttle ─▶ credentials ─▶ TLS, proxy, TCP ─▶ answer or ApiError
 //! ```
 //!
-//! `kube` reads kubeconfig files, speaks to exec plugins and sets up TLS. The rest is done here: tokens, certificates
-//! and trust are read again when their files change, and nothing is retried behind our back.
+//! `kube` reads kubeconfig files, runs exec plugins and sets up TLS. This module reads tokens, certificates and CAs again when
+//! their files change, and leaves retries to its callers.
 //!
 //! HTTP/2 is preferred, as client-go prefers it: all watches share one connection, and pings notice an API server that
 //! died behind a load balancer which keeps the connection open. TCP keep-alive notices a peer that is gone altogether.
@@ -45,21 +45,20 @@ pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, Pod, go_error};
 use crate::throttle::Throttle;
 
-/// For the beginning of an answer, and between two pieces of one. The API server gives up on a request after a minute:
-/// shortly after that no answer is going to come.
+/// The maximum time until an answer begins, and between two chunks of it. The API server aborts a request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
-/// For the beginning of the answer to a watch, connection included. The API server has nothing to collect for it.
+/// The maximum time until the answer to a watch begins, including the connection. The API server answers at once.
 const WATCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a TCP peer that acknowledges nothing is believed to be there.
+/// Idle time, interval and retries of TCP keep-alive.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(5), 3);
 
-/// How often to look for new credentials while waiting.
+/// How often to check for new credentials while waiting.
 const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// More of an error message than anyone reads.
-const LONGEST_REFUSAL: usize = 64 << 10;
+/// Error messages are truncated to about this size.
+const MAX_ERROR_BODY: usize = 64 << 10;
 
 /// `clientConnection` of the configuration, and `--master`.
 #[derive(Clone, Debug, Default)]
@@ -73,42 +72,42 @@ pub struct Settings {
     pub user_agent: String,
 }
 
-/// Hears of every request, for the `rest_client_*` metrics.
+/// Notified of every request, for the `rest_client_*` metrics.
 pub trait Observer: Send + Sync {
     fn answered(&self, _exchange: &Exchange<'_>) {}
-    /// A request waited so long for its turn.
+    /// The rate limit delayed a request by `waited`.
     fn throttled(&self, _verb: &Method, _host: &str, _waited: Duration) {}
-    /// The body of an answer had so many bytes. Not told of watches, which have no end.
+    /// The body of an answer had this size. Not called for watches, which have no end.
     fn received(&self, _verb: &Method, _host: &str, _bytes: u64) {}
-    /// A watch of these objects began, or brought something.
+    /// A watch of this resource began, or received a message.
     fn message(&self, _resource: &'static str) {}
 }
 
-/// One request and its answer, as far as headers tell.
+/// One request and the headers of its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange<'a> {
     pub verb: &'a Method,
     pub host: &'a str,
-    /// Nothing if there was no answer; the metrics say `<error>` then.
+    /// `None` if there was no answer, which metrics count as `<error>`.
     pub code: Option<u16>,
     pub took: Duration,
     pub request_bytes: u64,
     pub is_watch: bool,
 }
 
-/// An observer that does not care.
+/// An observer that ignores everything.
 #[derive(Debug)]
 pub struct Unobserved;
 
 impl Observer for Unobserved {}
 
-/// Why a request brought nothing.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// Nobody answered, or not to the end.
+    /// There was no answer, or an incomplete one.
     #[error("{0}")]
     Unanswered(String),
-    /// The answer is no.
+    /// The server rejected the request.
     #[error("{message}")]
     Refused { code: u16, reason: String, message: String, retry_after: Option<Duration> },
 }
@@ -277,13 +276,13 @@ impl Api {
                 let is_unauthorized = response.status() == http::StatusCode::UNAUTHORIZED;
                 let refusal = refusal(response).await;
                 if is_unauthorized {
-                    self.distrust(generation).await;
+                    self.renew_exec_credentials(generation).await;
                     return Err(refusal.because(self.expired_certificate()));
                 }
                 Err(refusal)
             }
             Ok(Err(error)) => {
-                self.distrust(generation).await;
+                self.renew_exec_credentials(generation).await;
                 Err(ApiError::unanswered(&*error).because(self.expired_certificate()))
             }
             Err(_) => {
@@ -293,7 +292,7 @@ impl Api {
         }
     }
 
-    /// The same, with the whole answer.
+    /// Like `send`, but returns the whole answer.
     pub(crate) async fn ask(&self, request: Request<Vec<u8>>) -> Result<Vec<u8>, ApiError> {
         let verb = request.method().clone();
         let (mut body, _) = self.send(request, false).await?;
@@ -313,19 +312,19 @@ impl Api {
         self.observer.message(resource);
     }
 
-    /// Waits, but not for longer than the credentials stay what they are: new ones may be what the server waits for.
-    pub(crate) async fn rest(&self, pause: Duration) {
+    /// Sleeps for `delay`, or until the credentials change: the server may have rejected the old ones.
+    pub(crate) async fn delay(&self, delay: Duration) {
         let before = self.link.lock().await.files.clone();
         let changed = async {
             while contents(&self.kubeconfig) == before {
                 sleep(CREDENTIALS_INTERVAL).await;
             }
         };
-        let _ = timeout(pause, changed).await;
+        let _ = timeout(delay, changed).await;
     }
 
-    /// The next request goes through a new connection, unless another request has already replaced the one of this
-    /// generation. Requests under way keep theirs.
+    /// Makes the next request use a new connection, unless the connection of this generation has been replaced already. Requests in
+    /// progress are not affected.
     pub(crate) async fn renew_connection(&self, generation: Generation) {
         let mut link = self.link.lock().await;
         link.is_stale |= link.generation == generation;
@@ -338,7 +337,7 @@ impl Api {
         self.observer.throttled(verb, &self.host, wait);
     }
 
-    /// The connection, made anew if the files behind it have changed.
+    /// The connection, which is replaced if the files of the credentials have changed.
     async fn service(&self) -> (Service, Generation) {
         let mut link = self.link.lock().await;
         let files = contents(&self.kubeconfig);
@@ -346,7 +345,7 @@ impl Api {
             link.files = files;
             let (kubeconfig, user_agent) = (self.kubeconfig.clone(), self.user_agent.clone());
             let transport = self.transport.clone();
-            // An exec plugin may take its time.
+            // An exec plugin may block.
             let connected = spawn_blocking(move || connect(&kubeconfig, &user_agent, &transport)).await;
             match connected.map_err(|error| error.to_string()).and_then(|it| it.map_err(|it| it.to_string()))
             {
@@ -356,7 +355,7 @@ impl Api {
                     link.generation.0 += 1;
                     link.is_stale = false;
                 }
-                // Half of a certificate and its key, maybe: the other half will come. The old ones may still do.
+                // A certificate and its key may be replaced one after the other. The old ones may still be valid.
                 Err(err) => {
                     tracing::error!(
                         err,
@@ -368,7 +367,7 @@ impl Api {
         (link.service.clone(), link.generation)
     }
 
-    /// What to say of a client certificate that has expired.
+    /// The message for a client certificate that has expired.
     fn expired_certificate(&self) -> Option<String> {
         let mut users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
         let path = users.find_map(|user| user.client_certificate.as_ref())?;
@@ -376,8 +375,8 @@ impl Api {
         (expiry < Timestamp::now()).then(|| format!("client certificate {path} expired at {expiry}"))
     }
 
-    /// What an exec plugin said no longer counts: ask it again.
-    async fn distrust(&self, generation: Generation) {
+    /// Makes the next request run the exec plugin again, if there is one.
+    async fn renew_exec_credentials(&self, generation: Generation) {
         let users = self.kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
         if users.into_iter().any(|user| user.exec.is_some()) {
             self.renew_connection(generation).await;
@@ -385,7 +384,7 @@ impl Api {
     }
 }
 
-/// `kube-proxy/<version> (linux/<arch>) kubernetes/<commit>`, as the API server's audit log knows it.
+/// `kube-proxy/<version> (linux/<arch>) kubernetes/<commit>`, as upstream appears in audit logs.
 pub fn user_agent(version: &str, commit: &str) -> String {
     let version = version.split('-').next().unwrap_or(version);
     let commit: String = commit.chars().take(7).collect();
@@ -400,20 +399,20 @@ pub fn user_agent(version: &str, commit: &str) -> String {
     format!("kube-proxy/{version} (linux/{arch}) kubernetes/{commit}")
 }
 
-/// The next piece of a body, or nothing at its end.
+/// The next chunk of a body, or `None` at its end.
 pub(crate) async fn next_bytes(body: &mut Incoming) -> Result<Option<Bytes>, ApiError> {
     if body.is_end_stream() {
         return Ok(None);
     }
     match body.frame().await {
-        // Trailers tell us nothing.
+        // Trailers are ignored.
         Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
         Some(Err(error)) => Err(ApiError::unanswered(&error)),
         None => Ok(None),
     }
 }
 
-/// The same for an answer that should not take its time.
+/// Like [`next_bytes`], with a timeout.
 pub(crate) async fn next_bytes_in_time(body: &mut Incoming) -> Result<Option<Bytes>, ApiError> {
     let stopped = |_| ApiError::Unanswered("the answer stopped short".into());
     timeout(ANSWER_TIMEOUT, next_bytes(body)).await.map_err(stopped)?
@@ -427,7 +426,7 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
     let mut text = Vec::new();
     while let Ok(Some(bytes)) = next_bytes_in_time(&mut body).await {
         text.extend_from_slice(&bytes);
-        if text.len() > LONGEST_REFUSAL {
+        if text.len() > MAX_ERROR_BODY {
             break;
         }
     }
@@ -442,7 +441,7 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
     ApiError::from_status(status)
 }
 
-/// What the files hold that the connection is made from. One that can't be read is told from one that is empty.
+/// The contents of the files of the credentials, `None` for those that cannot be read.
 fn contents(kubeconfig: &Kubeconfig) -> Vec<Option<Vec<u8>>> {
     kubeconfig::files(kubeconfig).iter().map(|path| std::fs::read(path).ok()).collect()
 }
@@ -455,7 +454,7 @@ fn connect(
     let mut config = kube::Config::try_from(kubeconfig.clone()).map_err(misconfigured)?;
     config.headers.push((USER_AGENT, user_agent.clone()));
     config.headers.push((ACCEPT, HeaderValue::from_static("application/json")));
-    // A file beats a token that is written down, and kube would not trim it.
+    // A token file takes precedence over a literal token. `kube` would not trim it.
     if let Some(path) = config.auth_info.token_file.take() {
         config.auth_info.token = None;
         config.headers.push((AUTHORIZATION, bearer(Path::new(&path))?));
@@ -469,7 +468,7 @@ fn connect(
     Ok((service, host))
 }
 
-/// Straight to the server, or through a proxy.
+/// Connects directly or through a proxy.
 fn over_tcp(kubeconfig: &Kubeconfig, config: kube::Config) -> Result<Service, Misconfigured> {
     match proxy(kubeconfig, &config.cluster_url)? {
         None => stack(config, tcp()),
@@ -477,7 +476,7 @@ fn over_tcp(kubeconfig: &Kubeconfig, config: kube::Config) -> Result<Service, Mi
             stack(config, SocksV5::new(uri, tcp()))
         }
         Some((uri, authorization)) => {
-            // `https_or_http`: the scheme of the proxy's own address says which.
+            // The scheme of the proxy's own address decides between TLS and plain text.
             let connector = config.rustls_https_connector_with_connector(tcp()).map_err(misconfigured)?;
             let tunnel = Tunnel::new(uri, connector);
             stack(config, authorization.into_iter().fold(tunnel, Tunnel::with_auth))
@@ -505,7 +504,7 @@ where
     };
     let mut builder = Client::builder(TokioExecutor::new());
     builder.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
-    // The pool measures idleness from the last request: it would drop a shared connection whose watches last longer.
+    // The pool measures idle time from the last request: it would close a connection whose watches last longer.
     builder.pool_idle_timeout(None);
     if let Some(Http2 { read_idle_timeout, ping_timeout }) = http2 {
         builder.http2_keep_alive_interval(read_idle_timeout).http2_keep_alive_timeout(ping_timeout);
@@ -521,17 +520,17 @@ where
     Ok(BoxCloneSyncService::new(service.map_err(BoxError::from)))
 }
 
-/// How HTTP/2 connections are kept, with client-go's defaults and its variables.
+/// HTTP/2 health checks, with the defaults and environment variables of client-go.
 #[derive(Debug, PartialEq, Eq)]
 struct Http2 {
-    /// A connection that brought nothing for so long is sent a ping. Nothing to send none.
+    /// Send a ping after this time without a frame. `None` disables pings.
     read_idle_timeout: Option<Duration>,
-    /// A ping that is not answered in this time is the end of the connection.
+    /// Close the connection if a ping is not answered within this time.
     ping_timeout: Duration,
 }
 
 impl Http2 {
-    /// Nothing if HTTP/2 is not to be spoken.
+    /// `None` if HTTP/2 is disabled.
     fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let set = |name| variable(name).filter(|value| !value.is_empty());
         let seconds = |name, default| {
@@ -545,7 +544,7 @@ impl Http2 {
             return None;
         }
         let read_idle = seconds("HTTP2_READ_IDLE_TIMEOUT_SECONDS", 30);
-        // Go takes 0 for not set.
+        // client-go treats 0 as not set.
         let ping = Some(seconds("HTTP2_PING_TIMEOUT_SECONDS", 15)).filter(|seconds| *seconds > 0);
         Some(Self {
             read_idle_timeout: (read_idle > 0).then(|| Duration::from_secs(read_idle)),
@@ -577,11 +576,11 @@ fn bearer(path: &Path) -> Result<HeaderValue, Misconfigured> {
     Ok(value)
 }
 
-/// The proxy on the way to the server, if there is one, and what it wants to see of us.
+/// The proxy to use for the server, if there is one, and the header that authorizes us to it.
 fn proxy(kubeconfig: &Kubeconfig, server: &Uri) -> Result<Option<(Uri, Option<HeaderValue>)>, Misconfigured> {
     let clusters = kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref());
-    let written = clusters.filter_map(|cluster| cluster.proxy_url.clone()).next();
-    let found = match written {
+    let configured = clusters.filter_map(|cluster| cluster.proxy_url.clone()).next();
+    let found = match configured {
         Some(url) => {
             let found = Matcher::builder().all(url.clone()).build().intercept(server);
             Some(found.ok_or_else(|| Misconfigured(format!("invalid proxy URL {url:?}")))?)
@@ -611,7 +610,7 @@ fn misconfigured(error: impl Error + 'static) -> Misconfigured {
     Misconfigured(plugin_failure(&error).unwrap_or_else(|| error.to_string()))
 }
 
-/// What to say if an exec plugin failed. `kube` would print its output, which may hold a token.
+/// The message for a failed exec plugin. That of `kube` contains its output, which may include a token.
 fn plugin_failure(error: &(dyn Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |error| (*error).source());
     let failure = causes.find_map(|cause| cause.downcast_ref::<AuthError>())?;

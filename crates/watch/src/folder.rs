@@ -1,8 +1,7 @@
-//! Which files of a folder changed, as the kernel tells it: nothing is polled.
+//! Reports which files of a folder changed, by inotify.
 //!
-//! A file may be there by a chain of symbolic links (a mounted ConfigMap is one directory of links into another that
-//! is swapped whole), and so may the folder. Every link on the way is watched where it lies, so that whatever makes
-//! the path lead elsewhere is noticed.
+//! A file may be a chain of symbolic links (a mounted ConfigMap is a directory of links into another one that is swapped as
+//! a whole), and so may the folder. Every link is watched in its directory, so that any change of where a path leads is noticed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -18,28 +17,28 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// A folder of files with one of the wanted extensions. Others, hidden ones and sub-folders are not there.
+/// A folder of files with one of several extensions. Other files, hidden files and subdirectories are ignored.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     extensions: &'static [&'static str],
     inotify: OwnedFd,
-    /// Every directory watched, by the number the kernel calls it.
+    /// The watched directories by watch descriptor.
     watches: HashMap<i32, PathBuf>,
-    /// What leads to the folder itself.
+    /// The links that lead to the folder itself.
     to_folder: Vec<Place>,
-    /// What leads to each file that is a link.
+    /// For each file that is a link, the links that lead to it.
     to_files: BTreeMap<OsString, Vec<Place>>,
 }
 
-/// A name in a directory, both free of links.
+/// A directory, whose path has no links, and a name in it.
 type Place = (PathBuf, OsString);
 
-/// What to look at again.
+/// What has changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     pub files: BTreeSet<OsString>,
-    /// The folder is another one, or the kernel lost count.
+    /// Anything: the folder was replaced, or events were lost.
     pub everything: bool,
 }
 
@@ -53,7 +52,7 @@ impl Folder {
             to_folder: Vec::new(),
             to_files: BTreeMap::new(),
         };
-        // Watching comes before looking: what changes in between is then seen twice rather than never.
+        // Watch before reading, so that a change in between is seen twice rather than never.
         folder.watch_folder()?;
         Ok(folder)
     }
@@ -78,9 +77,9 @@ impl Folder {
         Ok(files)
     }
 
-    /// Waits until something changed, or until `patience` has run out.
-    pub fn wait(&mut self, patience: Option<Duration>) -> io::Result<Changed> {
-        let deadline = patience.map(|patience| Instant::now() + patience);
+    /// Waits for a change, at most for `timeout`.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Changed> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let changed = self.read_events()?;
             if changed != Changed::default() {
@@ -129,7 +128,7 @@ impl Folder {
                         self.note(directory, name, &mut changed);
                     }
                 }
-                // The directory itself went, and what is watched in its place has to be found out.
+                // The directory itself was removed: find out what to watch in its place.
                 None => changed.everything |= self.leads_to_folder(directory),
             }
         }
@@ -155,7 +154,7 @@ impl Folder {
         !hidden && extension.is_some_and(|extension| self.extensions.contains(&extension))
     }
 
-    /// Whether this is where the folder really is.
+    /// Whether this directory is the folder.
     fn is_folder(&self, directory: &Path) -> bool {
         self.to_folder.last().is_some_and(|(parent, name)| directory == parent.join(name))
     }
@@ -166,12 +165,12 @@ impl Folder {
 
     fn watch_folder(&mut self) -> io::Result<()> {
         self.to_folder = places(&self.path);
-        // Let go of watches first: a directory moved away keeps its watch, and its old name with it.
+        // Remove watches first: a directory that was moved keeps its watch under the old name.
         self.rewatch(true)?;
         Ok(())
     }
 
-    /// Finds out anew what leads to these files; links are few where files are many, and swapped together.
+    /// Resolves the links of these files again.
     fn watch_links(&mut self, files: &[OsString]) {
         let mut moved = false;
         for file in files {
@@ -191,12 +190,12 @@ impl Folder {
 
     fn rewatch(&mut self, afresh: bool) -> io::Result<()> {
         let files = self.to_files.values().flatten();
-        let mut wanted: HashSet<PathBuf> = files.chain(&self.to_folder).map(|(dir, _)| dir.clone()).collect();
-        wanted.extend(self.to_folder.last().map(|(parent, name)| parent.join(name)));
+        let mut needed: HashSet<PathBuf> = files.chain(&self.to_folder).map(|(dir, _)| dir.clone()).collect();
+        needed.extend(self.to_folder.last().map(|(parent, name)| parent.join(name)));
         self.watches.retain(|watch, directory| {
-            let keep = !afresh && wanted.contains(directory);
+            let keep = !afresh && needed.contains(directory);
             if !keep {
-                // It fails for a directory that is gone, and then there is nothing left to do.
+                // Fails for a directory that was removed, which needs no further action.
                 let _ = inotify::remove_watch(&self.inotify, *watch);
             }
             keep
@@ -210,12 +209,12 @@ impl Folder {
             | WatchFlags::DELETE_SELF
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
-        for directory in wanted.difference(&watched) {
+        for directory in needed.difference(&watched) {
             match inotify::add_watch(&self.inotify, directory, flags) {
                 Ok(watch) => {
                     self.watches.insert(watch, directory.clone());
                 }
-                // It will show in the directory above it when it comes.
+                // Its parent directory reports when it is created.
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => {
                     let message = format!("watching {}: {error}", directory.display());
@@ -227,15 +226,15 @@ impl Folder {
     }
 }
 
-/// A plain file that has just been made is about to be written; we are told when that is done. Links, and files that
-/// were linked in, are complete when they appear.
+/// A regular file that was created is about to be written, and another event follows when it is closed. Links and hard links
+/// are complete when they appear.
 fn is_being_written(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1)
 }
 
-/// Every name that decides where a path leads: each link on the way, and last the thing itself.
+/// Every directory entry that determines where a path leads: all links, and finally the file itself.
 fn places(path: &Path) -> Vec<Place> {
-    const MOST_LINKS: usize = 40; // as the kernel
+    const MAX_LINKS: usize = 40; // the limit of the kernel
     let mut places = Vec::new();
     let mut links = 0;
     let mut at = PathBuf::from("/");
@@ -247,7 +246,7 @@ fn places(path: &Path) -> Vec<Place> {
         }
         let next = at.join(&name);
         match fs::read_link(&next) {
-            Ok(target) if links < MOST_LINKS => {
+            Ok(target) if links < MAX_LINKS => {
                 links += 1;
                 places.push((at.clone(), name));
                 if target.is_absolute() {

@@ -1,27 +1,28 @@
-//! Cuts a list into its objects while it arrives, so that it need never be in memory as a whole.
+//! Splits a list into its objects while it arrives, so that the whole list is never in memory.
 //!
 //! ```text
 //!   {"kind":"ServiceList","metadata":{…},"items":[{…},{…},   …   ]}
-//!    └──────────── the rest ───────────────────┘└one┘└one┘       └┘ the rest
+//!    └─────────── remainder ───────────────────┘└item┘└item┘     └┘ remainder
 //! ```
 
 use serde::Deserialize;
 
-/// The cutter, and what it holds: the object being read and everything around the objects.
+/// Contains the incomplete item, and everything around the items.
 #[derive(Debug, Default)]
 pub struct Items {
     depth: usize,
     in_string: bool,
     is_escaped: bool,
-    /// Inside the array that holds the objects.
+    /// Whether the position is inside the array `items`.
     in_items: bool,
-    /// The last string at the top level; before an array it is the name of it.
+    /// The last string at the top level, which is the key of an array that follows.
     key: Vec<u8>,
     item: Vec<u8>,
-    rest: Vec<u8>,
+    /// The list without its items.
+    remainder: Vec<u8>,
 }
 
-/// What a list says besides its items.
+/// The metadata of a list.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ListMeta {
@@ -31,30 +32,30 @@ pub struct ListMeta {
 }
 
 impl Items {
-    /// Takes the next piece, and calls `each` with every object that is complete with it.
+    /// Reads the next chunk, and calls `each` with every item that it completes.
     pub fn push(&mut self, bytes: &[u8], each: &mut dyn FnMut(&[u8])) {
         for byte in bytes {
             self.take(*byte, each);
         }
     }
 
-    /// What the list says of itself, once it is complete.
+    /// The metadata, once the list is complete.
     pub fn finish(self) -> serde_json::Result<ListMeta> {
         #[derive(Deserialize)]
         struct List {
             metadata: ListMeta,
         }
-        serde_json::from_slice::<List>(&self.rest).map(|list| list.metadata)
+        serde_json::from_slice::<List>(&self.remainder).map(|list| list.metadata)
     }
 
     fn take(&mut self, byte: u8, each: &mut dyn FnMut(&[u8])) {
-        // A comma between objects belongs to neither, and would not be JSON in an array that is empty without them.
+        // The remainder gets an empty array: commas between items are dropped.
         let between = self.in_items && self.depth == 2;
         let in_item = self.in_items && (self.depth > 2 || byte == b'{');
         if in_item {
             self.item.push(byte);
         } else if !between || byte == b']' {
-            self.rest.push(byte);
+            self.remainder.push(byte);
         }
         if self.in_string {
             self.take_in_string(byte);
@@ -101,35 +102,35 @@ mod tests {
 
     use super::*;
 
-    fn cut(pieces: &[&[u8]]) -> (Vec<Value>, ListMeta) {
+    fn split(chunks: &[&[u8]]) -> (Vec<Value>, ListMeta) {
         let mut items = Items::default();
         let mut found = Vec::new();
-        for piece in pieces {
-            items.push(piece, &mut |item| found.push(serde_json::from_slice(item).unwrap()));
+        for chunk in chunks {
+            items.push(chunk, &mut |item| found.push(serde_json::from_slice(item).unwrap()));
         }
         (found, items.finish().unwrap())
     }
 
     #[test]
-    fn a_list_is_its_items_and_what_it_says_of_itself() {
+    fn a_list_is_split_into_items_and_metadata() {
         let (items, meta) =
-            cut(&[br#"{"kind":"ServiceList","metadata":{"resourceVersion":"7","continue":"a=="},
+            split(&[br#"{"kind":"ServiceList","metadata":{"resourceVersion":"7","continue":"a=="},
             "items":[ {"a":"}]"} , {"items":[{"b":"\"{"}]} ],"note":["items",[{}]]}"#]);
         assert_eq!(items, [json!({"a": "}]"}), json!({"items": [{"b": "\"{"}]})]);
         assert_eq!(meta, ListMeta { resource_version: "7".into(), r#continue: "a==".into() });
     }
 
     #[test]
-    fn no_items_may_be_written_in_two_ways() {
+    fn an_empty_list_may_be_null() {
         for items in ["[]", "null"] {
             let list = format!(r#"{{"metadata":{{"resourceVersion":"7"}},"items":{items}}}"#);
-            let (items, meta) = cut(&[list.as_bytes()]);
+            let (items, meta) = split(&[list.as_bytes()]);
             assert_eq!((items.len(), meta.resource_version.as_str()), (0, "7"));
         }
     }
 
     #[test]
-    fn a_list_that_is_cut_short_is_an_error_at_its_end() {
+    fn a_truncated_list_is_an_error() {
         let mut items = Items::default();
         let mut found = 0;
         items.push(br#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b""#, &mut |_| found += 1);
@@ -151,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_list_in_any_pieces_gives_its_items(
+        fn any_list_in_any_chunks_gives_its_items(
             objects in proptest::collection::vec(value(), 0..5),
             extra in value(),
             size in 1_usize..40,
@@ -159,8 +160,8 @@ mod tests {
             let objects: Vec<Value> = objects.into_iter().map(|value| json!({"value": value})).collect();
             let list = json!({"a": extra, "items": objects, "metadata": {"resourceVersion": "1"}, "z": extra});
             let text = list.to_string();
-            let pieces: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
-            let (items, meta) = cut(&pieces);
+            let chunks: Vec<&[u8]> = text.as_bytes().chunks(size).collect();
+            let (items, meta) = split(&chunks);
             prop_assert_eq!(items, objects);
             prop_assert_eq!(meta.resource_version, "1");
         }

@@ -1,6 +1,6 @@
-//! Where the API server is and who we are to it: from a kubeconfig file, from `--master`, or from the pod we run in.
+//! Finds the API server and the credentials: in a kubeconfig file, by `--master`, or in the pod of this process.
 //!
-//! `KUBECONFIG` and `~/.kube/config` are not asked. Messages are worded as the reference words them.
+//! `KUBECONFIG` and `~/.kube/config` are not used. Error messages are those of upstream.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -9,22 +9,22 @@ use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedC
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Why there is no API server to talk to.
+/// Why the API server or the credentials cannot be determined.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Misconfigured(pub(crate) String);
 
-/// The pod around us, as the kubelet made it.
+/// The pod that this process runs in.
 #[derive(Clone, Debug)]
 pub struct Pod {
     pub host: String,
     pub port: String,
-    /// Holds `token` and `ca.crt`.
+    /// The directory of `token` and `ca.crt`.
     pub service_account: PathBuf,
 }
 
 impl Pod {
-    /// The one this process runs in, if it does.
+    /// From the environment. Host and port are empty outside of pods.
     pub fn here() -> Self {
         let variable = |name| env::var(name).unwrap_or_default();
         Self {
@@ -63,7 +63,7 @@ impl Pod {
     }
 }
 
-/// Finds the API server. What comes back has one context, and that is the current one.
+/// Finds the API server. The result has a single context, which is the current one.
 pub fn locate(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
@@ -90,7 +90,7 @@ pub fn locate(
     }
 }
 
-/// The files that credentials and trust come from. Whoever rotates them expects to be noticed.
+/// The files that contain credentials and CA certificates. They may be rotated.
 pub fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
     let clusters = kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref());
     let users = kubeconfig.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
@@ -102,15 +102,15 @@ pub fn files(kubeconfig: &Kubeconfig) -> Vec<PathBuf> {
 fn read(path: &Path) -> Result<Kubeconfig, Misconfigured> {
     path.metadata().map_err(|error| Misconfigured(go_error("stat", path, &error)))?;
     Kubeconfig::read_from(path).map_err(|error| {
-        // Further lines quote the file, which holds tokens and keys.
+        // Further lines quote the file, which contains tokens and keys.
         let error = error.to_string();
         let problem = error.lines().next().unwrap_or_default();
         Misconfigured(format!("error loading config file {:?}: {problem}", path.display()))
     })
 }
 
-/// What the current context names, with the server replaced by `master`. Nothing if the file says nothing.
-fn choose(file: Kubeconfig, master: Option<&str>) -> Result<Option<Kubeconfig>, Misconfigured> {
+/// The cluster and user of the current context, with the server replaced by `master`. `None` if the file names no server.
+pub(crate) fn choose(file: Kubeconfig, master: Option<&str>) -> Result<Option<Kubeconfig>, Misconfigured> {
     let missing = |what, name: &str| Misconfigured(format!("{what} {name:?} does not exist"));
     let context = match file.current_context.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => {
@@ -143,12 +143,12 @@ fn choose(file: Kubeconfig, master: Option<&str>) -> Result<Option<Kubeconfig>, 
         (&cluster.certificate_authority, "certificate-authority", &cluster_name),
     ])?;
     let is_secure = cluster.server.as_ref().is_some_and(|server| server.starts_with("https://"));
-    // Who we are is nothing to shout across a network in the open.
+    // Credentials are not sent without TLS.
     let user = if is_secure { user } else { impersonation_of(user) };
     Ok(Some(only(cluster, user)))
 }
 
-/// A server without a scheme speaks TLS if we were given anything to speak it with.
+/// A server without a scheme gets `https` if there is any TLS configuration.
 fn with_scheme(server: &str, cluster: &Cluster, user: &AuthInfo) -> String {
     let speaks_tls = cluster.certificate_authority.is_some()
         || cluster.certificate_authority_data.is_some()
@@ -187,7 +187,7 @@ fn impersonation_of(user: AuthInfo) -> AuthInfo {
     }
 }
 
-/// A kubeconfig of one server and one user.
+/// A kubeconfig with a single cluster and user.
 fn only(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
     let context = Context { user: Some(String::new()), ..Context::default() };
     Kubeconfig {
@@ -199,7 +199,7 @@ fn only(cluster: Cluster, user: AuthInfo) -> Kubeconfig {
     }
 }
 
-/// A field that is there but empty means as much as one that is not.
+/// Removes empty fields, which mean the same as absent ones.
 fn without_blanks<T: Serialize + DeserializeOwned + Clone>(whole: T) -> T {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::to_value(&whole) else { return whole };
     fields.retain(|_, value| value.as_str() != Some(""));
@@ -210,7 +210,7 @@ fn invalid(problem: &str) -> Misconfigured {
     Misconfigured(format!("invalid configuration: {problem}"))
 }
 
-/// An I/O error as Go prints it.
+/// Formats an I/O error like Go.
 pub(crate) fn go_error(operation: &str, path: &Path, error: &io::Error) -> String {
     let words = error.to_string();
     let words = words.split(" (os error").next().unwrap_or_default().to_lowercase();

@@ -1,4 +1,4 @@
-//! Hears the cluster and tells it as [`model::event::Event`]s, whatever it comes from.
+//! Receives objects from an API server or from a folder of manifests, and emits them as [`model::event::Event`]s.
 #![forbid(unsafe_code)]
 
 pub mod api_server;
@@ -6,8 +6,11 @@ mod backoff;
 mod certificate;
 pub mod client;
 pub mod folder;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod items;
 mod kubeconfig;
+mod lines;
 mod list_watch;
 pub mod manifest;
 pub mod manifests;
@@ -21,3 +24,4 @@ mod standalone;
 mod stub;
 mod throttle;
 mod validate;
+mod watch_progress;

@@ -1,4 +1,4 @@
-//! The text of one manifest file becomes objects, or problems that name the line.
+//! Decodes the objects of one manifest file. Errors name the line.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::standalone;
 
-/// An object of a kind we follow.
+/// An object of a kind that the proxy follows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     Service(Box<api::Service>),
@@ -19,7 +19,7 @@ pub enum Object {
     ServiceCidr(Box<api::ServiceCidr>),
 }
 
-/// What makes two objects the same one.
+/// Identifies an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub kind: ObjectKind,
@@ -35,7 +35,7 @@ pub enum ObjectKind {
     ServiceCidr,
 }
 
-/// What is wrong, and where in the file.
+/// An error at a place in the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problem {
     pub line: u64,
@@ -53,25 +53,25 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What a file offers.
+/// The content of a file.
 #[derive(Debug, Default, PartialEq)]
 pub struct Content {
     pub objects: Vec<Object>,
-    /// Objects that an API server would refuse, too. The key, if it could be read, says which one of them.
+    /// Objects that an API server would reject, with their keys if these could be decoded.
     pub refused: Vec<(Option<Key>, Problem)>,
-    /// Objects of kinds that are not ours: said once, and not an error.
+    /// Objects of other kinds, which are logged but no errors.
     pub foreign: Vec<Problem>,
 }
 
-/// How a file is written.
+/// The syntax of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Yaml,
     Json,
 }
 
-/// Reads a whole file. Text that is no YAML or JSON is one problem for all of it, for who knows where in such a
-/// file one object ends; an object that is wrong in itself leaves the others alone. `own` are the addresses of this node.
+/// Decodes a whole file. A syntax error makes the whole file fail, because it is unknown where an object ends. An invalid object
+/// does not affect the others. `own` are the addresses of this node.
 pub fn read(bytes: &[u8], form: Form, own: &[IpAddr]) -> Result<Content, Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let (good, _) = bytes.split_at(error.valid_up_to());
@@ -96,7 +96,7 @@ impl Content {
         match value.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => {
                 for (index, mut item) in items.into_iter().enumerate() {
-                    // Items of a typed list leave out what the list has said.
+                    // Items of a typed list may lack kind and version, which follow from the list.
                     inherit(&mut item, "kind", item_kind);
                     inherit(&mut item, "apiVersion", &header.api_version);
                     self.add_object(document, &format!("items[{index}]: "), item, own);
@@ -138,7 +138,7 @@ impl Content {
     }
 }
 
-/// One document of a file, and the line it starts on.
+/// One document of a file, and its first line.
 struct Document<'a> {
     text: &'a str,
     form: Form,
@@ -152,7 +152,7 @@ fn documents(text: &str, form: Form) -> Result<Vec<Document<'_>>, Problem> {
     }
 }
 
-/// YAML lets no document contain a line that starts with the marker, so cutting there is exact.
+/// In YAML no line within a document may start with the marker, so splitting there is exact.
 fn yaml_documents(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let (mut start, mut first_line) = (0, 1);
@@ -198,7 +198,7 @@ impl Document<'_> {
         }
     }
 
-    /// Decodes the value into its type. Values know no lines, so when that fails the text is asked, which does.
+    /// Decodes the value into its type. If that fails, decodes the text to get the line of the error, which values lack.
     fn object<T: DeserializeOwned>(
         &self,
         value: Value,
@@ -210,14 +210,14 @@ impl Document<'_> {
     }
 
     fn problem(&self, message: String) -> Problem {
-        // The marker that begins a document has a line of its own.
+        // The marker at the beginning of a document has a line of its own.
         let blank =
             self.text.lines().take_while(|line| line.starts_with("---") || line.trim().is_empty()).count();
         Problem { line: self.first_line + blank as u64, column: None, message }
     }
 }
 
-/// What every object carries.
+/// The fields that all objects have.
 #[derive(Debug, Default)]
 struct Header {
     api_version: String,
@@ -308,7 +308,7 @@ fn json_problem(error: &serde_json::Error, first_line: u64) -> Problem {
     let (line, column) = (error.line() as u64, error.column() as u64);
     let message = error.to_string();
     let message = message.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&message);
-    // Line 0 means that the error has no place in the text.
+    // Line 0 means that the error has no position.
     Problem { line: first_line + line.saturating_sub(1), column: Some(column), message: message.into() }
 }
 
@@ -320,13 +320,13 @@ fn yaml_problem(error: &serde_saphyr::Error, first_line: u64) -> Problem {
     let message = message
         .strip_suffix(&format!(" at line {}, column {}", at.line(), at.column()))
         .unwrap_or(&message)
-        // Words for programmers, not for whoever wrote the file.
+        // Hints for programmers, not for the author of the file.
         .replace(", set DuplicateKeyPolicy in Options if acceptable", "")
         .replace("invalid i64", "expected a whole number");
     Problem { line: first_line + at.line().saturating_sub(1), column: Some(at.column()), message }
 }
 
-/// The line that comes after these bytes, counted from one.
+/// The number of the line that these bytes end in.
 fn line_after(bytes: &[u8]) -> u64 {
     1 + bytes.iter().filter(|byte| **byte == b'\n').count() as u64
 }

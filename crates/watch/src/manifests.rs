@@ -1,12 +1,12 @@
-//! A folder of manifests as a source of events: the cluster that needs no cluster.
+//! A folder of manifests as a source of events, without an API server.
 //!
 //! ```text
-//!   folder ── file changed ──▶ manifest::read ──▶ what the file offers ──▶ events for what is different
+//!   folder ── file changed ──▶ manifest::read ──▶ content of the file ──▶ events for the differences
 //! ```
 //!
-//! A file that can't be read keeps in force what it said before, and if that was for lack of a resource it is read again until
-//! it can be: nothing may ever tell us to. An object offered by several files is taken from the
-//! one that comes first by name, and from the next one when that one lets go of it.
+//! A file that cannot be read keeps its last content. If a resource was exhausted, the file is read again until that succeeds,
+//! because no event may follow. An object in several files is taken from the first one by name, and from the next one when
+//! that no longer contains it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -22,30 +22,30 @@ use rustix::io::Errno;
 use crate::folder::{Changed, Folder};
 use crate::manifest::{self, Content, Form, Key, Object, ObjectKind, Problem};
 
-/// Larger than any folder of Services should be, small enough not to fill a node's memory.
-const LARGEST_FILE: u64 = 64 << 20;
+/// More than any manifest needs, and little enough not to exhaust a node's memory.
+const MAX_FILE_SIZE: u64 = 64 << 20;
 
-/// A folder of manifests, and which file offers what.
+/// A folder of manifests, and the objects of each file.
 #[derive(Debug)]
 pub struct Manifests {
     folder: Folder,
-    /// Of all nodes only this one is ours.
+    /// The name of the only Node that is emitted.
     node_name: String,
     offers: BTreeMap<OsString, BTreeSet<Key>>,
     files_of: HashMap<Key, BTreeSet<OsString>>,
-    /// By file: what was not understood of it when it was last read.
+    /// The errors of each file when it was last read.
     left_out: BTreeMap<OsString, Vec<String>>,
     list_own_addresses: OwnAddresses,
-    /// As they were last listed; none before that has succeeded.
+    /// As last listed. `None` until that has succeeded once.
     own_addresses: Option<Vec<IpAddr>>,
     retries: Retries,
 }
 
-/// What could not be read for lack of a resource.
+/// Reads that failed because a resource was exhausted.
 #[derive(Debug, Default)]
 struct Retries {
     changed: Changed,
-    /// When to try again, and how long we waited for that.
+    /// The time of the next attempt, and the delay before it.
     due: Option<(Instant, Duration)>,
 }
 
@@ -53,7 +53,7 @@ impl Retries {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(5);
 
-    /// How long there is nothing to try again; none if that is for ever.
+    /// The time until the next attempt. `None` if there is nothing to retry.
     fn wait(&self, now: Instant) -> Option<Duration> {
         if self.changed == Changed::default() {
             return None;
@@ -61,7 +61,7 @@ impl Retries {
         Some(self.due.map_or(Duration::ZERO, |(due, _)| due.saturating_duration_since(now)))
     }
 
-    /// What is to be tried again now.
+    /// The reads to retry now.
     fn take(&mut self, now: Instant) -> Changed {
         if self.wait(now) != Some(Duration::ZERO) {
             return Changed::default();
@@ -71,7 +71,7 @@ impl Retries {
         std::mem::take(&mut self.changed)
     }
 
-    /// After each attempt: once everything has been read, the next failure is the first one.
+    /// Called after each attempt. The delay starts over once everything has been read.
     fn settle(&mut self, now: Instant) {
         if self.changed == Changed::default() {
             self.due = None;
@@ -81,22 +81,22 @@ impl Retries {
     }
 }
 
-/// Whether the same may succeed a moment later, without the file being any different.
+/// Whether a retry may succeed without any change to the file.
 fn is_shortage(error: &io::Error) -> bool {
     const SHORTAGES: [Errno; 6] =
         [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::AGAIN, Errno::INTR];
     SHORTAGES.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Lists the addresses of this node. No Service in a folder may take one of them.
+/// Lists the addresses of this node, which no cluster IP in a manifest may equal.
 pub type OwnAddresses = fn() -> io::Result<Vec<IpAddr>>;
 
-/// Why nothing could be read of a file.
+/// Why a file could not be read.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("larger than {} MiB", LARGEST_FILE >> 20)]
+    #[error("larger than {} MiB", MAX_FILE_SIZE >> 20)]
     TooLarge,
     #[error("not a file")]
     NotAFile,
@@ -122,7 +122,7 @@ impl Manifests {
         self.folder.path()
     }
 
-    /// What was not understood when it was last read, each as file, place and reason.
+    /// The errors of all files when they were last read, with file, place and reason.
     pub fn left_out(&self) -> Vec<String> {
         let each = |(file, reasons): (&OsString, &Vec<String>)| {
             let file = file.to_string_lossy().into_owned();
@@ -131,13 +131,13 @@ impl Manifests {
         self.left_out.iter().flat_map(each).collect()
     }
 
-    /// Everything there is, as the first list from an API server would tell it.
+    /// Emits all objects, like the first lists from an API server.
     pub fn list(&mut self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         const KINDS: [Kind; 3] = [Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice];
         KINDS.into_iter().map(Event::Listing).for_each(&mut *emit);
         let files = self.folder.files()?.into_iter().collect();
         self.reload_files(files, emit);
-        // A list without a file that is there would take its Services out of the kernel.
+        // A list that lacks an existing file would remove its Services from the kernel.
         self.retries.settle(Instant::now());
         while let Some(wait) = self.retries.wait(Instant::now()) {
             std::thread::sleep(wait);
@@ -149,10 +149,10 @@ impl Manifests {
         Ok(())
     }
 
-    /// Waits for a change, for as long as `patience` lasts, and tells it. What one change brings comes in one call.
-    pub fn follow(&mut self, patience: Option<Duration>, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
+    /// Waits for a change, at most for `timeout`, and emits its events. All events of one change are emitted in one call.
+    pub fn follow(&mut self, timeout: Option<Duration>, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         let retry = self.retries.wait(Instant::now());
-        let wait = patience.into_iter().chain(retry).min();
+        let wait = timeout.into_iter().chain(retry).min();
         let mut changed = self.folder.wait(wait)?;
         let again = self.retries.take(Instant::now());
         changed.everything |= again.everything;
@@ -174,10 +174,10 @@ impl Manifests {
                     tracing::error!(%folder, err = %error, "Failed to list manifests, trying again");
                     self.retries.changed.everything = true;
                 }
-                // Moved away or unmounted by mistake: no reason to stop serving.
+                // The folder may have been moved or unmounted by mistake: keep serving.
                 Err(error) => {
                     let folder = self.folder.path().display();
-                    tracing::error!(%folder, err = %error, "Manifests are gone; what they said stays in force");
+                    tracing::error!(%folder, err = %error, "Manifests are gone, keeping their last content");
                     return;
                 }
             }
@@ -185,8 +185,8 @@ impl Manifests {
         self.reload_files(changed.files, emit);
     }
 
-    /// Reads the files with the addresses that the node has now. If those can't be listed, the files are read again later,
-    /// and meanwhile with the addresses listed before, or not at all if there are none.
+    /// Reads the files with the current addresses of the node. If these cannot be listed, reads the files with the last known
+    /// addresses, or not at all if there are none, and again later.
     fn reload_files(&mut self, files: BTreeSet<OsString>, emit: &mut dyn FnMut(Event)) {
         if files.is_empty() {
             return;
@@ -242,10 +242,10 @@ impl Manifests {
         }
     }
 
-    /// Makes `content` what the file offers.
+    /// Replaces the content of a file.
     fn take(&mut self, file: &OsStr, content: Content, own: &[IpAddr], emit: &mut dyn FnMut(Event)) {
         let before = self.offers.remove(file).unwrap_or_default();
-        // The last good version of an object that is refused now stays.
+        // Keep the last valid version of an object that is now rejected.
         let refused = content.refused.into_iter().filter_map(|(key, _)| key);
         let mut offered: BTreeSet<Key> = refused.filter(|key| before.contains(key)).collect();
         for object in content.objects {
@@ -263,7 +263,7 @@ impl Manifests {
         }
     }
 
-    /// The choice that an API server makes for us by label and field selectors.
+    /// Selects objects as the API server does by label and field selectors.
     fn is_ours(&self, object: &Object) -> bool {
         match object {
             Object::Service(service) => {
@@ -290,7 +290,7 @@ impl Manifests {
         key
     }
 
-    /// Returns the file that has to be read again, because it has been offering the same object all along.
+    /// Returns the file that has to be read again because it contains the same object.
     fn withdraw(&mut self, file: &OsStr, key: &Key, emit: &mut dyn FnMut(Event)) -> Option<OsString> {
         let files = self.files_of.get_mut(key)?;
         let counted = files.first().is_some_and(|first| first == file);
@@ -305,13 +305,13 @@ impl Manifests {
 }
 
 fn read(path: &Path, own: &[IpAddr]) -> Result<Content, Unreadable> {
-    // Asked before opening: opening a pipe would wait for its other end.
+    // Checked before opening, because opening a named pipe would block.
     if !path.metadata()?.is_file() {
         return Err(Unreadable::NotAFile);
     }
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(LARGEST_FILE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST_FILE {
+    std::fs::File::open(path)?.take(MAX_FILE_SIZE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_SIZE {
         return Err(Unreadable::TooLarge);
     }
     let is_json = path.extension().is_some_and(|extension| extension == "json");

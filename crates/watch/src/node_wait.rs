@@ -1,4 +1,4 @@
-//! The wait for this node at start. Never sleeps, never asks what time it is.
+//! Decides at start how long to wait for the Node object. Time is an argument.
 //!
 //! ```text
 //!   first list ──▶ has addresses? ──30 s at most──▶ has pod CIDRs, if they matter? ──5 min more at most──▶ go on
@@ -10,34 +10,34 @@ use model::api::Node;
 use model::event::Event;
 use model::node::host_ips;
 
-const FOR_ADDRESSES: Duration = Duration::from_secs(30);
-const FOR_POD_CIDRS: Duration = Duration::from_secs(300);
+const ADDRESSES_TIMEOUT: Duration = Duration::from_secs(30);
+const POD_CIDRS_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub struct NodeWait {
     name: String,
-    /// Whether it makes no sense to start without them: `detectLocalMode: NodeCIDR`.
+    /// Whether the proxy cannot start without them: with `detectLocalMode: NodeCIDR`.
     needs_pod_cidrs: bool,
-    /// The node as last heard of. Nothing until the first list is over.
-    heard: Option<Option<Box<Node>>>,
+    /// The node as last received. `None` until the first list has ended.
+    received: Option<Option<Box<Node>>>,
     /// When to stop waiting for addresses.
     first_deadline: Option<Instant>,
     /// When to stop waiting for pod CIDRs: set when the other wait is over.
     second_deadline: Option<Instant>,
 }
 
-/// What to do.
+/// What to do next.
 #[derive(Debug, PartialEq)]
 pub enum Progress {
-    /// Ask again when something is heard of the node, or then, if a time is given.
+    /// Check again after the next event of the node, or at this time if there is one.
     Wait(Option<Instant>),
-    /// Start with this node, or with none.
+    /// Start with this node, or without one.
     Start(Option<Box<Node>>, Missing),
-    /// There is no use in starting; this is why.
+    /// The proxy cannot start, for this reason.
     GiveUp(String),
 }
 
-/// What we start without, to be told as an error. Its text is what the reference says.
+/// What the proxy starts without, to be logged as an error. The text is that of upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     Nothing,
@@ -57,13 +57,19 @@ impl Missing {
 
 impl NodeWait {
     pub fn new(name: &str, needs_pod_cidrs: bool) -> Self {
-        Self { name: name.into(), needs_pod_cidrs, heard: None, first_deadline: None, second_deadline: None }
+        Self {
+            name: name.into(),
+            needs_pod_cidrs,
+            received: None,
+            first_deadline: None,
+            second_deadline: None,
+        }
     }
 
-    pub fn hear(&mut self, event: &Event) {
+    pub fn receive(&mut self, event: &Event) {
         match event {
-            Event::NodeApplied(node) => self.heard = Some(Some(node.clone())),
-            Event::NodeDeleted => self.heard = Some(None),
+            Event::NodeApplied(node) => self.received = Some(Some(node.clone())),
+            Event::NodeDeleted => self.received = Some(None),
             Event::Listing(_)
             | Event::Listed(_)
             | Event::ServiceApplied(_)
@@ -76,15 +82,15 @@ impl NodeWait {
     }
 
     pub fn look(&mut self, now: Instant) -> Progress {
-        let Some(node) = &self.heard else { return Progress::Wait(None) };
+        let Some(node) = &self.received else { return Progress::Wait(None) };
         let has_addresses = node.as_ref().is_some_and(|node| !host_ips(node).is_empty());
-        let first_deadline = *self.first_deadline.get_or_insert(now + FOR_ADDRESSES);
+        let first_deadline = *self.first_deadline.get_or_insert(now + ADDRESSES_TIMEOUT);
         if !has_addresses && now < first_deadline && self.second_deadline.is_none() {
             return Progress::Wait(Some(first_deadline));
         }
         let has_pod_cidrs = node.as_ref().is_some_and(|node| !node.spec.pod_cidrs.is_empty());
         if self.needs_pod_cidrs && !has_pod_cidrs {
-            let second_deadline = *self.second_deadline.get_or_insert(now + FOR_POD_CIDRS);
+            let second_deadline = *self.second_deadline.get_or_insert(now + POD_CIDRS_TIMEOUT);
             if now < second_deadline {
                 return Progress::Wait(Some(second_deadline));
             }
@@ -127,22 +133,22 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_addresses_starts_at_once() {
+    fn a_node_with_addresses_ends_the_wait_at_once() {
         let mut wait = NodeWait::new("n1", false);
         let node = node(Some("192.0.2.1"), None);
-        wait.hear(&Event::NodeApplied(node.clone()));
+        wait.receive(&Event::NodeApplied(node.clone()));
         assert_eq!(wait.look(Instant::now()), Progress::Start(Some(node), Missing::Nothing));
     }
 
     #[test]
-    fn after_half_a_minute_we_start_without_addresses_or_without_a_node() {
+    fn after_half_a_minute_the_proxy_starts_without_addresses_or_without_a_node() {
         for (event, missing) in [
             (Event::NodeDeleted, "Timed out waiting for node to exist"),
             (Event::NodeApplied(node(None, None)), "Timed out waiting for node to be assigned IPs"),
         ] {
             let start = Instant::now();
             let mut wait = NodeWait::new("n1", false);
-            wait.hear(&event);
+            wait.receive(&event);
             assert_eq!(wait.look(start), Progress::Wait(Some(start + after(30))));
             assert_eq!(wait.look(start + after(29)), Progress::Wait(Some(start + after(30))));
             let Progress::Start(_, found) = wait.look(start + after(30)) else { panic!("should start") };
@@ -154,27 +160,27 @@ mod tests {
     fn addresses_that_appear_end_the_wait() {
         let start = Instant::now();
         let mut wait = NodeWait::new("n1", false);
-        wait.hear(&Event::NodeDeleted);
+        wait.receive(&Event::NodeDeleted);
         wait.look(start);
         let node = node(Some("192.0.2.1"), None);
-        wait.hear(&Event::NodeApplied(node.clone()));
+        wait.receive(&Event::NodeApplied(node.clone()));
         assert_eq!(wait.look(start + after(3)), Progress::Start(Some(node), Missing::Nothing));
     }
 
     #[test]
-    fn pod_cidrs_are_waited_for_five_minutes_more_if_they_matter() {
+    fn pod_cidrs_have_five_more_minutes_if_they_are_needed() {
         let start = Instant::now();
         let mut wait = NodeWait::new("n1", true);
-        wait.hear(&Event::NodeApplied(node(None, None)));
+        wait.receive(&Event::NodeApplied(node(None, None)));
         assert_eq!(wait.look(start), Progress::Wait(Some(start + after(30))));
         assert_eq!(wait.look(start + after(30)), Progress::Wait(Some(start + after(330))));
         let complete = node(Some("192.0.2.1"), Some("10.0.1.0/24"));
-        wait.hear(&Event::NodeApplied(complete.clone()));
+        wait.receive(&Event::NodeApplied(complete.clone()));
         assert_eq!(wait.look(start + after(100)), Progress::Start(Some(complete), Missing::Nothing));
     }
 
     #[test]
-    fn without_pod_cidrs_that_matter_there_is_no_start() {
+    fn the_proxy_does_not_start_without_pod_cidrs_that_it_needs() {
         for (event, why) in [
             (Event::NodeDeleted, "timeout waiting for node \"n1\" to exist"),
             (
@@ -184,7 +190,7 @@ mod tests {
         ] {
             let start = Instant::now();
             let mut wait = NodeWait::new("n1", true);
-            wait.hear(&event);
+            wait.receive(&event);
             wait.look(start);
             wait.look(start + after(30));
             assert_eq!(wait.look(start + after(330)), Progress::GiveUp(why.into()));

@@ -1,11 +1,11 @@
-//! Tells the cluster what happened to us, as objects of `events.k8s.io/v1`.
+//! Records events as objects of `events.k8s.io/v1`.
 //!
 //! ```text
-//!   anyone ── Notice ──▶ queue ──▶ series ── what to write ──▶ API server
+//!   any thread ── Notice ──▶ queue ──▶ series ── Write ──▶ API server
 //! ```
 //!
-//! Telling never waits and never fails; at worst nobody hears of it. The same thing happening again within minutes is
-//! one event that counts.
+//! Recording never blocks and never fails; at worst the event is dropped. An event that repeats within minutes becomes a
+//! series with a count.
 
 mod series;
 
@@ -24,13 +24,13 @@ use crate::client::{Api, ApiError};
 use crate::list_watch::escape;
 use series::{Series, Write};
 
-const QUEUE: usize = 1000;
-const TRIES: usize = 12;
-const PAUSE: Duration = Duration::from_secs(10);
-/// How often to look for series that are over.
-const SWEEP: Duration = Duration::from_secs(60);
+const QUEUE_CAPACITY: usize = 1000;
+const ATTEMPTS: usize = 12;
+const RETRY_DELAY: Duration = Duration::from_secs(10);
+/// How often to finish series that have ended.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Something that happened, in the words of the reference.
+/// An event, with the texts of upstream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
     pub regarding: Regarding,
@@ -40,7 +40,7 @@ pub struct Notice {
     pub note: String,
 }
 
-/// What it happened to.
+/// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
     Node(String),
@@ -71,15 +71,15 @@ impl Regarding {
     }
 }
 
-/// Takes notices from any thread.
+/// Accepts notices from any thread.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// Nothing where there is no API server.
+    /// `None` if there is no API server.
     queue: Option<Sender<(Notice, Timestamp)>>,
     unsent: Arc<Unsent>,
 }
 
-/// Delivers what the recorders took.
+/// Writes the notices of all recorders to the API server.
 #[derive(Debug)]
 pub struct Poster {
     inbox: Receiver<(Notice, Timestamp)>,
@@ -93,16 +93,16 @@ struct Unsent {
     fewer: Condvar,
 }
 
-/// What is recorded before the other half is at work waits in the queue.
+/// Notices that are recorded before the poster runs wait in the queue.
 pub fn recorder(host_name: &str) -> (Recorder, Poster) {
-    let (queue, inbox) = channel(QUEUE);
+    let (queue, inbox) = channel(QUEUE_CAPACITY);
     let unsent = Arc::<Unsent>::default();
     let poster = Poster { inbox, unsent: unsent.clone(), series: Series::new(host_name) };
     (Recorder { queue: Some(queue), unsent }, poster)
 }
 
 impl Recorder {
-    /// Where there is no API server, the log has to do.
+    /// Logs notices, for proxies without an API server.
     pub fn to_log() -> Self {
         Self { queue: None, unsent: Arc::default() }
     }
@@ -124,9 +124,9 @@ impl Recorder {
         }
     }
 
-    /// Gives what was recorded a last chance, before the process ends.
-    pub fn flush(&self, patience: Duration) {
-        let waiting = self.unsent.fewer.wait_timeout_while(self.unsent.lock(), patience, |count| *count > 0);
+    /// Waits until all notices have been written, at most for `timeout`. For the end of the process.
+    pub fn flush(&self, timeout: Duration) {
+        let waiting = self.unsent.fewer.wait_timeout_while(self.unsent.lock(), timeout, |count| *count > 0);
         drop(waiting);
     }
 }
@@ -145,19 +145,19 @@ impl Unsent {
 
 impl Poster {
     pub(crate) async fn post(mut self, api: &Api) {
-        let mut sweep = interval_at(Instant::now() + SWEEP, SWEEP);
+        let mut sweep = interval_at(Instant::now() + SWEEP_INTERVAL, SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut nobody_left = false;
+        let mut is_closed = false;
         loop {
             tokio::select! {
-                notice = self.inbox.recv(), if !nobody_left => match notice {
+                notice = self.inbox.recv(), if !is_closed => match notice {
                     Some((notice, at)) => {
-                        if let Some(write) = self.series.hear(notice, at) {
+                        if let Some(write) = self.series.add(notice, at) {
                             deliver(api, &write).await;
                         }
                         self.unsent.one_less();
                     }
-                    None => nobody_left = true,
+                    None => is_closed = true,
                 },
                 _ = sweep.tick() => {
                     for write in self.series.sweep(Timestamp::now()) {
@@ -169,9 +169,9 @@ impl Poster {
     }
 }
 
-/// Tries for two minutes while nobody answers. What the server refuses, it would refuse again.
+/// Retries for two minutes if the server does not answer. A rejected event is not retried.
 async fn deliver(api: &Api, write: &Write) {
-    for attempt in 1..=TRIES {
+    for attempt in 1..=ATTEMPTS {
         match attempt_once(api, write).await {
             Ok(()) => return,
             Err(ApiError::Refused { code: 409, message, .. }) => {
@@ -187,8 +187,8 @@ async fn deliver(api: &Api, write: &Write) {
             }
             Err(ApiError::Unanswered(_)) => {}
         }
-        if attempt < TRIES {
-            tokio::time::sleep(PAUSE.mul_f64(1.0 + chance() / 4.0)).await;
+        if attempt < ATTEMPTS {
+            tokio::time::sleep(RETRY_DELAY.mul_f64(1.0 + chance() / 4.0)).await;
         }
     }
     tracing::error!(event = write.name, "Unable to write event (retry limit exceeded!)");
@@ -199,7 +199,7 @@ async fn attempt_once(api: &Api, write: &Write) -> Result<(), ApiError> {
         let path = format!("{}/{}", path(write), escape(&write.name));
         let patched =
             api.ask(request(Method::PATCH, &path, "application/strategic-merge-patch+json", patch)).await;
-        // An event lives for an hour. One that is gone is made again, count and all.
+        // Events expire after an hour. One that has expired is created again with its count.
         if patched.as_ref().err().and_then(ApiError::code) != Some(404) {
             return patched.map(drop);
         }
@@ -219,8 +219,30 @@ fn request(
 ) -> Request<Vec<u8>> {
     let mut request = Request::new(body.to_string().into_bytes());
     *request.method_mut() = method;
-    // Always an address: what is not ours in it is escaped.
+    // Always parses: variable parts are escaped.
     *request.uri_mut() = path.parse().unwrap_or_default();
     request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recording_never_blocks_and_what_exceeds_the_queue_is_dropped() {
+        let (recorder, poster) = recorder("host");
+        for _ in 0..QUEUE_CAPACITY + 100 {
+            recorder.record(Notice {
+                regarding: Regarding::Node("n1".into()),
+                severity: Severity::Warning,
+                reason: "FailedToStartMetricServer",
+                action: "StartKubeProxy",
+                note: "address already in use".into(),
+            });
+        }
+        assert_eq!(poster.inbox.len(), QUEUE_CAPACITY);
+        assert_eq!(*recorder.unsent.lock(), QUEUE_CAPACITY, "dropped notices must not hold up `flush`");
+        recorder.flush(Duration::ZERO);
+    }
 }

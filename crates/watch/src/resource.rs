@@ -1,4 +1,4 @@
-//! The four kinds of objects we follow: where they are, which of them are ours, and what they become.
+//! The four kinds of objects that the proxy follows: their paths, selectors and events.
 
 use model::event::{Event, Kind};
 use model::names::NamespacedName;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// The one of that name.
+    /// The Node with this name.
     Node(String),
     Service,
     EndpointSlice,
@@ -23,7 +23,7 @@ impl Resource {
         }
     }
 
-    /// Its plural, as `kubectl` and metrics know it.
+    /// The plural, as in `kubectl` and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Node(_) => "nodes",
@@ -33,7 +33,7 @@ impl Resource {
         }
     }
 
-    /// The choice of objects that the API server makes for us, as parameters of a query.
+    /// Query parameters by which the API server selects objects.
     pub fn selectors(&self) -> Vec<(&'static str, String)> {
         const FIELDS: &str = "fieldSelector";
         const LABELS: &str = "labelSelector";
@@ -48,7 +48,7 @@ impl Resource {
         }
     }
 
-    /// What the reference calls the part of it that follows these.
+    /// The name of upstream's controller for this kind, for logs.
     pub fn controller(&self) -> &'static str {
         match self {
             Self::Node(_) => "node config",
@@ -58,7 +58,7 @@ impl Resource {
         }
     }
 
-    /// What the reference calls the type.
+    /// The Go type, for logs.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Node(_) => "*v1.Node",
@@ -72,7 +72,7 @@ impl Resource {
         self.kind().map(Event::Listing)
     }
 
-    /// The end of a list. A node has none: it is there, or a list that is over proves that it is not.
+    /// The event for the end of a list. A Node has no list: if none was found, it does not exist.
     pub fn listed(&self, found: usize) -> Option<Event> {
         match self.kind() {
             Some(kind) => Some(Event::Listed(kind)),
@@ -90,12 +90,14 @@ impl Resource {
         })
     }
 
-    pub fn deleted(&self, who: &Identity) -> Event {
+    pub fn deleted(&self, identity: &Identity) -> Event {
         match self {
             Self::Node(_) => Event::NodeDeleted,
-            Self::Service => Event::ServiceDeleted(NamespacedName::new(&who.namespace, &who.name)),
-            Self::EndpointSlice => Event::SliceDeleted(NamespacedName::new(&who.namespace, &who.name)),
-            Self::ServiceCidr => Event::ServiceCidrDeleted(who.name.clone()),
+            Self::Service => Event::ServiceDeleted(NamespacedName::new(&identity.namespace, &identity.name)),
+            Self::EndpointSlice => {
+                Event::SliceDeleted(NamespacedName::new(&identity.namespace, &identity.name))
+            }
+            Self::ServiceCidr => Event::ServiceCidrDeleted(identity.name.clone()),
         }
     }
 
@@ -109,7 +111,7 @@ impl Resource {
     }
 }
 
-/// What any object says of itself, whatever else is in it.
+/// The metadata of any object.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Identity {
@@ -122,7 +124,7 @@ pub struct Identity {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Marks {
-    /// On the bookmark that ends a list sent as a stream.
+    /// Set on the bookmark that ends a list which is sent as a stream.
     #[serde(rename = "k8s.io/initial-events-end")]
     pub initial_events_end: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! An API server for tests in virtual time. It lives in memory, keeps a history that can be watched, and does wrong what
-//! a test asks it to. Speaks HTTP/1.1, or behind TLS whatever the client prefers.
+//! An in-memory API server for tests in virtual time, with a history that can be watched and with faults. It supports HTTP/1.1
+//! and, with TLS, the version that the client prefers.
 //!
-//! Its bookmarks come as the real one's do: every minute, and a little late.
+//! Like a real one, it sends a bookmark a little later than every minute.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +31,7 @@ use crate::stub::Asked;
 
 const BOOKMARKS: Duration = Duration::from_millis(61_250);
 
-/// What happens to a request.
+/// What the server does with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     Served,
@@ -40,7 +40,7 @@ pub enum Fate {
         reason: &'static str,
         retry_after: Option<u64>,
     },
-    /// Taken and never answered.
+    /// Accepts it and never answers.
     Unanswered,
 }
 
@@ -51,11 +51,11 @@ pub struct Server(Arc<Inner>);
 
 struct Inner {
     history: Mutex<History>,
-    /// Bumped by every change.
+    /// Incremented by every change.
     changes: watch::Sender<u64>,
-    /// Bumped to end every watch in the middle of an object.
+    /// Incremented to end all watches in the middle of an object.
     cuts: watch::Sender<u64>,
-    /// Bumped to stop reading and writing all connections there are.
+    /// Incremented to stop reading from and writing to all existing connections.
     silences: watch::Sender<u64>,
     script: Mutex<Script>,
     asked: Mutex<Vec<(Instant, Asked)>>,
@@ -67,7 +67,7 @@ struct Inner {
 #[derive(Default)]
 struct History {
     version: u64,
-    /// From where on it can be watched.
+    /// The oldest version that can be watched from.
     oldest: u64,
     /// The path of the collection and the last state of an object, by version.
     events: Vec<(u64, &'static str, Value)>,
@@ -103,7 +103,7 @@ impl Server {
         Api::open_in(&settings, &nowhere, Transport::Memory(Dial(self.clone())), observer).unwrap()
     }
 
-    /// From now on, connections are TLS.
+    /// Makes new connections use TLS.
     pub fn speak_tls(&self, config: rustls::ServerConfig) {
         *lock(&self.0.tls) = Some(TlsAcceptor::from(Arc::new(config)));
     }
@@ -112,7 +112,7 @@ impl Server {
         *lock(&self.0.script) = Box::new(script);
     }
 
-    /// Writes an object of that name and sends it to all watches.
+    /// Writes an object with this name, and sends it to all watches.
     pub fn change(&self, path: &'static str, name: &str) {
         let mut history = lock(&self.0.history);
         history.version += 1;
@@ -131,17 +131,17 @@ impl Server {
         self.0.cuts.send_modify(|count| *count += 1);
     }
 
-    /// Connections stay open, and nothing comes from them any more. New ones work.
+    /// Keeps existing connections open but sends nothing on them. New ones work.
     pub fn fall_silent(&self) {
         self.0.silences.send_modify(|count| *count += 1);
     }
 
-    /// From now on only lists end with a bookmark.
+    /// Sends no more bookmarks, except at the end of lists.
     pub fn stop_bookmarks(&self) {
         self.0.sends_bookmarks.store(false, Ordering::SeqCst);
     }
 
-    /// Forgets what was before now.
+    /// Drops the history before now.
     pub fn compact(&self) {
         let mut history = lock(&self.0.history);
         history.version += 1;
@@ -152,7 +152,7 @@ impl Server {
         lock(&self.0.asked).clone()
     }
 
-    /// How many there have been.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.0.connections.load(Ordering::SeqCst)
     }
@@ -228,7 +228,7 @@ impl Server {
         let seconds = asked.query("timeoutSeconds").parse().unwrap();
         let end = Instant::now() + Duration::from_secs(seconds);
         let mut bookmark = Instant::now() + BOOKMARKS;
-        let mut told = match asked.query("resourceVersion").parse::<u64>() {
+        let mut sent = match asked.query("resourceVersion").parse::<u64>() {
             Ok(version) if version < lock(&self.0.history).oldest => {
                 return event("ERROR", &json!({"code": 410, "reason": "Expired", "message": "too old"}));
             }
@@ -245,9 +245,9 @@ impl Server {
         loop {
             {
                 let history = lock(&self.0.history);
-                let unsent = history.events.iter().filter(|(at, path, _)| *at > told && *path == asked.path);
+                let unsent = history.events.iter().filter(|(at, path, _)| *at > sent && *path == asked.path);
                 unsent.for_each(|(_, _, object)| event("MODIFIED", object));
-                told = history.version;
+                sent = history.version;
             }
             tokio::select! {
                 _ = changes.changed() => {}
@@ -259,7 +259,7 @@ impl Server {
                 () = sleep_until(bookmark) => {
                     bookmark += BOOKMARKS;
                     if self.0.sends_bookmarks.load(Ordering::SeqCst) {
-                        event("BOOKMARK", &mark(told, false));
+                        event("BOOKMARK", &mark(sent, false));
                     }
                 }
                 () = sleep_until(end) => return,
@@ -290,7 +290,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// A body that comes piece by piece.
+/// A body that is sent in chunks.
 struct Feed(UnboundedReceiver<io::Result<Bytes>>);
 
 impl Body for Feed {

@@ -1,6 +1,6 @@
-//! What an API server would do to an object before anyone sees it: fill in defaults, refuse what is not valid.
+//! Admits objects of manifests: fills in defaults and rejects invalid objects, as an API server would.
 //!
-//! With a folder of manifests there is no API server, so this stands in for it, as far as a proxy uses an object.
+//! Limited to the fields that the proxy uses.
 
 use std::net::IpAddr;
 
@@ -10,12 +10,12 @@ use model::api;
 use crate::manifest::Object;
 use crate::validate;
 
-/// Objects that name no namespace are in this one.
+/// The namespace of objects, `default` for those that name none.
 pub fn namespace(name: &str) -> &str {
     if name.is_empty() { "default" } else { name }
 }
 
-/// Completes the object, or says what is wrong with it. `own` are the addresses of this node.
+/// Fills in defaults, or returns why the object is invalid. `own` are the addresses of this node.
 pub fn admit(object: &mut Object, own: &[IpAddr]) -> Result<(), String> {
     match object {
         Object::Service(service) => {
@@ -38,7 +38,7 @@ fn complete_namespace(metadata: &mut api::Metadata) {
     metadata.namespace = namespace(&metadata.namespace).into();
 }
 
-/// Either way of writing cluster IPs gives both, and the families follow from the addresses.
+/// Fills in `clusterIP` from `clusterIPs` or vice versa, and the families from the addresses.
 fn complete_cluster_ips(spec: &mut api::ServiceSpec) {
     if spec.cluster_ip.is_empty() {
         spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();

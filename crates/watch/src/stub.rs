@@ -1,4 +1,4 @@
-//! An API server for tests that says what a script tells it to. Plain HTTP/1.1, or TLS.
+//! A scripted API server for tests, with HTTP/1.1 or TLS.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::client::{Api, Settings, Unobserved};
 
 /// Longer than anything here takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Asked {
 pub trait Wire: Read + Write + Send {}
 impl<T: Read + Write + Send> Wire for T {}
 
-/// The server's side of one exchange. A stream that is dropped without an end is cut off.
+/// The server's side of one exchange. Dropping a stream before its end closes the connection.
 pub struct Talk<'a> {
     wire: &'a mut dyn Wire,
     ended: bool,
@@ -91,7 +91,7 @@ impl Talk<'_> {
         self.ended = true;
     }
 
-    /// Says nothing more, until the test is over.
+    /// Keeps the connection open without sending anything until the test ends.
     pub fn stay(&mut self) {
         loop {
             std::thread::park();
@@ -111,7 +111,7 @@ impl Stub {
         Self::serve(script, |socket| Box::new(socket))
     }
 
-    /// The same behind TLS. The certificate is its own authority and is written to `ca`.
+    /// Like `start`, with TLS. The certificate is self-signed and written to `ca`.
     pub fn start_tls(ca: &Path, script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static) -> Self {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         std::fs::write(ca, made.cert.pem()).unwrap();
@@ -154,9 +154,9 @@ impl Stub {
         Self { address, asked: Mutex::new(asked) }
     }
 
-    /// The next request that arrived.
+    /// The next request.
     pub fn asked(&self) -> Asked {
-        self.asked.lock().unwrap().recv_timeout(PATIENCE).expect("a request")
+        self.asked.lock().unwrap().recv_timeout(TIMEOUT).expect("a request")
     }
 
     pub fn api(&self) -> Api {

@@ -1,4 +1,4 @@
-//! How fast we may ask: a bucket of tokens that fills steadily. Never sleeps, never asks what time it is.
+//! Limits the rate of requests by a token bucket. Time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 pub struct Throttle {
     per_second: f64,
     burst: f64,
-    /// Below zero are those that were given out ahead of time.
+    /// Negative for tokens that were taken in advance.
     tokens: f64,
     counted: Instant,
 }
 
 impl Throttle {
-    /// Zero means the defaults of the reference's client, and a negative rate no limit at all.
+    /// Zero means client-go's defaults, and a negative rate no limit.
     pub fn new(qps: f32, burst: i32, now: Instant) -> Option<Self> {
         let per_second = if qps == 0.0 { 5.0 } else { f64::from(qps) };
         let burst = if burst == 0 { 10.0 } else { f64::from(burst.max(1)) };
         (per_second > 0.0).then_some(Self { per_second, burst, tokens: burst, counted: now })
     }
 
-    /// Takes a token, and says how long to wait until it is really there.
+    /// Takes a token, and returns how long to wait until it is available.
     pub fn take(&mut self, now: Instant) -> Duration {
         let filled = now.saturating_duration_since(self.counted).as_secs_f64() * self.per_second;
         self.tokens = (self.tokens + filled).min(self.burst) - 1.0;
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_a_burst_requests_come_at_the_rate() {
+    fn after_a_burst_the_rate_applies() {
         let start = Instant::now();
         let mut throttle = Throttle::new(5.0, 3, start).unwrap();
         let waits: Vec<_> = (0..5).map(|_| throttle.take(start).as_millis()).collect();
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_rest_gives_no_more_than_a_burst() {
+    fn an_idle_bucket_holds_no_more_than_a_burst() {
         let start = Instant::now();
         let mut throttle = Throttle::new(100.0, 2, start).unwrap();
         let later = start + Duration::from_secs(3_600);

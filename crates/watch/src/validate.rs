@@ -1,12 +1,12 @@
-//! What an API server refuses of the objects that a proxy reads, in the API server's words.
+//! Validates objects of manifests like an API server, with its error messages.
 //!
-//! The proxy trusts names, ports and addresses that an API server has let through: names end up in comments of rules, a
-//! cluster IP takes everything that is sent to it. The rules are those of Kubernetes v1.36 for new objects, as far as they
-//! are about fields that a proxy uses, with two exceptions:
+//! The proxy trusts names, ports and addresses that an API server has validated: names become comments of rules, and all
+//! traffic to a cluster IP is redirected. The rules are those of Kubernetes v1.36 for new objects, limited to fields that the
+//! proxy uses, with two exceptions:
 //!
-//! * Addresses may have leading zeros and CIDRs host bits, as in objects that older releases have stored.
-//! * A cluster IP must be one that an API server could have allocated. It takes cluster IPs from the service CIDR; in a
-//!   folder they are whatever the file says, and the node's own address or 127.0.0.1 would cut the node off.
+//! * Addresses may have leading zeros and CIDRs host bits, as in objects that older releases stored.
+//! * A cluster IP must be one that an API server could have allocated. An API server allocates cluster IPs from the service
+//!   CIDR. In a manifest a cluster IP may be any address, and the node's own address or 127.0.0.1 would cut the node off.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -19,8 +19,7 @@ use model::names::Protocol;
 
 use crate::manifest::Object;
 
-/// Returns the first thing that is wrong with the object, whose defaults have been filled in. `own` are the addresses of
-/// this node.
+/// Returns the first error of an object whose defaults have been filled in. `own` are the addresses of this node.
 pub fn check(object: &Object, own: &[IpAddr]) -> Result<(), String> {
     match object {
         Object::Service(service) => {
@@ -48,7 +47,7 @@ pub fn check(object: &Object, own: &[IpAddr]) -> Result<(), String> {
     }
 }
 
-/// A grammar of names.
+/// The grammar of a kind of names.
 struct Grammar {
     longest: usize,
     accepts: fn(&str) -> bool,
@@ -93,7 +92,7 @@ fn is_label(text: &str) -> bool {
     is_bounded(text, |byte| byte.is_ascii_lowercase() || byte.is_ascii_digit(), b"-")
 }
 
-/// Whether it is made of these bytes, the `inner` ones neither first nor last.
+/// Whether the text consists of these bytes, and neither begins nor ends with `inner` ones.
 fn is_bounded(text: &str, outer: fn(&u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.iter().all(|byte| outer(byte) || inner.contains(byte))
@@ -187,9 +186,9 @@ fn check_cluster_ips(spec: &api::ServiceSpec, kind: &str, own: &[IpAddr]) -> Res
         one_of(&field, &Some(family.clone()), &["IPv4", "IPv6"])?;
         first_seen(&mut seen, family, &field, family)?;
     }
-    for (index, ((ip, family), wanted)) in cluster_ips.iter().zip(&families).zip(ip_families).enumerate() {
-        if family != wanted {
-            let detail = format!("expected an {wanted} value as indicated by `ipFamilies[{index}]`");
+    for (index, ((ip, family), expected)) in cluster_ips.iter().zip(&families).zip(ip_families).enumerate() {
+        if family != expected {
+            let detail = format!("expected an {expected} value as indicated by `ipFamilies[{index}]`");
             return invalid(&format!("{field}[{index}]"), ip, &detail);
         }
     }
@@ -221,7 +220,7 @@ fn check_ports(ports: &[api::ServicePort], kind: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Of any type of Service: an API server keeps what a load balancer left in the status, and upstream serves it.
+/// For Services of any type: the API server keeps the status when the type changes, and upstream serves it.
 fn check_ingress(service: &api::Service) -> Result<(), String> {
     let field = "status.loadBalancer.ingress";
     let ingress = &service.status.load_balancer.ingress;
@@ -234,8 +233,8 @@ fn check_ingress(service: &api::Service) -> Result<(), String> {
     Ok(())
 }
 
-/// A slice need not say which Service it is for, nor a port which number it has; the proxy ignores such ones. The API
-/// server does not look at numbers of ports here.
+/// Like the API server, this accepts a slice without a Service, a port without a number, and any port number. The proxy
+/// ignores those that it cannot use.
 fn check_slice(slice: &api::EndpointSlice) -> Result<(), String> {
     if slice.address_type.is_empty() {
         return required("addressType", "");
@@ -259,7 +258,7 @@ fn check_slice(slice: &api::EndpointSlice) -> Result<(), String> {
     Ok(())
 }
 
-/// `None` for a family means that the addresses are domain names.
+/// The family is `None` if the addresses are domain names.
 fn check_endpoint(path: &str, endpoint: &api::Endpoint, family: Option<Family>) -> Result<(), String> {
     let addresses = format!("{path}.addresses");
     if endpoint.addresses.is_empty() {
@@ -340,7 +339,7 @@ fn check_cluster_ip(text: &str, own: &[IpAddr]) -> Result<(), &'static str> {
     }
 }
 
-/// Those of a node or a cluster: at most one for each family.
+/// CIDRs of a node or a cluster: at most one per family.
 fn check_cidrs(field: &str, texts: &[String]) -> Result<(), String> {
     each(field, texts, |text| parse_cidr(text).map(|_| ()).ok_or(NOT_A_CIDR))?;
     let families: Vec<Family> =
@@ -373,7 +372,7 @@ fn each(
     })
 }
 
-/// Nothing is as good as an empty text, and neither is an error: there is a default.
+/// An absent or empty value is valid, because there is a default.
 fn one_of(field: &str, value: &Option<String>, known: &[&str]) -> Result<(), String> {
     match value.as_deref() {
         None | Some("") => Ok(()),

@@ -77,6 +77,12 @@ const LAYERS: &[Layer] = &[
         forbidden: &[],
         reason: "",
     },
+    Layer {
+        name: "fuzz",
+        allowed: &["netlink", "plan", "proxy", "settings", "watch"],
+        forbidden: &[],
+        reason: "",
+    },
     Layer { name: "layers", allowed: &[], forbidden: &[], reason: "" },
 ];
 

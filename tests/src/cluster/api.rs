@@ -1,4 +1,4 @@
-//! The API as tests use it: JSON goes in and comes out, and a call returns when it is done.
+//! A blocking client of the API server that takes and returns JSON.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -13,14 +13,14 @@ use tokio::task::JoinHandle;
 
 use testkit::namespace::Namespace;
 
-/// A client in a namespace of its own.
+/// A client whose connections start in the namespace given to [`ApiClient::open`].
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiClient {
     runtime: Runtime,
     client: Client,
 }
 
-/// `kube` tells nothing about it.
+/// [`kube::Client`] does not implement `Debug`.
 #[derive(Clone)]
 struct Client(kube::Client);
 
@@ -30,18 +30,15 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Whether something is to be done, or only judged.
+/// Whether the API server persists an object or only validates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
+pub enum ApplyMode {
     DryRun,
-    ForReal,
+    Persist,
 }
 
-/// What the API server said no to, or why it said nothing.
-pub type Refusal = kube::Error;
-
-impl Api {
-    /// Speaks as whom the kubeconfig says, from this namespace.
+impl ApiClient {
+    /// Connects from `namespace`, as the user of the kubeconfig file.
     pub fn open(namespace: &Namespace, kubeconfig: &Path) -> Self {
         let namespace = namespace.clone();
         let runtime = Builder::new_multi_thread()
@@ -63,13 +60,13 @@ impl Api {
         self.call("GET", path, "application/json", &Value::Null)
     }
 
-    /// Makes an object in the collection that the path names.
+    /// Creates an object in the collection `path`.
     pub fn create(&self, path: &str, object: &Value) -> Value {
         self.call("POST", path, "application/json", object)
     }
 
-    /// The same for objects that the API server may not like.
-    pub fn try_create(&self, path: &str, object: &Value) -> Result<Value, Refusal> {
+    /// Like [`Self::create`], for objects that the API server may refuse.
+    pub fn try_create(&self, path: &str, object: &Value) -> Result<Value, kube::Error> {
         self.try_call("POST", path, "application/json", object)
     }
 
@@ -77,28 +74,28 @@ impl Api {
         self.call("PUT", path, "application/json", object)
     }
 
-    /// The same while the API server may be away.
-    pub fn try_replace(&self, path: &str, object: &Value) -> Result<Value, Refusal> {
+    /// Like [`Self::replace`], while the API server may be down.
+    pub fn try_replace(&self, path: &str, object: &Value) -> Result<Value, kube::Error> {
         self.try_call("PUT", path, "application/json", object)
     }
 
-    /// Changes some fields. `null` removes one.
+    /// Merges `fields` into an object; `null` removes a field.
     pub fn patch(&self, path: &str, fields: &Value) -> Value {
         self.call("PATCH", path, "application/merge-patch+json", fields)
     }
 
-    /// The same while the API server may be away.
-    pub fn try_patch(&self, path: &str, fields: &Value) -> Result<Value, Refusal> {
+    /// Like [`Self::patch`], while the API server may be down.
+    pub fn try_patch(&self, path: &str, fields: &Value) -> Result<Value, kube::Error> {
         self.try_call("PATCH", path, "application/merge-patch+json", fields)
     }
 
-    /// Applies an object as `kubectl apply --server-side --force-conflicts` does, and nothing that its schema does not know.
-    pub fn apply(&self, path: &str, object: &Value, trial: Trial) -> Result<Value, Refusal> {
-        let dry = match trial {
-            Trial::DryRun => "&dryRun=All",
-            Trial::ForReal => "",
+    /// Applies an object as `kubectl apply --server-side --force-conflicts` does. Fields outside the schema are an error.
+    pub fn apply(&self, path: &str, object: &Value, mode: ApplyMode) -> Result<Value, kube::Error> {
+        let dry_run = match mode {
+            ApplyMode::DryRun => "&dryRun=All",
+            ApplyMode::Persist => "",
         };
-        let options = format!("fieldManager=packaging&force=true&fieldValidation=Strict{dry}");
+        let options = format!("fieldManager=packaging&force=true&fieldValidation=Strict{dry_run}");
         self.try_call("PATCH", &format!("{path}?{options}"), "application/apply-patch+yaml", object)
     }
 
@@ -106,32 +103,32 @@ impl Api {
         self.call("DELETE", path, "application/json", &Value::Null);
     }
 
-    /// The same for what may be gone already.
-    pub fn try_delete(&self, path: &str) -> Result<Value, Refusal> {
+    /// Like [`Self::delete`], for objects that may be gone already.
+    pub fn try_delete(&self, path: &str) -> Result<Value, kube::Error> {
         self.try_call("DELETE", path, "application/json", &Value::Null)
     }
 
-    /// Many at a time, yet not more than the API server takes at a time.
+    /// Creates objects concurrently, within the API server's limit of requests in flight.
     pub fn create_all(&self, objects: impl IntoIterator<Item = (String, Value)>) {
-        const AT_A_TIME: usize = 100;
+        const CONCURRENCY: usize = 100;
         let mut calls = VecDeque::new();
         for (path, object) in objects {
             let call = send(self.client.clone(), "POST", path, "application/json", object);
             calls.push_back(self.runtime.spawn(call));
-            if calls.len() == AT_A_TIME {
+            if calls.len() == CONCURRENCY {
                 self.finish(calls.pop_front());
             }
         }
         calls.into_iter().for_each(|call| self.finish(Some(call)));
     }
 
-    fn finish(&self, call: Option<JoinHandle<Result<Value, Refusal>>>) {
+    fn finish(&self, call: Option<JoinHandle<Result<Value, kube::Error>>>) {
         if let Some(call) = call {
             self.runtime.block_on(call).unwrap().unwrap();
         }
     }
 
-    /// Tells when each change to a collection arrives, from now on.
+    /// Watches a collection and sends the time at which each change arrives.
     pub fn arrivals(&self, path: &str) -> Receiver<Instant> {
         let version = self.get(path)["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
         let uri = format!("{path}?watch=true&resourceVersion={version}");
@@ -142,10 +139,10 @@ impl Api {
             let mut body = client.0.send(request).await.unwrap().into_body();
             while let Some(Ok(frame)) = body.frame().await {
                 let arrived = Instant::now();
-                // One line is one change.
+                // Each line is one watch event.
                 let bytes = frame.into_data().unwrap_or_default();
                 for _ in bytes.iter().filter(|byte| **byte == b'\n') {
-                    // Nobody may be listening any more.
+                    // Fails once the receiver is dropped.
                     let _ = send.send(arrived);
                 }
             }
@@ -156,8 +153,8 @@ impl Api {
     pub fn is_ready(&self) -> bool {
         let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
         let client = self.client.clone();
-        let asked = self.runtime.spawn(async move { client.0.request_text(request).await });
-        self.runtime.block_on(asked).unwrap().is_ok()
+        let response = self.runtime.spawn(async move { client.0.request_text(request).await });
+        self.runtime.block_on(response).unwrap().is_ok()
     }
 
     fn call(&self, verb: &'static str, path: &str, content: &'static str, body: &Value) -> Value {
@@ -171,9 +168,9 @@ impl Api {
         path: &str,
         content: &'static str,
         body: &Value,
-    ) -> Result<Value, Refusal> {
+    ) -> Result<Value, kube::Error> {
         let call = send(self.client.clone(), verb, path.into(), content, body.clone());
-        // Sockets belong to the namespace of the thread that makes them: not the caller's.
+        // Spawned, because a socket belongs to the namespace of the thread that opens it: the runtime's, not the caller's.
         self.runtime.block_on(self.runtime.spawn(call)).unwrap()
     }
 }
@@ -184,7 +181,7 @@ async fn send(
     path: String,
     content: &'static str,
     body: Value,
-) -> Result<Value, Refusal> {
+) -> Result<Value, kube::Error> {
     let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body).unwrap() };
     let request = http::Request::builder().method(verb).uri(path).header("content-type", content);
     client.0.request(request.body(body).unwrap()).await

@@ -1,14 +1,14 @@
-//! What was asked of the API server, as it wrote down itself.
+//! The audit log of the API server.
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use serde::Deserialize;
 
-/// One request, or the beginning or end of a watch.
+/// One request, or the start or end of a watch.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Entry {
+pub struct AuditEntry {
     pub stage: String,
     pub verb: String,
     #[serde(rename = "requestURI")]
@@ -19,7 +19,7 @@ pub struct Entry {
     pub response_status: Option<Status>,
 }
 
-/// Without a name if the API server did not believe who it was.
+/// The name is empty if authentication failed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct User {
@@ -31,7 +31,7 @@ pub struct Status {
     pub code: Option<u16>,
 }
 
-impl Entry {
+impl AuditEntry {
     pub fn path(&self) -> &str {
         self.uri.split('?').next().unwrap_or_default()
     }
@@ -40,7 +40,7 @@ impl Entry {
         self.response_status.as_ref().and_then(|status| status.code)
     }
 
-    /// A parameter of the query, if it is there.
+    /// A query parameter, decoded.
     pub fn parameter(&self, name: &str) -> Option<String> {
         let (_, query) = self.uri.split_once('?')?;
         let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
@@ -48,12 +48,12 @@ impl Entry {
     }
 }
 
-/// Everything that came from this address so far, in order.
-pub fn read(log: &Path, from: IpAddr) -> Vec<Entry> {
+/// All entries of requests from `from`, in order.
+pub fn read(log: &Path, from: IpAddr) -> Vec<AuditEntry> {
     let text = std::fs::read_to_string(log).unwrap();
-    // The last line may be half written.
+    // The last line may be incomplete.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let entries = whole.lines().map(|line| serde_json::from_str::<Entry>(line).unwrap());
+    let entries = whole.lines().map(|line| serde_json::from_str::<AuditEntry>(line).unwrap());
     entries.filter(|entry| entry.source_ips.contains(&from)).collect()
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::percent_decoded;
 
     #[test]
-    fn selectors_are_readable() {
+    fn percent_encoding_is_decoded() {
         assert_eq!(percent_decoded("spec.clusterIP%21%3DNone"), "spec.clusterIP!=None");
     }
 }

@@ -1,4 +1,4 @@
-//! The control plane that all tests of a run share, one after the other.
+//! The control plane that the tests of one run share. Only one test at a time uses it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -7,29 +7,30 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::cluster::api::Api;
+use crate::cluster::api::ApiClient;
 use testkit::namespace::Namespace;
 
-/// Where it is on the network between it and the nodes.
+/// The control plane's address on the network that connects it to the nodes.
 pub const ADDRESS: &str = "198.18.4.1";
 pub const API_PORT: u16 = 6443;
 
-/// A process of its own runs the components, and ends with us: the kernel closes its standard input then, however we end.
+/// A supervisor process runs the components. It ends when this process does, however that ends: the kernel closes its
+/// standard input.
 #[derive(Debug)]
 pub struct ControlPlane {
     pub namespace: Namespace,
     pub folder: PathBuf,
-    pub api: Api,
+    pub api: ApiClient,
     supervisor: Child,
-    hear: BufReader<ChildStdout>,
+    replies: BufReader<ChildStdout>,
     nodes: u8,
 }
 
 impl ControlPlane {
-    /// The only one there is, for as long as the guard lives. `supervisor` is the program `control-plane` of this crate.
-    pub fn alone(supervisor: &Path) -> MutexGuard<'static, Option<Self>> {
+    /// Locks the shared control plane, and starts it first if need be. `supervisor` is this crate's `control-plane` binary.
+    pub fn lock(supervisor: &Path) -> MutexGuard<'static, Option<Self>> {
         static SHARED: Mutex<Option<ControlPlane>> = Mutex::new(None);
-        // A test that failed has cleaned up, too.
+        // A test that panicked has cleaned up, too.
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.get_or_insert_with(|| Self::start(supervisor));
         shared
@@ -43,22 +44,22 @@ impl ControlPlane {
             "link set lan0 up".into(),
         ]);
         let mut supervisor = Command::new(supervisor);
-        // A Ctrl-C is for us; it cleans up when we are gone.
+        // In its own process group, so that Ctrl-C reaches only this process; the supervisor cleans up after it.
         supervisor.arg(components()).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut supervisor = namespace.spawn(&mut supervisor).unwrap();
-        let mut hear = BufReader::new(supervisor.stdout.take().unwrap());
-        let folder = PathBuf::from(line(&mut hear));
-        let api = Api::open(&namespace, &folder.join("admin.kubeconfig"));
-        Self { namespace, folder, api, supervisor, hear, nodes: 0 }
+        let mut replies = BufReader::new(supervisor.stdout.take().unwrap());
+        let folder = PathBuf::from(line(&mut replies));
+        let api = ApiClient::open(&namespace, &folder.join("admin.kubeconfig"));
+        Self { namespace, folder, api, supervisor, replies, nodes: 0 }
     }
 
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(ADDRESS.parse().unwrap(), API_PORT)
     }
 
-    /// Joins a node to the network. The wire goes away with the node's namespace.
+    /// Connects a node to the control plane. The veth pair goes away with the node's namespace.
     pub fn join(&mut self, node: &Namespace) -> IpAddr {
-        // Enough for the nodes of a run: .1 is the control plane, .255 is everybody.
+        // Reuses numbers after 200 nodes; the earlier ones are gone by then.
         self.nodes = self.nodes % 200 + 1;
         let number = 10 + self.nodes;
         self.namespace.ip_all(&[
@@ -70,12 +71,12 @@ impl ControlPlane {
         ip
     }
 
-    /// Ends the API server as a crash would.
+    /// Kills the API server.
     pub fn stop_api_server(&mut self) {
         self.command("stop");
     }
 
-    /// Returns when it is ready.
+    /// Starts the API server if it does not run, and returns when it is ready.
     pub fn start_api_server(&mut self) {
         self.command("start");
     }
@@ -85,20 +86,20 @@ impl ControlPlane {
         self.command("restart etcd");
     }
 
-    fn command(&mut self, what: &str) {
-        writeln!(self.supervisor.stdin.as_mut().unwrap(), "{what}").unwrap();
-        assert_eq!(line(&mut self.hear), "done", "{what}");
+    fn command(&mut self, command: &str) {
+        writeln!(self.supervisor.stdin.as_mut().unwrap(), "{command}").unwrap();
+        assert_eq!(line(&mut self.replies), "done", "{command}");
     }
 }
 
-/// The folder with the programs of a control plane, and the reference's kube-proxy.
+/// The folder with the binaries of the control plane and upstream's kube-proxy.
 pub fn components() -> PathBuf {
-    std::env::var_os("SLUICE_CONTROL_PLANE").expect("`make e2e` says where the components are").into()
+    std::env::var_os("SLUICE_CONTROL_PLANE").expect("`make e2e` sets SLUICE_CONTROL_PLANE").into()
 }
 
 fn line(from: &mut impl BufRead) -> String {
     let mut line = String::new();
     from.read_line(&mut line).unwrap();
-    assert!(!line.is_empty(), "the control plane did not start, see above");
+    assert!(!line.is_empty(), "the supervisor ended, see its output above");
     line.trim_end().into()
 }

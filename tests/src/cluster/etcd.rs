@@ -1,4 +1,4 @@
-//! The database behind the API server, for what the API itself would not do.
+//! Direct access to etcd, for what the API server would refuse.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::cluster::http;
 use testkit::namespace::Namespace;
 
-/// Only within the control plane's namespace.
-pub const CLIENTS: &str = "127.0.0.1:2379";
+/// The client address, in the control plane's namespace.
+pub const CLIENT_ADDRESS: &str = "127.0.0.1:2379";
 
-/// Writes an object as it is. The API server reads it without asking whether it may exist.
+/// Writes an object without validation. The API server serves it all the same.
 pub fn put(namespace: &Namespace, key: &str, object: &Value) {
     call(namespace, "/v3/kv/put", &json!({"key": base64(key), "value": base64(&object.to_string())}));
 }
@@ -20,10 +20,10 @@ pub fn delete(namespace: &Namespace, key: &str) {
     call(namespace, "/v3/kv/deleterange", &json!({"key": base64(key)}));
 }
 
-/// Forgets everything that was before now. Returns the revision that is left.
+/// Compacts the history up to the current revision, and returns that.
 pub fn compact(namespace: &Namespace) -> u64 {
-    let answer = call(namespace, "/v3/kv/range", &json!({"key": base64("/")}));
-    let revision: u64 = answer["header"]["revision"].as_str().unwrap().parse().unwrap();
+    let response = call(namespace, "/v3/kv/range", &json!({"key": base64("/")}));
+    let revision: u64 = response["header"]["revision"].as_str().unwrap().parse().unwrap();
     call(namespace, "/v3/kv/compaction", &json!({"revision": revision.to_string(), "physical": true}));
     revision
 }
@@ -33,13 +33,13 @@ pub fn is_ready(namespace: &Namespace) -> io::Result<bool> {
 }
 
 fn call(namespace: &Namespace, path: &str, body: &Value) -> Value {
-    let answer = http::post(namespace, address(), path, &body.to_string()).unwrap();
-    assert_eq!(answer.code, 200, "{path}: {}", answer.body);
-    serde_json::from_str(&answer.body).unwrap()
+    let response = http::post(namespace, address(), path, &body.to_string()).unwrap();
+    assert_eq!(response.code, 200, "{path}: {}", response.body);
+    serde_json::from_str(&response.body).unwrap()
 }
 
 fn address() -> SocketAddr {
-    CLIENTS.parse().unwrap()
+    CLIENT_ADDRESS.parse().unwrap()
 }
 
 fn base64(text: &str) -> String {
@@ -59,7 +59,7 @@ mod tests {
     use super::base64;
 
     #[test]
-    fn base64_is_that_of_the_standard() {
+    fn base64_matches_the_test_vectors() {
         // RFC 4648, section 10.
         for (text, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("fooba", "Zm9vYmE=")]
         {

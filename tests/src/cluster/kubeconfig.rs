@@ -1,10 +1,10 @@
-//! Who talks to the API server, and as whom.
+//! Kubeconfig files.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// Writes a kubeconfig file and returns its path. `folder` is the control plane's.
+/// Writes a kubeconfig file and returns its path. `folder` holds the certificates of the control plane.
 pub fn write(to: &Path, server: &str, folder: &Path, user: &Value) -> PathBuf {
     let cluster =
         json!({"server": format!("https://{server}"), "certificate-authority": folder.join("ca.crt")});
@@ -20,8 +20,8 @@ pub fn write(to: &Path, server: &str, folder: &Path, user: &Value) -> PathBuf {
     to.into()
 }
 
-/// Who has this certificate.
-pub fn certified(folder: &Path, name: &str) -> Value {
+/// The user of the client certificate `name` in `folder`.
+pub fn certificate_user(folder: &Path, name: &str) -> Value {
     let file = |ending| folder.join(format!("{name}.{ending}"));
     json!({"client-certificate": file("crt"), "client-key": file("key")})
 }

@@ -1,13 +1,12 @@
-//! A pod of a DaemonSet on the stage's node, as a kubelet and its runtime would run it.
+//! Runs the pod of a DaemonSet on the test cluster's node, as kubelet and its container runtime do.
 //!
 //! ```text
-//!   image     a folder that is the root of the container, read-only if the pod says so
-//!   volumes   ConfigMaps, the token, folders of the host: mounted where the pod says, in a mount namespace of its own
-//!   rights    the capabilities that the pod asks for and no others; /proc/sys and /sys writable only for the privileged
+//!   image         a folder that is the root of the container, read-only if the pod says so
+//!   volumes       ConfigMaps, the token, host paths: mounted as the pod says, in a mount namespace of its own
+//!   capabilities  those that the pod asks for and no others; /proc/sys and /sys are writable only if privileged
 //! ```
 //!
-//! Only what a host would give of its own is another's: paths of the host are below a folder of the stage, since the
-//! machine's are not a test's to change.
+//! Host paths are below a folder of the test, which must not change the machine's own.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,10 +18,10 @@ use serde_json::{Value, json};
 
 use crate::cluster::http;
 use crate::cluster::proxy::Proxy;
-use crate::cluster::stage::Stage;
-use crate::matrix::eventually;
+use crate::cluster::test_cluster::TestCluster;
+use testkit::wait::eventually;
 
-/// What this kernel may know of, in the order of its numbers. See linux/capability.h.
+/// All capabilities, in the order of their numbers in linux/capability.h.
 const CAPABILITIES: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -67,29 +66,29 @@ const CAPABILITIES: &[&str] = &[
     "CHECKPOINT_RESTORE",
 ];
 
-/// Its volumes live as long as the stage.
+/// A pod whose volumes exist as long as the cluster.
 #[derive(Debug)]
-pub struct Pod<'a> {
-    stage: &'a Stage,
+pub struct DaemonSetPod<'a> {
+    cluster: &'a TestCluster,
     namespace: String,
     spec: Value,
     image: PathBuf,
     folder: PathBuf,
 }
 
-impl<'a> Pod<'a> {
-    /// The pod of a DaemonSet as the API server has it. `image` is the root of all of its containers.
-    pub fn new(stage: &'a Stage, daemon_set: &Value, image: &Path) -> Self {
-        let folder = stage.folder().join("pod");
+impl<'a> DaemonSetPod<'a> {
+    /// `daemon_set` is the object as the API server returns it, `image` the root folder of all containers.
+    pub fn new(cluster: &'a TestCluster, daemon_set: &Value, image: &Path) -> Self {
+        let folder = cluster.folder().join("pod");
         fs::create_dir_all(&folder).unwrap();
         let namespace = text(&daemon_set["metadata"]["namespace"]);
         let spec = daemon_set["spec"]["template"]["spec"].clone();
-        assert_eq!(spec["hostNetwork"], true, "only such pods are run here");
-        Self { stage, namespace, spec, image: image.into(), folder }
+        assert_eq!(spec["hostNetwork"], true, "only pods on the host network are supported");
+        Self { cluster, namespace, spec, image: image.into(), folder }
     }
 
-    /// Runs the containers that have to end well before the others start.
-    pub fn initialize(&self) {
+    /// Runs the init containers, each of which must succeed.
+    pub fn run_init_containers(&self) {
         for container in list(&self.spec["initContainers"]) {
             let mut running = self.start(container);
             let status = running.wait();
@@ -97,36 +96,40 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// Starts the one container that stays, and waits until all of its probes succeed.
+    /// Starts the container, and waits until all of its probes succeed.
     pub fn run(&self) -> Proxy {
-        let [container] = list(&self.spec["containers"]) else { panic!("not one container: {}", self.spec) };
+        let [container] = list(&self.spec["containers"]) else {
+            panic!("expected one container: {}", self.spec)
+        };
         let proxy = self.start(container);
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             let probe = &container[probe]["httpGet"];
             let port = u16::try_from(probe["port"].as_u64().unwrap()).unwrap();
-            // A kubelet asks at the address of the pod, which is the node's.
-            let address = SocketAddr::new(self.stage.lan_ip, port);
+            // kubelet probes the pod's address, which is the node's on the host network.
+            let address = SocketAddr::new(self.cluster.lan_ip, port);
             let path = text(&probe["path"]);
-            let ask = || http::get(&self.stage.lab.network.node, address, &path);
-            eventually(&format!("{path} at {address}"), || ask().is_ok_and(|answer| answer.code == 200));
+            let probe = || http::get(&self.cluster.lab.network.node, address, &path);
+            eventually(&format!("{path} at {address}"), || {
+                probe().is_ok_and(|response| response.code == 200)
+            });
         }
         proxy
     }
 
-    /// The capabilities that the container that stays asks for, as `/proc` shows them.
+    /// The capabilities that the container asks for, as a bit mask.
     pub fn capabilities(&self) -> u64 {
-        let kept = kept(&self.spec["containers"][0]["securityContext"]);
+        let added = added_capabilities(&self.spec["containers"][0]["securityContext"]);
         let bit = |name| CAPABILITIES.iter().position(|known| *known == name).unwrap();
-        kept.iter().fold(0, |sum, name| sum | 1 << bit(name.as_str()))
+        added.iter().fold(0, |sum, name| sum | 1 << bit(name.as_str()))
     }
 
     fn start(&self, container: &Value) -> Proxy {
         let script = self.script(container);
         let arguments = ["--mount", "--propagation", "private", "sh", "-ec", &script].map(String::from);
-        Proxy::start(Path::new("unshare"), &self.stage.lab.network.node, &arguments, &self.stage.log())
+        Proxy::start(Path::new("unshare"), &self.cluster.lab.network.node, &arguments, &self.cluster.log())
     }
 
-    /// What the runtime does until the container's program runs in its place.
+    /// The runtime's part: a shell script that prepares the root and executes the container's command.
     fn script(&self, container: &Value) -> String {
         let security = &container["securityContext"];
         let privileged = security["privileged"] == true;
@@ -152,10 +155,11 @@ impl<'a> Pod<'a> {
         }
         let mut capsh = String::from("--chroot=$root");
         if !privileged {
-            let kept = kept(security);
+            let added = added_capabilities(security);
             let known = || CAPABILITIES.iter().map(|name| format!("cap_{}", name.to_lowercase()));
-            let kept: Vec<String> = kept.iter().map(|name| format!("cap_{}", name.to_lowercase())).collect();
-            let dropped: Vec<String> = known().filter(|name| !kept.contains(name)).collect();
+            let added: Vec<String> =
+                added.iter().map(|name| format!("cap_{}", name.to_lowercase())).collect();
+            let dropped: Vec<String> = known().filter(|name| !added.contains(name)).collect();
             write!(capsh, " --noamb --inh= --drop={}", dropped.join(",")).unwrap();
         }
         if security["allowPrivilegeEscalation"] == false {
@@ -166,7 +170,7 @@ impl<'a> Pod<'a> {
         let (program, arguments) = command.split_first().unwrap();
         let arguments = arguments.iter().map(|argument| format!(" '{argument}'")).collect::<String>();
         let path = "/run/iptables-variant:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let environment = format!("PATH={path} NODE_NAME={}", self.stage.node);
+        let environment = format!("PATH={path} NODE_NAME={}", self.cluster.node);
         writeln!(
             script,
             "exec env -i {environment} $(command -v capsh) {capsh} --shell={program} --{arguments}"
@@ -175,7 +179,7 @@ impl<'a> Pod<'a> {
         script
     }
 
-    /// From where, to where, and whether for reading only.
+    /// Source, target and whether the mount is read-only.
     fn mounts(&self, container: &Value) -> Vec<(PathBuf, String, bool)> {
         let mut mounts: Vec<_> = list(&container["volumeMounts"])
             .iter()
@@ -191,11 +195,8 @@ impl<'a> Pod<'a> {
         let folder = self.folder.join(text(name));
         if let Some(name) = volume["configMap"]["name"].as_str() {
             let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.namespace);
-            let data = self.stage.api().get(&path)["data"].clone();
-            write_as_a_kubelet_does(
-                &folder,
-                data.as_object().unwrap().iter().map(|(name, value)| (name, text(value))),
-            );
+            let data = self.cluster.api().get(&path)["data"].clone();
+            write_volume(&folder, data.as_object().unwrap().iter().map(|(name, value)| (name, text(value))));
         } else if let Some(path) = volume["hostPath"]["path"].as_str() {
             let path = self.folder.join("host").join(path.trim_start_matches('/'));
             if volume["hostPath"]["type"] == "FileOrCreate" {
@@ -206,37 +207,34 @@ impl<'a> Pod<'a> {
             }
             return path;
         } else {
-            assert!(volume["emptyDir"].is_object(), "what is {volume}?");
+            assert!(volume["emptyDir"].is_object(), "unsupported volume {volume}");
             fs::create_dir_all(&folder).unwrap();
         }
         folder
     }
 
-    /// What a pod gets unasked: who it is, and whom to trust.
+    /// The service account volume that every pod gets: its token and the CA.
     fn token(&self) -> PathBuf {
         let account = text(&self.spec["serviceAccountName"]);
         let path = format!("/api/v1/namespaces/{}/serviceaccounts/{account}/token", self.namespace);
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let token = text(&self.stage.api().create(&path, &request)["status"]["token"]);
-        let authority = fs::read_to_string(self.stage.plane().folder.join("ca.crt")).unwrap();
+        let token = text(&self.cluster.api().create(&path, &request)["status"]["token"]);
+        let authority = fs::read_to_string(self.cluster.control_plane().folder.join("ca.crt")).unwrap();
         let folder = self.folder.join("token");
-        write_as_a_kubelet_does(
-            &folder,
-            [(&"token".into(), token), (&"ca.crt".into(), authority)].into_iter(),
-        );
+        write_volume(&folder, [(&"token".into(), token), (&"ca.crt".into(), authority)].into_iter());
         folder
     }
 
-    /// `$(NAME)` is what the variable says.
+    /// Expands `$(NODE_NAME)`, the only variable in use.
     fn expanded(&self, word: &str) -> String {
-        let word = word.replace("$(NODE_NAME)", &self.stage.node);
-        assert!(!word.contains("$("), "what is {word}?");
+        let word = word.replace("$(NODE_NAME)", &self.cluster.node);
+        assert!(!word.contains("$("), "unknown variable in {word}");
         word
     }
 }
 
-/// Through a link that changes over to the next version of all files at once.
-fn write_as_a_kubelet_does<'n>(folder: &Path, files: impl Iterator<Item = (&'n String, String)>) {
+/// Writes files behind the `..data` link that lets kubelet switch all of them to a new version at once.
+fn write_volume<'n>(folder: &Path, files: impl Iterator<Item = (&'n String, String)>) {
     if folder.exists() {
         return;
     }
@@ -248,10 +246,10 @@ fn write_as_a_kubelet_does<'n>(folder: &Path, files: impl Iterator<Item = (&'n S
     }
 }
 
-/// What is left of all capabilities where none is by default.
-fn kept(security: &Value) -> Vec<String> {
+/// The capabilities that remain: the pod must drop all and add the ones it needs.
+fn added_capabilities(security: &Value) -> Vec<String> {
     let capabilities = &security["capabilities"];
-    assert_eq!(capabilities["drop"], json!(["ALL"]), "what else is kept is a matter of the runtime");
+    assert_eq!(capabilities["drop"], json!(["ALL"]), "the runtime's defaults are not modelled");
     list(&capabilities["add"]).iter().map(text).collect()
 }
 
@@ -260,5 +258,5 @@ fn list(value: &Value) -> &[Value] {
 }
 
 fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_else(|| panic!("no text: {value}")).to_owned()
+    value.as_str().unwrap_or_else(|| panic!("not a string: {value}")).to_owned()
 }

@@ -1,12 +1,12 @@
-//! Objects as files have them: YAML goes in, and each is applied where its kind lives.
+//! YAML manifests, and objects that are applied to the API server.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::cluster::api::{Api, Refusal, Trial};
+use crate::cluster::api::{ApiClient, ApplyMode};
 
-/// All objects of a stream of YAML documents.
+/// The objects of a YAML stream.
 pub fn parse(text: &str) -> Vec<Value> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -17,13 +17,13 @@ pub fn read(path: &Path) -> Vec<Value> {
     parse(&std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
 }
 
-/// The first object of a kind and, where that matters, of a name.
+/// The first object of a kind.
 pub fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     let found = objects.iter().find(|object| object["kind"] == kind);
     found.unwrap_or_else(|| panic!("no {kind} in {objects:?}"))
 }
 
-/// Where the API server has an object.
+/// The API path of an object.
 pub fn path(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("in {object}")).to_owned();
     let (group, plural) = match text(&object["kind"]).as_str() {
@@ -35,27 +35,29 @@ pub fn path(object: &Value) -> String {
         "Service" => ("api", "services"),
         "ServiceAccount" => ("api", "serviceaccounts"),
         "ServiceMonitor" => ("apis", "servicemonitors"),
-        kind => panic!("where do objects of kind {kind} live?"),
+        kind => panic!("unsupported kind {kind}"),
     };
     let metadata = &object["metadata"];
-    let space =
-        metadata["namespace"].as_str().map(|space| format!("namespaces/{space}/")).unwrap_or_default();
-    format!("/{group}/{}/{space}{plural}/{}", text(&object["apiVersion"]), text(&metadata["name"]))
+    let namespace = metadata["namespace"]
+        .as_str()
+        .map(|namespace| format!("namespaces/{namespace}/"))
+        .unwrap_or_default();
+    format!("/{group}/{}/{namespace}{plural}/{}", text(&object["apiVersion"]), text(&metadata["name"]))
 }
 
-/// Objects that are there until this is dropped.
+/// Objects that are deleted when this is dropped.
 #[derive(Debug)]
-pub struct Applied<'a> {
-    api: &'a Api,
+pub struct AppliedObjects<'a> {
+    api: &'a ApiClient,
     paths: Vec<String>,
 }
 
-impl<'a> Applied<'a> {
-    pub fn new(api: &'a Api) -> Self {
+impl<'a> AppliedObjects<'a> {
+    pub fn new(api: &'a ApiClient) -> Self {
         Self { api, paths: Vec::new() }
     }
 
-    /// Makes an object as somebody else who has come before would have.
+    /// Creates an object that another field manager owns.
     pub fn create(&mut self, object: &Value) {
         let path = path(object);
         let (collection, _) = path.rsplit_once('/').unwrap();
@@ -63,10 +65,10 @@ impl<'a> Applied<'a> {
         self.paths.push(path);
     }
 
-    /// Applies an object, and returns what has become of it.
+    /// Applies an object, and returns it as persisted.
     pub fn apply(&mut self, object: &Value) -> Value {
         let path = path(object);
-        let applied = apply(self.api, object, Trial::ForReal);
+        let applied = apply(self.api, object, ApplyMode::Persist);
         self.paths.push(path);
         applied.unwrap_or_else(|error| panic!("{error}\n{object:#}"))
     }
@@ -78,15 +80,15 @@ impl<'a> Applied<'a> {
     }
 }
 
-impl Drop for Applied<'_> {
+impl Drop for AppliedObjects<'_> {
     fn drop(&mut self) {
         for path in &self.paths {
-            // What was applied twice is gone already.
+            // Fails for an object that was applied twice.
             let _ = self.api.try_delete(path);
         }
     }
 }
 
-pub fn apply(api: &Api, object: &Value, trial: Trial) -> Result<Value, Refusal> {
-    api.apply(&path(object), object, trial)
+pub fn apply(api: &ApiClient, object: &Value, mode: ApplyMode) -> Result<Value, kube::Error> {
+    api.apply(&path(object), object, mode)
 }

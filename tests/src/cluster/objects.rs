@@ -1,4 +1,4 @@
-//! API objects from a few words. All services serve TCP and UDP in both families.
+//! API objects as JSON. All Services are dual-stack and serve TCP and UDP.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::lab::{Place, TARGET};
 use testkit::network::node_ip;
 
-/// A Service with nothing but cluster IPs. Its endpoints are whatever slices say.
+/// A Service of type ClusterIP without a selector.
 pub fn service(name: &str) -> Value {
     let port = |name, protocol| json!({"name": name, "protocol": protocol, "port": 80, "targetPort": TARGET});
     json!({
@@ -17,7 +17,7 @@ pub fn service(name: &str) -> Value {
     })
 }
 
-/// Endpoints of a service, of one family.
+/// The slice of a Service in one family.
 pub fn slice(service: &str, family: Family, endpoints: &[Value]) -> Value {
     let port = |name, protocol| json!({"name": name, "protocol": protocol, "port": TARGET});
     json!({
@@ -39,7 +39,7 @@ pub fn endpoint(ip: IpAddr) -> Value {
     json!({"addresses": [ip], "conditions": {"ready": true}})
 }
 
-/// A node as its kubelet would announce it.
+/// A Node as its kubelet registers it.
 pub fn node(name: &str) -> Value {
     let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": node_ip(family)}));
     json!({
@@ -49,7 +49,7 @@ pub fn node(name: &str) -> Value {
     })
 }
 
-/// A pod that was scheduled to a node, with a label that selects it.
+/// A Pod that is bound to `node`, with the label `app`.
 pub fn pod(name: &str, app: &str, node: &str) -> Value {
     json!({
         "metadata": {"name": name, "labels": {"app": app}},
@@ -57,7 +57,7 @@ pub fn pod(name: &str, app: &str, node: &str) -> Value {
     })
 }
 
-/// What the kubelet says of a pod that runs and is ready.
+/// The status that kubelet reports for a Pod that is running and ready.
 pub fn ready(place: Place) -> Value {
     let ips = Family::BOTH.map(|family| place.ip(family));
     json!({"status": {
@@ -68,7 +68,7 @@ pub fn ready(place: Place) -> Value {
     }})
 }
 
-/// The object with other fields, as deep as they go.
+/// Merges `fields` into the object, recursively.
 pub fn with(mut object: Value, fields: Value) -> Value {
     merge(&mut object, fields);
     object

@@ -1,42 +1,42 @@
-//! Pods as a Deployment would have them. The controller manager makes slices of them.
+//! Pods as a Deployment creates them. The controller manager turns them into EndpointSlices.
 
 use crate::cluster::objects;
-use crate::cluster::stage::Stage;
+use crate::cluster::test_cluster::TestCluster;
 use testkit::lab::Place;
 
-/// The pods of one application, on the stage's node and on another.
+/// The pods of one application, on the node under test and on another.
 #[derive(Debug)]
 pub struct Pods<'a> {
-    stage: &'a Stage,
+    cluster: &'a TestCluster,
     app: &'a str,
 }
 
 impl<'a> Pods<'a> {
-    pub fn new(stage: &'a Stage, app: &'a str) -> Self {
-        stage.api().create("/api/v1/nodes", &objects::node(&stage.other_node()));
-        Self { stage, app }
+    pub fn new(cluster: &'a TestCluster, app: &'a str) -> Self {
+        cluster.api().create("/api/v1/nodes", &objects::node(&cluster.other_node()));
+        Self { cluster, app }
     }
 
-    /// Schedules a pod and lets it become ready.
+    /// Creates a pod that is scheduled and ready.
     pub fn add(&self, place: Place) {
-        let node = if place.is_here() { self.stage.node.clone() } else { self.stage.other_node() };
-        let api = self.stage.api();
-        api.create(&self.stage.pods(), &objects::pod(&self.name(place), self.app, &node));
+        let node = if place.is_local() { self.cluster.node.clone() } else { self.cluster.other_node() };
+        let api = self.cluster.api();
+        api.create(&self.cluster.pods(), &objects::pod(&self.name(place), self.app, &node));
         api.patch(&format!("{}/status", self.path(place)), &objects::ready(place));
     }
 
-    /// Asks a pod to end. It serves on for a while.
+    /// Deletes a pod with its grace period: it is terminating, and its server keeps running.
     pub fn terminate(&self, place: Place) {
-        self.stage.api().delete(&self.path(place));
+        self.cluster.api().delete(&self.path(place));
     }
 
-    /// The pod has ended.
+    /// Deletes a terminating pod for good.
     pub fn remove(&self, place: Place) {
-        self.stage.api().delete(&format!("{}?gracePeriodSeconds=0", self.path(place)));
+        self.cluster.api().delete(&format!("{}?gracePeriodSeconds=0", self.path(place)));
     }
 
     fn path(&self, place: Place) -> String {
-        format!("{}/{}", self.stage.pods(), self.name(place))
+        format!("{}/{}", self.cluster.pods(), self.name(place))
     }
 
     fn name(&self, place: Place) -> String {

@@ -1,4 +1,4 @@
-//! kube-proxy as a process on a node.
+//! kube-proxy on the node of a test cluster.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::process::ExitStatus;
 use model::address::Family;
 use rustix::process::Signal;
 
-use crate::cluster::http::{self, Answer};
-use crate::matrix::eventually;
+use crate::cluster::http::{self, HttpResponse};
 use testkit::namespace::Namespace;
 use testkit::network::pod_cidr;
 use testkit::process::Process;
+use testkit::wait::eventually;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -19,10 +19,10 @@ pub enum Mode {
     Iptables,
 }
 
-pub const HEALTH: &str = "127.0.0.1:10256";
-pub const METRICS: &str = "127.0.0.1:10249";
+pub const HEALTH_ADDRESS: &str = "127.0.0.1:10256";
+pub const METRICS_ADDRESS: &str = "127.0.0.1:10249";
 
-/// Killed when dropped.
+/// A running kube-proxy, killed when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     process: Process,
@@ -38,14 +38,14 @@ impl Mode {
     }
 }
 
-/// What every proxy here is told.
+/// The flags that all tests share.
 pub fn flags(mode: Mode, node_name: &str, kubeconfig: &Path) -> Vec<String> {
     vec![
         format!("--kubeconfig={}", kubeconfig.display()),
         format!("--proxy-mode={}", mode.name()),
         format!("--hostname-override={node_name}"),
         format!("--cluster-cidr={},{}", pod_cidr(Family::V4), pod_cidr(Family::V6)),
-        // That limit is one for the whole machine, and not a test's to set.
+        // The limit applies to the whole machine, which a test must not change.
         "--conntrack-max-per-core=0".into(),
         "--v=2".into(),
     ]
@@ -56,24 +56,24 @@ impl Proxy {
         Self { process: Process::start(node, binary, flags, log), node: node.clone() }
     }
 
-    pub fn id(&self) -> u32 {
-        self.process.id()
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    pub fn health(&self, path: &str) -> Option<Answer> {
-        self.get(HEALTH, path)
+    pub fn health(&self, path: &str) -> Option<HttpResponse> {
+        self.get(HEALTH_ADDRESS, path)
     }
 
-    pub fn metrics(&self, path: &str) -> Option<Answer> {
-        self.get(METRICS, path)
+    pub fn metrics(&self, path: &str) -> Option<HttpResponse> {
+        self.get(METRICS_ADDRESS, path)
     }
 
-    /// Nothing if nobody answers.
-    pub fn get(&self, address: &str, path: &str) -> Option<Answer> {
+    /// `None` if the server does not respond.
+    pub fn get(&self, address: &str, path: &str) -> Option<HttpResponse> {
         let address: SocketAddr = address.parse().unwrap();
         http::get(&self.node, address, path).ok()
     }
@@ -83,14 +83,14 @@ impl Proxy {
     }
 
     pub fn is_running(&mut self) -> bool {
-        self.process.ended().is_none()
+        self.process.try_wait().is_none()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
-        eventually("the end of the proxy", || {
-            status = self.process.ended();
+        eventually("kube-proxy ends", || {
+            status = self.process.try_wait();
             status.is_some()
         });
         status.unwrap()
@@ -100,12 +100,12 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("The last words of kube-proxy:\n{}", self.process.last_words());
+            eprintln!("the end of kube-proxy's log:\n{}", self.process.log_tail());
         }
     }
 }
 
-/// Beside the program given, unless `SLUICE_KUBE_PROXY` names another to be put to the test.
+/// The binary to test: `SLUICE_KUBE_PROXY`, or the one beside the binary `beside`.
 pub fn binary(beside: &Path) -> PathBuf {
     std::env::var_os("SLUICE_KUBE_PROXY").map_or_else(|| beside.with_file_name("kube-proxy"), PathBuf::from)
 }

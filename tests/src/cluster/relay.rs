@@ -1,4 +1,4 @@
-//! A way to the API server that a test can cut.
+//! A TCP relay to the API server whose connections a test can cut.
 
 use std::io::{self, PipeWriter};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use testkit::namespace::Namespace;
 
-/// Passes bytes on until dropped.
+/// Forwards connections until dropped.
 #[derive(Debug)]
 pub struct Relay {
     state: Arc<Mutex<State>>,
@@ -30,29 +30,29 @@ impl Relay {
         let (stopped, stop) = io::pipe().unwrap();
         let state = Arc::<Mutex<State>>::default();
         let (shared, namespace) = (state.clone(), namespace.clone());
-        let pass_on = move || {
+        let forward = move || {
             namespace.move_in();
             let ends = [listener.as_fd(), stopped.as_fd()];
             let mut polled = ends.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             while poll(&mut polled, None).is_err() || polled[1].revents().is_empty() {
                 if let Ok((client, _)) = listener.accept() {
-                    // Who cannot be connected finds out by being hung up on.
+                    // On failure the client's connection is closed.
                     let _ = connect(&client, to, &shared);
                 }
             }
         };
-        Self { state, stop: Some(stop), thread: Some(std::thread::spawn(pass_on)) }
+        Self { state, stop: Some(stop), thread: Some(std::thread::spawn(forward)) }
     }
 
-    /// Ends every connection there is, in the middle of whatever it carries. New ones are welcome.
+    /// Closes all connections, in the middle of whatever they carry. New ones are accepted.
     pub fn cut(&self) {
         for stream in self.state.lock().unwrap().streams.drain(..) {
-            // It may have ended by itself.
+            // Fails if the connection has ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// The same, and there are no new ones.
+    /// Closes all connections, and new ones at once, until [`Self::reopen`].
     pub fn close(&self) {
         self.state.lock().unwrap().is_closed = true;
         self.cut();
@@ -81,11 +81,11 @@ fn connect(client: &TcpStream, to: SocketAddr, state: &Mutex<State>) -> io::Resu
     let server = TcpStream::connect(to)?;
     for (from, to) in [(client, &server), (&server, client)] {
         let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
-        let pass_on = move || {
+        let forward = move || {
             let _ = io::copy(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Both);
         };
-        std::thread::spawn(pass_on);
+        std::thread::spawn(forward);
     }
     state.streams.extend([client.try_clone()?, server]);
     Ok(())

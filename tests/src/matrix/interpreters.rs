@@ -6,7 +6,6 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ipnet::IpNet;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::names::Port;
@@ -16,18 +15,18 @@ use plan::iptables::program::Settings as IptablesSettings;
 use plan::iptables::rules::EndpointComments;
 use plan::iptables::run::Tables;
 use plan::mark::Mark;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
-use plan::nftables::plan::Plan;
 use plan::nftables::program::{Program, Settings};
 use plan::nftables::run::{AffinityChange, Sets, Slots};
 use plan::nftables::sets::{Data, Element, Key, Set};
 use plan::walk::{Context, Packet, Path, Verdict};
 
 use super::{Case, Fate, Mode, Probe, Reached, Step};
-use crate::feed::{cluster, list};
-use crate::manifests::write;
+use crate::feed::{cluster, replace};
 use crate::options::Options;
-use testkit::lab::Who;
+use testkit::lab::ClientPlace;
+use testkit::manifests::write;
 use testkit::network::Network;
 
 /// What the program is before the judge runs it: as it is, unless a test changes it.
@@ -95,8 +94,7 @@ struct Node<'a> {
     /// Since the case began.
     now: Duration,
     cluster: Cluster,
-    plan: Plan,
-    service_cidrs: Vec<IpNet>,
+    table: DesiredTable,
     mutation: Mutation<'a>,
     program: Program,
     listings: [Listing; 2],
@@ -144,7 +142,7 @@ impl Seen {
 impl<'a> Node<'a> {
     fn new(family: Family, mode: Mode, options: &'a Options, mutation: Mutation<'a>) -> Self {
         let mut cluster = cluster(family);
-        list(&mut cluster, "");
+        replace(&mut cluster, "");
         let mut node = Self {
             mode,
             family,
@@ -153,8 +151,7 @@ impl<'a> Node<'a> {
             mark: None,
             now: Duration::ZERO,
             cluster,
-            plan: Plan::default(),
-            service_cidrs: Vec::new(),
+            table: DesiredTable::new(settings(family, options)),
             mutation,
             program: mutation(Program::new(&settings(family, options), &BTreeSet::new())),
             listings: Default::default(),
@@ -166,18 +163,19 @@ impl<'a> Node<'a> {
     }
 
     fn hold(&mut self, manifests: &str) {
-        list(&mut self.cluster, manifests);
+        replace(&mut self.cluster, manifests);
         self.sync();
     }
 
     fn sync(&mut self) {
         let changes = self.cluster.take_changes();
-        self.service_cidrs = self.cluster.service_cidrs();
         match self.mode {
             Mode::Nftables => {
-                self.plan.replace(changes.routings);
-                let settings = settings(self.family, self.options);
-                self.program = (self.mutation)(Program::new(&settings, &self.plan.timeouts()));
+                let node_ports = self.options.node_port_addresses(self.family);
+                self.table.accept(changes.routings);
+                self.table.replace_service_cidrs(self.cluster.service_cidrs());
+                self.table.replace_node_port_ips(node_ports.among(&self.addresses));
+                self.program = (self.mutation)(self.table.program());
             }
             Mode::Iptables => {
                 self.listings = self.desired_rules().tables();
@@ -214,10 +212,7 @@ impl<'a> Node<'a> {
     fn run(&self, context: &Context<'_>, matched: &mut BTreeSet<RuleAt>) -> Vec<Seen> {
         match self.mode {
             Mode::Nftables => {
-                let addresses = self.options.node_port_addresses(self.family);
-                let ips: Vec<IpAddr> =
-                    addresses.among(&self.addresses).into_iter().filter(|ip| !ip.is_loopback()).collect();
-                let desired = DesiredSets::new(&self.plan, self.family, &self.service_cidrs, &ips);
+                let desired = DesiredSets::new(&self.table);
                 let mut sets = Remembering { desired, affinity: &self.affinity, now: self.now };
                 let Ok(walk) = plan::nftables::run::run(&self.program, context, &mut sets);
                 assert_eq!(walk.not_understood, [""; 0]);
@@ -314,7 +309,7 @@ impl<'a> Node<'a> {
             if let Some(chosen) = chosen {
                 self.remember(source, &chosen.changes);
             }
-            let is_different = probe.from == Who::Crowd || seen.iter().any(Seen::is_remembered);
+            let is_different = probe.from == ClientPlace::Crowd || seen.iter().any(Seen::is_remembered);
             if !is_different {
                 break;
             }

@@ -21,7 +21,7 @@ use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
 use super::{Case, Mode, Probe, Step};
 use crate::cases;
 use crate::options::{DetectLocal, Options};
-use testkit::lab::{Address, NODE_PORT, Who};
+use testkit::lab::{Address, ClientPlace, NODE_PORT};
 use testkit::network::Network;
 
 /// A change to one chain, wherever a program has it with these rules.
@@ -357,7 +357,7 @@ impl Draws {
             Bank::Addresses => SocketAddr::new(Address::ExternalIp.ip(FAMILY), 80),
             Bank::NodePorts => SocketAddr::new(Address::NodeIp.ip(FAMILY), NODE_PORT),
         };
-        let from = if self.is_inside { Who::Pod } else { Who::Outside };
+        let from = if self.is_inside { ClientPlace::Pod } else { ClientPlace::Outside };
         let source = from.ip(FAMILY, 0, destination.ip());
         Packet { source, protocol: Protocol::Tcp, destination, interface: from.interface().map(Into::into) }
     }

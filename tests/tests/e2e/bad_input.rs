@@ -1,38 +1,38 @@
-//! What must not be in a cluster, and what is only too much. The proxy shrugs, and serves everybody else.
+//! Invalid, useless and huge objects: the proxy keeps serving all others.
 
 use std::net::IpAddr;
 
 use model::address::Family;
 use serde_json::{Value, json};
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
 use tests::cluster::etcd;
 use tests::cluster::objects::{endpoint, service, slice, with};
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::{Stage, cluster_ip};
+use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
 in_each_mode!(
-    what_must_not_be_in_a_slice_hurts_nobody_else,
-    what_it_admits_but_nobody_can_use_hurts_nobody_else,
-    a_service_with_thousands_of_endpoints_hurts_nobody_else,
+    invalid_slices_do_not_affect_other_services,
+    valid_but_useless_objects_do_not_affect_other_services,
+    a_service_with_thousands_of_endpoints_does_not_affect_others,
 );
 
-/// The bad ones come first and the others after them, so that whoever stumbled would not get there.
-fn others_are_served(stage: &Stage, name: &str) {
-    let other = stage.serve(name, &[Place::PodB]);
-    stage.serves(&other, &[Place::PodB]);
+/// Creates a Service after the bad objects: a proxy that stopped at those would not serve it.
+fn another_service_is_served(cluster: &TestCluster, name: &str) {
+    let other = cluster.create_service(name, &[Place::PodB]);
+    cluster.wait_until_served(&other, &[Place::PodB]);
 }
 
-/// What the API server does not admit is written into its database behind its back: it tells us of it all the same.
-fn what_must_not_be_in_a_slice_hurts_nobody_else(mode: Mode) {
-    let stage = stage();
-    let mut proxy = stage.proxy(mode);
-    others_are_served(&stage, "before");
-    let web = stage.serve("web", &[Place::PodA]);
+/// Objects that the API server refuses are written directly to etcd: it serves them all the same.
+fn invalid_slices_do_not_affect_other_services(mode: Mode) {
+    let cluster = cluster();
+    let mut proxy = cluster.proxy(mode);
+    another_service_is_served(&cluster, "before");
+    let web = cluster.create_service("web", &[Place::PodA]);
     let ports = |number: i64| json!({"ports": [{"name": "tcp", "protocol": "TCP", "port": number}]});
     let one = |address: &str| json!([{"addresses": [address], "conditions": {"ready": true}}]);
-    let wrong: Vec<(&str, Family, Value)> = vec![
+    let invalid: Vec<(&str, Family, Value)> = vec![
         ("loopback", Family::V4, json!({"endpoints": one("127.0.0.1")})),
         ("loopback-6", Family::V6, json!({"endpoints": one("::1")})),
         ("other-family", Family::V4, json!({"endpoints": one("fd00:10:244::5")})),
@@ -45,31 +45,31 @@ fn what_must_not_be_in_a_slice_hurts_nobody_else(mode: Mode) {
         ("no-protocol", Family::V4, json!({"ports": [{"name": "tcp", "protocol": "IPX", "port": 8080}]})),
         ("no-type", Family::V4, json!({"addressType": "Carrier-Pigeon"})),
     ];
-    for (name, family, fields) in &wrong {
+    for (name, family, fields) in &invalid {
         let good = slice("bad", *family, &[endpoint(Place::PodA.ip(*family))]);
         let identity = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
-            "metadata": {"name": name, "namespace": stage.space(), "uid": name},
+            "metadata": {"name": name, "namespace": cluster.namespace(), "uid": name},
         });
         let bad = with(with(good, identity), fields.clone());
-        if stage.api().try_create(&stage.slices(), &bad).is_err() {
-            etcd::put(&stage.plane().namespace, &stage.slice_key(name), &bad);
+        if cluster.api().try_create(&cluster.slices(), &bad).is_err() {
+            etcd::put(&cluster.control_plane().namespace, &cluster.slice_key(name), &bad);
         }
     }
-    stage.api().create(&stage.services(), &service("bad"));
-    others_are_served(&stage, "after");
-    stage.serves(&web, &[Place::PodA]);
+    cluster.api().create(&cluster.services(), &service("bad"));
+    another_service_is_served(&cluster, "after");
+    cluster.wait_until_served(&web, &[Place::PodA]);
     assert!(proxy.is_running());
-    // The API server could choke on what it has to remove.
-    for (name, ..) in &wrong {
-        etcd::delete(&stage.plane().namespace, &stage.slice_key(name));
+    // The API server might fail to delete them.
+    for (name, ..) in &invalid {
+        etcd::delete(&cluster.control_plane().namespace, &cluster.slice_key(name));
     }
 }
 
-fn what_it_admits_but_nobody_can_use_hurts_nobody_else(mode: Mode) {
-    let stage = stage();
-    let mut proxy = stage.proxy(mode);
+fn valid_but_useless_objects_do_not_affect_other_services(mode: Mode) {
+    let cluster = cluster();
+    let mut proxy = cluster.proxy(mode);
     let named = |name: &str, fields: Value| {
         let good = slice("odd", Family::V4, &[endpoint(Place::PodA.ip(Family::V4))]);
         with(with(good, json!({"metadata": {"name": name}})), fields)
@@ -78,42 +78,44 @@ fn what_it_admits_but_nobody_can_use_hurts_nobody_else(mode: Mode) {
         named("names", json!({"addressType": "FQDN", "endpoints": [{"addresses": ["web.example"]}]})),
         named("any-port", json!({"ports": [{"name": "tcp", "protocol": "TCP", "port": null}]})),
         named("no-port", json!({"ports": []})),
-        named("nobody", json!({"endpoints": []})),
-        named("nobodys", json!({"metadata": {"labels": {"kubernetes.io/service-name": ""}}})),
+        named("no-endpoints", json!({"endpoints": []})),
+        named("no-service", json!({"metadata": {"labels": {"kubernetes.io/service-name": ""}}})),
         named("unknown", json!({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": {}}]})),
     ] {
-        stage.api().create(&stage.slices(), &odd);
+        cluster.api().create(&cluster.slices(), &odd);
     }
-    let odd = stage.api().create(&stage.services(), &service("odd"));
+    let odd = cluster.api().create(&cluster.services(), &service("odd"));
     let headless = json!({"spec": {"clusterIP": "None", "clusterIPs": null}});
-    stage.api().create(&stage.services(), &with(service("headless"), headless));
+    cluster.api().create(&cluster.services(), &with(service("headless"), headless));
     let outside = json!({"metadata": {"name": "outside"}, "spec": {"type": "ExternalName", "externalName": "web.example"}});
-    stage.api().create(&stage.services(), &outside);
-    others_are_served(&stage, "other");
-    // The one slice of it that says what can be used. Conditions that nobody knows count as good ones.
-    stage.reaches(Who::Pod, cluster_ip(&odd, Family::V4), &[Place::PodA]);
+    cluster.api().create(&cluster.services(), &outside);
+    another_service_is_served(&cluster, "other");
+    // Only one slice of the Service is usable. Its unset conditions count as ready.
+    cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&odd, Family::V4), &[Place::PodA]);
     assert!(proxy.is_running());
 }
 
-fn a_service_with_thousands_of_endpoints_hurts_nobody_else(mode: Mode) {
+fn a_service_with_thousands_of_endpoints_does_not_affect_others(mode: Mode) {
     const SLICES: u8 = 5;
-    let stage = stage();
-    let mut proxy = stage.proxy(mode);
-    let huge = stage.api().create(&stage.services(), &service("huge"));
+    let cluster = cluster();
+    let mut proxy = cluster.proxy(mode);
+    let huge = cluster.api().create(&cluster.services(), &service("huge"));
     for number in 0..SLICES {
-        // Nobody is there, and nobody asks. As many as the API allows in a slice.
-        let nobody =
+        // Addresses without a pod, 1,000 per slice, which is the API's limit.
+        let address =
             |low: u16| IpAddr::from([10, 245, number * 4 + low.to_be_bytes()[0], low.to_be_bytes()[1]]);
-        let endpoints: Vec<_> = (0..1000).map(|low| endpoint(nobody(low))).collect();
+        let endpoints: Vec<_> = (0..1000).map(|low| endpoint(address(low))).collect();
         let name = json!({"metadata": {"name": format!("huge-{number}")}});
         let slice = with(slice("huge", Family::V4, &endpoints), name);
-        stage.api().create(&stage.slices(), &slice);
+        cluster.api().create(&cluster.slices(), &slice);
     }
-    others_are_served(&stage, "other");
+    another_service_is_served(&cluster, "other");
     for number in 0..SLICES {
-        stage.api().delete(&format!("{}/huge-{number}", stage.slices()));
+        cluster.api().delete(&format!("{}/huge-{number}", cluster.slices()));
     }
-    stage.api().create(&stage.slices(), &slice("huge", Family::V4, &[endpoint(Place::PodA.ip(Family::V4))]));
-    stage.reaches(Who::Pod, cluster_ip(&huge, Family::V4), &[Place::PodA]);
+    cluster
+        .api()
+        .create(&cluster.slices(), &slice("huge", Family::V4, &[endpoint(Place::PodA.ip(Family::V4))]));
+    cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&huge, Family::V4), &[Place::PodA]);
     assert!(proxy.is_running());
 }

@@ -1,4 +1,4 @@
-//! What ends the proxy, what does not, and what stays when it has ended.
+//! What ends the proxy, what does not, and what remains afterwards.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -6,29 +6,28 @@ use std::process::Command;
 
 use testkit::lab::Place;
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::Stage;
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::TestCluster;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
-in_each_mode!(rules_stay_when_the_proxy_is_told_to_go);
+in_each_mode!(rules_stay_when_the_proxy_is_terminated);
 
 /// Line 17 of the checklist.
-fn rules_stay_when_the_proxy_is_told_to_go(mode: Mode) {
-    let stage = stage();
-    let mut proxy = stage.proxy(mode);
-    let web = stage.serve("web", &[Place::PodA]);
-    stage.serves(&web, &[Place::PodA]);
+fn rules_stay_when_the_proxy_is_terminated(mode: Mode) {
+    let cluster = cluster();
+    let mut proxy = cluster.proxy(mode);
+    let web = cluster.create_service("web", &[Place::PodA]);
+    cluster.wait_until_served(&web, &[Place::PodA]);
     proxy.terminate();
     let status = proxy.wait();
     assert_eq!(status.signal(), Some(15), "{status}");
-    stage.serves(&web, &[Place::PodA]);
+    cluster.wait_until_served(&web, &[Place::PodA]);
 }
 
-/// A proxy that was told everything by a file.
-fn configured(stage: &Stage) -> (Proxy, PathBuf) {
-    let kubeconfig = stage.kubeconfig(stage.plane().address(), &stage.certified_proxy());
-    let path = stage.folder().join("config.conf");
+/// Starts a proxy with a configuration file, and waits until it serves.
+fn start_with_config(cluster: &TestCluster) -> (Proxy, PathBuf) {
+    let kubeconfig = cluster.kubeconfig(cluster.control_plane().address(), &cluster.proxy_user());
+    let path = cluster.folder().join("config.conf");
     let text = format!(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -39,12 +38,12 @@ clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
 conntrack: {{maxPerCore: 0}}
 ",
         kubeconfig.display(),
-        stage.node
+        cluster.node
     );
     std::fs::write(&path, text).unwrap();
-    let proxy = stage.proxy_told(&[format!("--config={}", path.display())]);
-    let web = stage.serve("web", &[Place::PodA]);
-    stage.serves(&web, &[Place::PodA]);
+    let proxy = cluster.proxy_with_flags(&[format!("--config={}", path.display())]);
+    let web = cluster.create_service("web", &[Place::PodA]);
+    cluster.wait_until_served(&web, &[Place::PodA]);
     (proxy, path)
 }
 
@@ -57,20 +56,20 @@ fn append(path: &Path) {
 #[test]
 #[ignore = "needs a control plane: make e2e"]
 fn a_configuration_file_that_is_edited_in_place_ends_the_proxy() {
-    let stage = stage();
-    let (mut proxy, path) = configured(&stage);
+    let cluster = cluster();
+    let (mut proxy, path) = start_with_config(&cluster);
     append(&path);
     assert_eq!(proxy.wait().code(), Some(1));
     let log = proxy.log();
     assert!(log.contains("content of the proxy server's configuration file was updated"), "{log}");
 }
 
-/// Line 10 of the checklist. That it still hears of the node afterwards shows that it had the time to end, and did not.
+/// Line 10 of the checklist. That the proxy still applies a change afterwards shows that it had the time to end, and did not.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn a_configuration_file_that_is_touched_or_replaced_does_not() {
-    let stage = stage();
-    let (mut proxy, path) = configured(&stage);
+fn a_configuration_file_that_is_touched_or_replaced_does_not_end_the_proxy() {
+    let cluster = cluster();
+    let (mut proxy, path) = start_with_config(&cluster);
     for command in ["touch", "chmod 600"] {
         let mut words = command.split(' ');
         let mut command = Command::new(words.next().unwrap());
@@ -80,8 +79,8 @@ fn a_configuration_file_that_is_touched_or_replaced_does_not() {
     std::fs::copy(&path, &copy).unwrap();
     std::fs::rename(&copy, &path).unwrap();
     append(&path);
-    stage.move_to("web", &[Place::PodB]);
-    let web = stage.api().get(&stage.service("web"));
-    stage.serves(&web, &[Place::PodB]);
-    eventually("it runs", || proxy.is_running());
+    cluster.move_endpoints("web", &[Place::PodB]);
+    let web = cluster.api().get(&cluster.service("web"));
+    cluster.wait_until_served(&web, &[Place::PodB]);
+    assert!(proxy.is_running());
 }

@@ -1,4 +1,4 @@
-//! kube-proxy against a real API server. `make e2e` runs these; they want root and the components of a control plane.
+//! kube-proxy against a real API server. `make e2e` runs these tests as root with the binaries of a control plane.
 
 mod api_server;
 mod bad_input;
@@ -17,9 +17,9 @@ mod upstream;
 
 use std::path::Path;
 
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
-/// Makes a test of a function for each mode.
+/// Makes a test for each mode from each function.
 macro_rules! in_each_mode {
     ($($name:ident),+ $(,)?) => {
         mod nftables {
@@ -46,10 +46,10 @@ use in_each_mode;
 
 const SUPERVISOR: &str = env!("CARGO_BIN_EXE_control-plane");
 
-fn stage() -> Stage {
-    Stage::new(Path::new(SUPERVISOR))
+fn cluster() -> TestCluster {
+    TestCluster::new(Path::new(SUPERVISOR))
 }
 
-fn stage_without_node() -> Stage {
-    Stage::without_node(Path::new(SUPERVISOR))
+fn cluster_without_node() -> TestCluster {
+    TestCluster::without_node(Path::new(SUPERVISOR))
 }

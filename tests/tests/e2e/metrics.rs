@@ -1,19 +1,19 @@
-//! What dashboards and alerts are built on.
+//! The metrics that dashboards and alerts use.
 
 use std::collections::BTreeSet;
 
 use model::address::Family;
-use testkit::lab::{Place, Who};
+use testkit::lab::{ClientPlace, Place};
+use testkit::wait::{USUAL_TIMEOUT, eventually, holds_within};
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::cluster_ip;
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::cluster_ip;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
-in_each_mode!(every_metric_of_the_mode_is_there_and_none_of_another, the_mode_is_told);
+in_each_mode!(every_metric_of_the_mode_is_served_and_none_of_another, the_mode_is_served);
 
-/// Of every mode, once there was a sync, a change and a request.
-const EVERYWHERE: &[&str] = &[
+/// The metrics of all modes, after a sync, a change and an API request.
+const ALL_MODES: &[&str] = &[
     "disabled_metrics_total",
     "hidden_metrics_total",
     "kubeproxy_conntrack_reconciler_deleted_entries_total",
@@ -49,7 +49,7 @@ const EVERYWHERE: &[&str] = &[
     "rest_client_response_size_bytes",
 ];
 
-/// Of one mode only.
+/// The metrics of one mode.
 const IPTABLES: &[&str] = &[
     "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
     "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
@@ -68,27 +68,31 @@ fn names(text: &str) -> BTreeSet<&str> {
 }
 
 fn scrape(proxy: &Proxy) -> String {
-    proxy.metrics("/metrics").map(|answer| answer.body).unwrap_or_default()
+    proxy.metrics("/metrics").map(|response| response.body).unwrap_or_default()
 }
 
 /// Line 14 of the checklist.
-fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
-    let stage = stage();
-    let proxy = stage.proxy(mode);
-    eventually("health", || proxy.health("/healthz").is_some_and(|answer| answer.code == 200));
+fn every_metric_of_the_mode_is_served_and_none_of_another(mode: Mode) {
+    let cluster = cluster();
+    let proxy = cluster.proxy(mode);
+    eventually("the proxy is healthy", || {
+        proxy.health("/healthz").is_some_and(|response| response.code == 200)
+    });
     assert_eq!(proxy.health("/livez").unwrap().code, 200);
-    let web = stage.serve("web", &[Place::PodA]);
+    let web = cluster.create_service("web", &[Place::PodA]);
     for family in Family::BOTH {
-        stage.reaches(Who::Pod, cluster_ip(&web, family), &[Place::PodA]);
-        // Of when a controller saw the cause of it: this is where it is told, and to the fraction of a second.
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, family), &[Place::PodA]);
+        // The time at which a controller saw the cause of the change, with fractions of a second.
         let when = jiff::Timestamp::now().to_string();
         let annotation = serde_json::json!({"metadata": {"annotations": {
             "endpoints.kubernetes.io/last-change-trigger-time": when,
         }}});
         let endpoints = [tests::cluster::objects::endpoint(Place::PodB.ip(family))];
         let moved = tests::cluster::objects::slice("web", family, &endpoints);
-        stage.api().replace(&stage.slice("web", family), &tests::cluster::objects::with(moved, annotation));
-        stage.reaches(Who::Pod, cluster_ip(&web, family), &[Place::PodB]);
+        cluster
+            .api()
+            .replace(&cluster.slice("web", family), &tests::cluster::objects::with(moved, annotation));
+        cluster.wait_until_reached(ClientPlace::Pod, cluster_ip(&web, family), &[Place::PodB]);
     }
     let (own, foreign): (&[&str], &str) = match mode {
         Mode::Nftables => (NFTABLES, "iptables"),
@@ -97,29 +101,27 @@ fn every_metric_of_the_mode_is_there_and_none_of_another(mode: Mode) {
     let missing = || -> Vec<&str> {
         let text = scrape(&proxy);
         let found = names(&text);
-        EVERYWHERE.iter().chain(own).copied().filter(|name| !found.contains(name)).collect()
+        ALL_MODES.iter().chain(own).copied().filter(|name| !found.contains(name)).collect()
     };
-    let mut left = Vec::new();
-    let complete = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        eventually("all metrics", || {
-            left = missing();
-            left.is_empty()
-        });
-    }));
-    assert!(complete.is_ok(), "missing: {left:?} in\n{}", scrape(&proxy));
+    let mut missing_now = Vec::new();
+    let complete = holds_within(USUAL_TIMEOUT, || {
+        missing_now = missing();
+        missing_now.is_empty()
+    });
+    assert!(complete, "missing: {missing_now:?} in\n{}", scrape(&proxy));
     let text = scrape(&proxy);
-    let strangers: Vec<_> = names(&text).into_iter().filter(|name| name.contains(foreign)).collect();
-    assert_eq!(strangers, [""; 0]);
+    let unexpected: Vec<_> = names(&text).into_iter().filter(|name| name.contains(foreign)).collect();
+    assert_eq!(unexpected, [""; 0]);
     for family in Family::BOTH {
         let count = format!("kubeproxy_network_programming_duration_seconds_count{{ip_family=\"{family}\"}}");
         assert!(text.lines().any(|line| line.starts_with(&count)), "no {count} in\n{text}");
     }
 }
 
-fn the_mode_is_told(mode: Mode) {
-    let stage = stage();
-    let proxy = stage.proxy(mode);
-    eventually("the mode", || proxy.metrics("/proxyMode").is_some());
+fn the_mode_is_served(mode: Mode) {
+    let cluster = cluster();
+    let proxy = cluster.proxy(mode);
+    eventually("the mode is served", || proxy.metrics("/proxyMode").is_some());
     assert_eq!(proxy.metrics("/proxyMode").unwrap().body, mode.name());
     assert_eq!(proxy.metrics("/healthz").unwrap().body, "ok");
     let config: serde_json::Value = serde_json::from_str(&proxy.metrics("/configz").unwrap().body).unwrap();

@@ -1,5 +1,4 @@
-//! What clusters are given: manifests that a real API server accepts, and pods that serve with no more rights than they ask
-//! for.
+//! The packaging: the API server accepts all manifests, and their pods serve with the capabilities that they ask for.
 
 mod monitoring;
 mod render;
@@ -9,14 +8,14 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use testkit::lab::Place;
-use tests::cluster::api::Trial;
-use tests::cluster::kubelet::Pod;
-use tests::cluster::manifests::{Applied, apply, find, parse, path, read};
+use testkit::wait::{USUAL_TIMEOUT, holds_within};
+use tests::cluster::api::ApplyMode;
+use tests::cluster::kubelet::DaemonSetPod;
+use tests::cluster::manifests::{AppliedObjects, apply, find, parse, path, read};
 use tests::cluster::proxy::{Mode, Proxy};
-use tests::cluster::stage::Stage;
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::TestCluster;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 use render::{Release, chart, kustomized, lint, overlay, refusal, tool};
 
 in_each_mode!(a_pod_of_the_chart_serves, a_pod_of_the_overlay_serves);
@@ -25,11 +24,11 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").canonicalize().unwrap()
 }
 
-/// What the test bed needs said: where the API server is, and that a limit of the whole machine is not ours to set.
-fn values(stage: &Stage, mode: Mode) -> Value {
+/// The chart values that the test needs: the address of the API server, and no change to a limit of the whole machine.
+fn values(cluster: &TestCluster, mode: Mode) -> Value {
     json!({
         "mode": mode.name(),
-        "apiServer": format!("https://{}", stage.plane().address()),
+        "apiServer": format!("https://{}", cluster.control_plane().address()),
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
         "config": {"conntrack": {"maxPerCore": 0, "tcpCloseWaitTimeout": "59m0s"}},
         "verbosity": 2,
@@ -48,73 +47,73 @@ fn config(mode: Mode) -> String {
     config.to_string()
 }
 
-/// The overlay of the mode with the API server of the stage in it, as its comments ask for.
-fn own_overlay(stage: &Stage, mode: Mode) -> Vec<Value> {
+/// The overlay of the mode with the address of the API server filled in, as its comments say.
+fn edited_overlay(cluster: &TestCluster, mode: Mode) -> Vec<Value> {
     let kubeconfig =
         std::fs::read_to_string(packaging().join("kustomize/own-config/kubeconfig.conf")).unwrap();
-    let address = stage.plane().address().to_string();
+    let address = cluster.control_plane().address().to_string();
     let kubeconfig = kubeconfig.replace("kubernetes.example:6443", &address);
     assert!(kubeconfig.contains(&address), "{kubeconfig}");
     kustomized(
-        stage.folder(),
+        cluster.folder(),
         mode.name(),
         &[("config.conf", &config(mode)), ("kubeconfig.conf", &kubeconfig)],
     )
 }
 
-/// The root of the image that a DaemonSet names, with the program that is put to the test.
-fn image(stage: &Stage, daemon_set: &Value) -> PathBuf {
+/// Assembles the image that a DaemonSet names, with the binary under test, and returns its root.
+fn image(cluster: &TestCluster, daemon_set: &Value) -> PathBuf {
     let name = daemon_set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
     let kind = if name.ends_with("-iptables") { "iptables" } else { "nftables" };
-    let root = stage.folder().join("image");
+    let root = cluster.folder().join("image");
     let mut assemble = Command::new(packaging().join("image/assemble-root"));
-    let assembled = assemble.arg(kind).arg(&root).arg(stage.kube_proxy()).status().unwrap();
+    let assembled = assemble.arg(kind).arg(&root).arg(cluster.kube_proxy()).status().unwrap();
     assert!(assembled.success());
     root
 }
 
 fn a_pod_of_the_chart_serves(mode: Mode) {
-    let stage = stage();
-    serves(&stage, mode, &chart(&values(&stage, mode)));
+    let cluster = cluster();
+    serves(&cluster, mode, &chart(&values(&cluster, mode)));
 }
 
 fn a_pod_of_the_overlay_serves(mode: Mode) {
-    let stage = stage();
-    serves(&stage, mode, &own_overlay(&stage, mode));
+    let cluster = cluster();
+    serves(&cluster, mode, &edited_overlay(&cluster, mode));
 }
 
-fn serves(stage: &Stage, mode: Mode, objects: &[Value]) {
-    let mut applied = Applied::new(stage.api());
+fn serves(cluster: &TestCluster, mode: Mode, objects: &[Value]) {
+    let mut applied = AppliedObjects::new(cluster.api());
     applied.apply_all(objects);
     let daemon_set = applied.apply(find(objects, "DaemonSet"));
-    serves_as_its_pod(stage, mode, &daemon_set);
+    assert_pod_serves(cluster, mode, &daemon_set);
 }
 
-/// First the container that prepares the node, then the one that stays: with its rights and no others, the kernel's
-/// settings are as the configuration says, and services are served.
-fn serves_as_its_pod(stage: &Stage, mode: Mode, daemon_set: &Value) {
-    let pod = Pod::new(stage, daemon_set, &image(stage, daemon_set));
-    pod.initialize();
+/// Runs the init container and then kube-proxy, with the capabilities of the pod only: sysctls are set as configured, and
+/// Services are served.
+fn assert_pod_serves(cluster: &TestCluster, mode: Mode, daemon_set: &Value) {
+    let pod = DaemonSetPod::new(cluster, daemon_set, &image(cluster, daemon_set));
+    pod.run_init_containers();
     let setting = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
-    let found = stage.lab.network.node.enter(|| std::fs::read_to_string(setting)).unwrap();
+    let found = cluster.lab.network.node.enter(|| std::fs::read_to_string(setting)).unwrap();
     assert_eq!(found.trim(), "3540");
     let proxy = pod.run();
-    assert_eq!(rights(&proxy), [pod.capabilities(); 3], "\n{}", proxy.log());
+    assert_eq!(capabilities(&proxy), [pod.capabilities(); 3], "\n{}", proxy.log());
     assert_eq!(proxy.metrics("/proxyMode").unwrap().body, mode.name());
-    let web = stage.serve("web", &[Place::PodA, Place::Remote(5)]);
-    stage.serves(&web, &[Place::PodA, Place::Remote(5)]);
-    stage.move_to("web", &[Place::PodB]);
-    stage.serves(&web, &[Place::PodB]);
-    // One is upstream's own, about a default that it would rather not have.
+    let web = cluster.create_service("web", &[Place::PodA, Place::Remote(5)]);
+    cluster.wait_until_served(&web, &[Place::PodA, Place::Remote(5)]);
+    cluster.move_endpoints("web", &[Place::PodB]);
+    cluster.wait_until_served(&web, &[Place::PodB]);
+    // Upstream logs this error about its default, too.
     let log = proxy.log();
-    let complaints =
+    let errors =
         log.lines().filter(|line| line.starts_with('E') && !line.contains("nodePortAddresses is unset"));
-    assert_eq!(complaints.collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
 }
 
-/// Permitted, effective and bounding capabilities of the process, and that it can never get others.
-fn rights(proxy: &Proxy) -> [u64; 3] {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
+/// The permitted, effective and bounding capabilities of the process, which must not be able to gain others.
+fn capabilities(proxy: &Proxy) -> [u64; 3] {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
         line.unwrap_or_else(|| panic!("no {name} in {status}")).to_owned()
@@ -123,71 +122,74 @@ fn rights(proxy: &Proxy) -> [u64; 3] {
     ["CapPrm", "CapEff", "CapBnd"].map(|name| u64::from_str_radix(&field(name), 16).unwrap())
 }
 
-/// As kubeadm v1.36 leaves them behind: cmd/kubeadm/app/phases/addons/proxy/manifests.go.
-fn of_kubeadm(stage: &Stage, mode: &str) -> Vec<Value> {
+/// The objects that kubeadm v1.36 creates: cmd/kubeadm/app/phases/addons/proxy/manifests.go.
+fn kubeadm_objects(cluster: &TestCluster, mode: &str) -> Vec<Value> {
     let manifests = include_str!("packaging/kubeadm.yaml")
-        .replace("CONTROL_PLANE_ENDPOINT", &format!("https://{}", stage.plane().address()))
+        .replace("CONTROL_PLANE_ENDPOINT", &format!("https://{}", cluster.control_plane().address()))
         .replace("MODE", mode);
     parse(&manifests)
 }
 
-/// Its objects are taken over, its configuration stays, and what it was allowed beyond our needs is gone.
+/// The overlay takes over kubeadm's objects, keeps its configuration, and removes privileges.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
 fn the_proxy_of_kubeadm_is_replaced_in_place() {
-    let stage = stage();
-    let mut applied = Applied::new(stage.api());
-    for object in of_kubeadm(&stage, "") {
+    let cluster = cluster();
+    let mut applied = AppliedObjects::new(cluster.api());
+    for object in kubeadm_objects(&cluster, "") {
         applied.create(&object);
     }
     let objects = overlay("kubeadm");
-    assert!(objects.iter().all(|object| object["kind"] != "ConfigMap"), "kubeadm's is kept");
+    assert!(
+        objects.iter().all(|object| object["kind"] != "ConfigMap"),
+        "the overlay keeps kubeadm's ConfigMap"
+    );
     applied.apply_all(&objects);
     let daemon_set = applied.apply(find(&objects, "DaemonSet"));
     let pod = &daemon_set["spec"]["template"]["spec"];
     let [container] = pod["containers"].as_array().unwrap().as_slice() else { panic!("{pod}") };
     assert_eq!(container["securityContext"]["privileged"], false);
     assert_eq!(container["image"], "sluice:0.1.0-iptables");
-    // Whoever leaves the mode out means this one.
-    serves_as_its_pod(&stage, Mode::Iptables, &daemon_set);
+    // An empty mode means iptables.
+    assert_pod_serves(&cluster, Mode::Iptables, &daemon_set);
 }
 
-/// Where the kubelet uses the legacy variant of iptables, so does the pod, and its rights suffice for that.
+/// Where kubelet uses the legacy variant of iptables, the pod does, too, and its capabilities suffice for that.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn the_variant_of_iptables_is_that_of_the_node() {
-    let stage = stage();
-    let node = &stage.lab.network.node;
+fn the_pod_uses_the_iptables_variant_of_the_node() {
+    let cluster = cluster();
+    let node = &cluster.lab.network.node;
     node.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT");
-    serves(&stage, Mode::Iptables, &chart(&values(&stage, Mode::Iptables)));
+    serves(&cluster, Mode::Iptables, &chart(&values(&cluster, Mode::Iptables)));
     assert!(node.run("iptables-legacy-save -t nat").contains("KUBE-SVC"));
     assert!(!node.run("iptables-nft-save").contains("KUBE-SVC"));
 }
 
-/// The chart over what kubeadm wrote, after the mode was changed there; installed as the migration guide says.
+/// The chart replaces kubeadm's objects after a change of the mode, installed as the migration guide says.
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn the_chart_takes_over_from_kubeadm_and_leaves_its_configuration_alone() {
-    let stage = stage();
-    let mut applied = Applied::new(stage.api());
-    let found = of_kubeadm(&stage, "nftables");
+fn the_chart_takes_over_from_kubeadm_and_keeps_its_configuration() {
+    let cluster = cluster();
+    let mut applied = AppliedObjects::new(cluster.api());
+    let found = kubeadm_objects(&cluster, "nftables");
     for object in &found {
         applied.create(object);
     }
     let _release =
-        Release::install(&stage, &json!({"iptablesPrograms": true, "configMap": {"create": false}}));
-    let now = |kind| stage.api().get(&path(find(&found, kind)));
+        Release::install(&cluster, &json!({"iptablesPrograms": true, "configMap": {"create": false}}));
+    let now = |kind| cluster.api().get(&path(find(&found, kind)));
     assert_eq!(now("ConfigMap")["data"], find(&found, "ConfigMap")["data"]);
     let daemon_set = now("DaemonSet");
     assert_eq!(daemon_set["metadata"]["labels"]["app.kubernetes.io/managed-by"], "Helm");
-    serves_as_its_pod(&stage, Mode::Nftables, &daemon_set);
+    assert_pod_serves(&cluster, Mode::Nftables, &daemon_set);
 }
 
 #[test]
 #[ignore = "needs a control plane: make e2e"]
-fn whatever_is_rendered_is_what_the_api_server_knows() {
-    let stage = stage();
-    let mut schemas = Applied::new(stage.api());
+fn the_api_server_accepts_all_rendered_objects() {
+    let cluster = cluster();
+    let mut schemas = AppliedObjects::new(cluster.api());
     for file in ["servicemonitors", "prometheusrules"] {
         let path = tool("operator-schemas").join(format!("monitoring.coreos.com_{file}.yaml"));
         schemas.apply_all(&read(&path));
@@ -219,20 +221,18 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
         "tolerations": [], "nodeSelector": null, "resources": null, "name": "other",
     });
     let mut renderings = vec![chart(&everything), chart(&least)];
-    renderings.extend([Mode::Nftables, Mode::Iptables].map(|mode| chart(&values(&stage, mode))));
+    renderings.extend([Mode::Nftables, Mode::Iptables].map(|mode| chart(&values(&cluster, mode))));
     renderings.extend(["nftables", "iptables", "kubeadm"].map(overlay));
     for object in renderings.iter().flatten() {
-        // A kind that was taught just now is served a moment later.
+        // The API server serves a new CRD only after a moment.
         let mut refused = None;
-        let accepted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("accepted", || {
-                refused = apply(stage.api(), object, Trial::DryRun).err();
-                !refused.as_ref().is_some_and(|refusal| refusal.to_string().contains("404"))
-            });
-        }));
-        assert!(accepted.is_ok() && refused.is_none(), "{refused:?}\n{object:#}");
+        let is_served = holds_within(USUAL_TIMEOUT, || {
+            refused = apply(cluster.api(), object, ApplyMode::DryRun).err();
+            !refused.as_ref().is_some_and(|error| error.to_string().contains("404"))
+        });
+        assert!(is_served && refused.is_none(), "{refused:?}\n{object:#}");
     }
-    // Every kind that there is was among them.
+    // The renderings covered every kind.
     let kinds: std::collections::BTreeSet<&str> =
         renderings.iter().flatten().map(|object| object["kind"].as_str().unwrap()).collect();
     let all = [
@@ -249,7 +249,7 @@ fn whatever_is_rendered_is_what_the_api_server_knows() {
 
 #[test]
 #[ignore = "needs the tools of packaging: make e2e"]
-fn values_that_make_no_sense_are_refused_in_words() {
+fn invalid_chart_values_are_refused_with_a_reason() {
     lint(&json!({"apiServer": "https://192.0.2.1:6443"}));
     for (values, word) in [
         (json!({}), "apiServer must say where nodes find the API server"),

@@ -1,24 +1,24 @@
-//! What the proxy asks of the API server, by the API server's own account.
+//! The requests of the proxy, by the API server's audit log.
 
 use testkit::lab::Place;
+use testkit::wait::eventually;
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::Stage;
-use tests::matrix::eventually;
+use tests::cluster::test_cluster::TestCluster;
 
-use crate::{in_each_mode, stage};
+use crate::{cluster, in_each_mode};
 
-in_each_mode!(it_watches_four_things_says_that_it_started_and_asks_for_nothing_else);
+in_each_mode!(the_proxy_watches_four_resources_emits_one_event_and_requests_nothing_else);
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 /// Lines 5 and 18 of the checklist. The user has no role but `system:node-proxier`.
-fn it_watches_four_things_says_that_it_started_and_asks_for_nothing_else(mode: Mode) {
-    let stage = stage();
-    let _proxy = stage.proxy(mode);
-    let web = stage.serve("web", &[Place::PodA]);
-    stage.serves(&web, &[Place::PodA]);
-    eventually("an event", || stage.audit().iter().any(|entry| entry.path() == EVENTS));
-    let audit = stage.audit();
+fn the_proxy_watches_four_resources_emits_one_event_and_requests_nothing_else(mode: Mode) {
+    let cluster = cluster();
+    let _proxy = cluster.proxy(mode);
+    let web = cluster.create_service("web", &[Place::PodA]);
+    cluster.wait_until_served(&web, &[Place::PodA]);
+    eventually("the proxy emits an event", || cluster.audit().iter().any(|entry| entry.path() == EVENTS));
+    let audit = cluster.audit();
     for entry in &audit {
         assert_eq!(entry.user.username, "system:kube-proxy", "{entry:?}");
         assert!(!matches!(entry.code(), Some(401 | 403)), "{entry:?}");
@@ -33,7 +33,7 @@ fn it_watches_four_things_says_that_it_started_and_asks_for_nothing_else(mode: M
     let watch = |path: &str, fields: Option<&str>, labels: Option<&str>| {
         (path.to_owned(), fields.map(str::to_owned), labels.map(str::to_owned))
     };
-    let node = format!("metadata.name={}", stage.node);
+    let node = format!("metadata.name={}", cluster.node);
     assert_eq!(
         watches,
         [
@@ -52,12 +52,12 @@ fn it_watches_four_things_says_that_it_started_and_asks_for_nothing_else(mode: M
         .map(|entry| (entry.verb.as_str(), entry.path(), entry.code()))
         .collect();
     assert_eq!(others, [("create", EVENTS, Some(201))]);
-    the_event_says_that_it_started(&stage);
+    assert_starting_event(&cluster);
 }
 
-fn the_event_says_that_it_started(stage: &Stage) {
-    let path = format!("{EVENTS}?fieldSelector=regarding.name={}", stage.node);
-    let events = stage.api().get(&path);
+fn assert_starting_event(cluster: &TestCluster) {
+    let path = format!("{EVENTS}?fieldSelector=regarding.name={}", cluster.node);
+    let events = cluster.api().get(&path);
     let event = &events["items"][0];
     for (field, value) in [
         ("reason", "Starting"),

@@ -1,4 +1,4 @@
-//! Services that nobody uses come, change and go, and so do endpoints of those that are used.
+//! Constant changes: Services without clients are created, changed and deleted, and endpoints of those with clients change.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,24 +9,24 @@ use model::address::Family;
 use serde_json::{Value, json};
 use testkit::lab::Place;
 use testkit::network::of;
-use tests::cluster::api::{Api, Refusal};
+use testkit::wait::within;
+use tests::cluster::api::ApiClient;
 use tests::cluster::objects;
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use tests::cluster::test_cluster::TestCluster;
 
-use crate::random::Random;
+use crate::random::SeededRandom;
 use crate::services::{self, NAMES, PLACES};
 
-/// How many Services there are at most, besides the stable ones.
+/// The number of Services besides the stable ones.
 const SERVICES: usize = 40;
-/// About so many changes a second.
+/// Makes up to 40 changes a second.
 const PAUSE: Duration = Duration::from_millis(25);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub struct Churn {
-    /// Our own, so that the stage is free to restart the API server meanwhile.
-    api: Api,
+    /// A separate client, so that the test can restart the API server meanwhile.
+    api: ApiClient,
     services: String,
     slices: String,
     node: String,
@@ -35,21 +35,21 @@ pub struct Churn {
 
 #[derive(Debug)]
 struct State {
-    random: Random,
+    random: SeededRandom,
     changes: BTreeMap<&'static str, usize>,
     /// Calls that the API server did not answer, or refused.
     errors: usize,
 }
 
 impl Churn {
-    pub fn new(stage: &Stage, seed: u64) -> Self {
-        let plane = stage.plane();
-        let state = State { random: Random::new(seed), changes: BTreeMap::new(), errors: 0 };
+    pub fn new(cluster: &TestCluster, seed: u64) -> Self {
+        let plane = cluster.control_plane();
+        let state = State { random: SeededRandom::new(seed), changes: BTreeMap::new(), errors: 0 };
         Self {
-            api: Api::open(&plane.namespace, &plane.folder.join("admin.kubeconfig")),
-            services: stage.services(),
-            slices: stage.slices(),
-            node: stage.node.clone(),
+            api: ApiClient::open(&plane.namespace, &plane.folder.join("admin.kubeconfig")),
+            services: cluster.services(),
+            slices: cluster.slices(),
+            node: cluster.node.clone(),
             state: Mutex::new(state),
         }
     }
@@ -63,8 +63,8 @@ impl Churn {
                     *state.changes.entry(what).or_default() += 1;
                     PAUSE
                 }
-                // The object is not there, or not yet gone.
-                Err(Refusal::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
+                // The object does not exist, or exists already.
+                Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => PAUSE,
                 Err(_) => {
                     state.errors += 1;
                     PAUSE_AFTER_ERROR
@@ -74,7 +74,7 @@ impl Churn {
         }
     }
 
-    fn change(&self, random: &mut Random) -> (&'static str, Result<Value, Refusal>) {
+    fn change(&self, random: &mut SeededRandom) -> (&'static str, Result<Value, kube::Error>) {
         let name = format!("churn-{}", random.below(SERVICES));
         match random.below(10) {
             0..3 => ("services created", self.create(&name, random)),
@@ -100,7 +100,7 @@ impl Churn {
         }
     }
 
-    fn create(&self, name: &str, random: &mut Random) -> Result<Value, Refusal> {
+    fn create(&self, name: &str, random: &mut SeededRandom) -> Result<Value, kube::Error> {
         let service = objects::with(objects::service(name), json!({"spec": spec(random)}));
         let service = self.api.try_create(&self.services, &service)?;
         for family in Family::BOTH {
@@ -116,7 +116,7 @@ impl Churn {
         Ok(service)
     }
 
-    fn delete(&self, name: &str) -> Result<Value, Refusal> {
+    fn delete(&self, name: &str) -> Result<Value, kube::Error> {
         for family in Family::BOTH {
             let path = format!("{}/{}", self.slices, objects::slice_name(name, family));
             unless_gone(self.api.try_delete(&path))?;
@@ -124,7 +124,7 @@ impl Churn {
         self.api.try_delete(&self.service(name))
     }
 
-    /// Removes every Service of ours, and gives the stable ones all of their endpoints.
+    /// Deletes all Services but the stable ones, and gives those all of their endpoints.
     pub fn delete_all(&self) {
         for number in 0..SERVICES {
             within(Duration::from_secs(120), "the API server deletes a Service", || {
@@ -142,15 +142,15 @@ impl Churn {
     }
 }
 
-fn unless_gone(outcome: Result<Value, Refusal>) -> Result<Value, Refusal> {
+fn unless_gone(outcome: Result<Value, kube::Error>) -> Result<Value, kube::Error> {
     match outcome {
-        Err(Refusal::Api(status)) if status.code == 404 => Ok(Value::Null),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Value::Null),
         outcome => outcome,
     }
 }
 
 /// Types, policies, affinities and source ranges in any combination that the API accepts.
-fn spec(random: &mut Random) -> Value {
+fn spec(random: &mut SeededRandom) -> Value {
     let kind = random.one_of(&["ClusterIP", "NodePort", "LoadBalancer"]);
     let mut spec = json!({
         "type": kind,
@@ -179,8 +179,8 @@ fn spec(random: &mut Random) -> Value {
     spec
 }
 
-/// None to nine, in any state, of which some are nowhere.
-fn endpoints(family: Family, node: &str, random: &mut Random) -> Vec<Value> {
+/// Zero to nine endpoints in any state, on this node or without a node.
+fn endpoints(family: Family, node: &str, random: &mut SeededRandom) -> Vec<Value> {
     let count = random.below(10);
     let endpoint = |number: usize| {
         let serving = random.below(4) > 0;

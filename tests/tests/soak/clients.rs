@@ -1,8 +1,8 @@
-//! Clients of the stable Services, and what becomes of their connections.
+//! Clients of the stable Services, and their failures.
 //!
 //! A connection has failed if it is refused, reset, answered by a wrong server, or not answered until a deadline that is
-//! longer than the machine stands still: TCP repeats what is lost by itself, and the UDP clients send again each second, as
-//! resolvers do. How often they had to is counted.
+//! longer than the machine freezes: TCP retransmits by itself, and the UDP clients send again each second, as resolvers do.
+//! The report counts how often they had to.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use testkit::lab::{TARGET, Who};
+use testkit::lab::{ClientPlace, TARGET};
 use testkit::namespace::Namespace;
 use testkit::network::of;
-use testkit::patience::Patient;
-use testkit::talk::{hear, hear_connected};
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use testkit::probe::{connect_and_read, receive};
+use testkit::wait::TimeoutReader;
+use testkit::wait::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::services::Targets;
 
-/// Counts only time in which the machine was at work.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(40);
+/// Time in which the machine was frozen does not count.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 const UDP_RESEND: Duration = Duration::from_secs(1);
-/// Leaves a small machine enough time for the proxy.
+/// Leaves a small machine enough CPU time for the proxy.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -42,12 +42,12 @@ pub struct Clients {
 #[derive(Clone, Debug)]
 pub struct Failure {
     client: String,
-    why: String,
+    reason: String,
     pub began: Instant,
     pub ended: Instant,
 }
 
-/// Makes one attempt after the other, all of one kind.
+/// One client, which makes one attempt after the other.
 #[derive(Debug)]
 struct Client {
     name: String,
@@ -61,27 +61,28 @@ struct Client {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// A connection for each attempt.
+    /// Opens a connection for each attempt.
     NewTcp,
-    /// One connection to an echo server, kept for as long as it holds; an attempt is an exchange over it.
+    /// One connection to an echo server, state for as long as it holds; an attempt is an exchange over it.
     LongTcp,
-    /// A port for each attempt.
+    /// Uses a new source port for each attempt.
     NewUdp,
-    /// The same port for all attempts.
+    /// Uses one source port for all attempts.
     FixedUdp,
 }
 
-/// What a client keeps from one attempt to the next.
+/// The state of a client between attempts.
 #[derive(Debug, Default)]
-struct Kept {
+struct ClientState {
     port: u16,
     stream: Option<TcpStream>,
     socket: Option<UdpSocket>,
 }
 
 impl Clients {
-    pub fn new(stage: &Stage, targets: &[Targets; 2]) -> Self {
-        let (pod, outside) = (stage.lab.namespace(Who::Pod), stage.lab.namespace(Who::Outside));
+    pub fn new(cluster: &TestCluster, targets: &[Targets; 2]) -> Self {
+        let (pod, outside) =
+            (cluster.lab.namespace(ClientPlace::Pod), cluster.lab.namespace(ClientPlace::Outside));
         let mut clients = Vec::new();
         for (family, at) in Family::BOTH.into_iter().zip(targets) {
             for (name, namespace, kind, to) in [
@@ -114,7 +115,7 @@ impl Clients {
         }
     }
 
-    /// Each client gets a thread until the flag is raised.
+    /// Runs each client on a thread until the flag is set.
     pub fn spawn<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, is_over: &'scope AtomicBool) {
         for client in &self.clients {
             scope.spawn(move || self.run(client, is_over));
@@ -123,7 +124,7 @@ impl Clients {
 
     fn run(&self, client: &Client, is_over: &AtomicBool) {
         client.namespace.move_in();
-        let mut kept = Kept::default();
+        let mut state = ClientState::default();
         while !is_over.load(Ordering::Relaxed) {
             if self.is_paused.load(Ordering::Relaxed) {
                 self.idle.fetch_add(1, Ordering::Relaxed);
@@ -133,13 +134,13 @@ impl Clients {
                 self.idle.fetch_sub(1, Ordering::Relaxed);
             }
             let began = Instant::now();
-            let outcome = client.attempt(&mut kept);
+            let outcome = client.attempt(&mut state);
             let ended = Instant::now();
             client.attempts.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = outcome {
-                let (client, why) = (client.name.clone(), error.to_string());
-                self.failures.lock().unwrap().push(Failure { client, why, began, ended });
-                kept = Kept { port: kept.port, ..Kept::default() };
+                let (client, reason) = (client.name.clone(), error.to_string());
+                self.failures.lock().unwrap().push(Failure { client, reason, began, ended });
+                state = ClientState { port: state.port, ..ClientState::default() };
             }
             let mut slowest = client.slowest.lock().unwrap();
             *slowest = (*slowest).max(ended - began);
@@ -148,17 +149,17 @@ impl Clients {
         }
     }
 
-    /// Until each has done its work often.
+    /// Waits until each client has made a hundred attempts.
     pub fn wait_for_attempts(&self) {
-        within(2 * ANSWER_DEADLINE, "all clients are served", || {
+        within(2 * ANSWER_TIMEOUT, "all clients are served", || {
             self.clients.iter().all(|client| client.attempts.load(Ordering::Relaxed) > 100)
         });
     }
 
-    /// Returns when no attempt is under way. Connections that last stay.
+    /// Returns when no attempt is under way. Long-lived connections stay open.
     pub fn pause(&self) {
         self.is_paused.store(true, Ordering::Relaxed);
-        within(2 * ANSWER_DEADLINE, "all clients pause", || {
+        within(2 * ANSWER_TIMEOUT, "all clients pause", || {
             self.idle.load(Ordering::Relaxed) == self.clients.len()
         });
     }
@@ -177,26 +178,26 @@ impl Clients {
 }
 
 impl Client {
-    fn attempt(&self, kept: &mut Kept) -> io::Result<()> {
+    fn attempt(&self, state: &mut ClientState) -> io::Result<()> {
         match self.kind {
             Kind::NewTcp => {
-                let from = self.next_port(kept);
-                let text = hear_connected(self.to, ANSWER_DEADLINE, |socket| {
+                let from = self.next_port(state);
+                let text = connect_and_read(self.to, ANSWER_TIMEOUT, |socket| {
                     sockopt::set_socket_reuseaddr(socket, true)?;
                     Ok(rustix::net::bind(socket, &from)?)
                 })?;
                 answered_by_an_endpoint(&text)
             }
-            Kind::LongTcp => exchange(self.to, &mut kept.stream),
+            Kind::LongTcp => exchange(self.to, &mut state.stream),
             Kind::NewUdp => loop {
-                match UdpSocket::bind(self.next_port(kept)) {
-                    // The client of the other family has it.
+                match UdpSocket::bind(self.next_port(state)) {
+                    // The client of the other family uses this port.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => {}
                     bound => return self.request(&bound?),
                 }
             },
             Kind::FixedUdp => {
-                let socket = match &mut kept.socket {
+                let socket = match &mut state.socket {
                     Some(socket) => socket,
                     none => none.insert(UdpSocket::bind(SocketAddr::new(self.any(), 0))?),
                 };
@@ -205,11 +206,11 @@ impl Client {
         }
     }
 
-    /// So that no connection is taken for one that has just ended.
-    fn next_port(&self, kept: &mut Kept) -> SocketAddr {
-        kept.port = (kept.port + 1) % 20_000;
-        // Below the ports that the kernel itself chooses.
-        SocketAddr::new(self.any(), 10_000 + kept.port)
+    /// The next source port, so that conntrack does not take a connection for one that has just ended.
+    fn next_port(&self, state: &mut ClientState) -> SocketAddr {
+        state.port = (state.port + 1) % 20_000;
+        // Below the kernel's ephemeral ports.
+        SocketAddr::new(self.any(), 10_000 + state.port)
     }
 
     fn any(&self) -> IpAddr {
@@ -218,25 +219,25 @@ impl Client {
 
     fn request(&self, socket: &UdpSocket) -> io::Result<()> {
         socket.connect(self.to)?;
-        for attempt in 0..ANSWER_DEADLINE.as_secs() / UDP_RESEND.as_secs() {
+        for attempt in 0..ANSWER_TIMEOUT.as_secs() / UDP_RESEND.as_secs() {
             if attempt > 0 {
                 self.resent.fetch_add(1, Ordering::Relaxed);
             }
             match socket.send(b"?") {
-                // Stopped on the way out: nothing will come back.
+                // Dropped by the output hook: wait for an answer that does not come.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {}
                 sent => drop(sent?),
             }
-            match hear(socket, UDP_RESEND) {
+            match receive(socket, UDP_RESEND) {
                 Err(error) if error.kind() == ErrorKind::TimedOut => {}
-                heard => return answered_by_an_endpoint(&heard?),
+                answer => return answered_by_an_endpoint(&answer?),
             }
         }
         Err(ErrorKind::TimedOut.into())
     }
 }
 
-/// Servers say where they are.
+/// Servers answer with their own address.
 fn answered_by_an_endpoint(text: &str) -> io::Result<()> {
     let endpoint: Option<SocketAddr> = text.split(' ').next().and_then(|address| address.parse().ok());
     match endpoint {
@@ -245,8 +246,8 @@ fn answered_by_an_endpoint(text: &str) -> io::Result<()> {
     }
 }
 
-fn exchange(to: SocketAddr, kept: &mut Option<TcpStream>) -> io::Result<()> {
-    let stream = match kept {
+fn exchange(to: SocketAddr, state: &mut Option<TcpStream>) -> io::Result<()> {
+    let stream = match state {
         Some(stream) => stream,
         none => {
             let stream = TcpStream::connect(to)?;
@@ -255,13 +256,13 @@ fn exchange(to: SocketAddr, kept: &mut Option<TcpStream>) -> io::Result<()> {
         }
     };
     stream.write_all(b"8 bytes.")?;
-    Patient(&*stream, ANSWER_DEADLINE).read_exact(&mut [0; 8])
+    TimeoutReader(&*stream, ANSWER_TIMEOUT).read_exact(&mut [0; 8])
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let took = (self.ended - self.began).as_secs_f64();
-        write!(f, "{}: {} after {took:.3} s", self.client, self.why)
+        write!(f, "{}: {} after {took:.3} s", self.client, self.reason)
     }
 }
 

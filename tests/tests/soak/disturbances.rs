@@ -1,4 +1,4 @@
-//! What happens to kube-proxy, its rules and its API server, one thing after the other, while clients and churn go on.
+//! Disturbances of kube-proxy, its rules and its API server, one after the other, while clients and changes continue.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 use model::address::Family;
 use testkit::lab::{Place, TARGET};
 use testkit::network::of;
+use testkit::wait::within;
 use tests::cluster::control_plane::ADDRESS;
 use tests::cluster::etcd;
 use tests::cluster::proxy::{Mode, Proxy, flags};
 use tests::cluster::relay::Relay;
-use tests::cluster::stage::Stage;
-use tests::matrix::within;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::clients::Failure;
-use crate::random::Random;
+use crate::random::SeededRandom;
 
-/// Where kube-proxy finds the API server, by way of a relay that can be cut.
+/// The port of the relay between kube-proxy and the API server.
 pub const RELAY_PORT: u16 = 7443;
-/// Longer than kube-proxy waits at most between two attempts to reach an API server.
+/// Longer than kube-proxy's longest back-off between attempts to reach the API server.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(240);
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -45,7 +45,7 @@ struct Disturbance {
     ended: Instant,
 }
 
-/// Whether kube-proxy itself is among what is disturbed.
+/// Whether kube-proxy itself is killed, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kills {
     Included,
@@ -55,31 +55,31 @@ pub enum Kills {
 #[derive(Debug)]
 pub struct Disturbances {
     mode: Mode,
-    space: String,
+    namespace: String,
     /// Between kube-proxy and the API server.
     relay: Relay,
     kubeconfig: PathBuf,
     proxy: Option<Proxy>,
-    random: Random,
+    random: SeededRandom,
     history: Vec<Disturbance>,
-    /// From before a flush until the rules are back. None in nftables mode.
+    /// The times from a flush until the repair. Empty in nftables mode.
     unprotected: Vec<(Instant, Instant)>,
-    /// Attempts of other programs on the table that the kernel refused.
+    /// The number of changes by other programs that the kernel refused.
     refused: usize,
 }
 
 impl Disturbances {
-    pub fn new(stage: &Stage, mode: Mode, seed: u64) -> Self {
+    pub fn new(cluster: &TestCluster, mode: Mode, seed: u64) -> Self {
         let at = SocketAddr::new(ADDRESS.parse().unwrap(), RELAY_PORT);
-        let relay = Relay::start(&stage.plane().namespace, at, stage.plane().address());
+        let relay = Relay::start(&cluster.control_plane().namespace, at, cluster.control_plane().address());
         Self {
             mode,
-            space: stage.space().to_owned(),
+            namespace: cluster.namespace().to_owned(),
             relay,
-            kubeconfig: stage.kubeconfig(at, &stage.certified_proxy()),
+            kubeconfig: cluster.kubeconfig(at, &cluster.proxy_user()),
             proxy: None,
-            // Not the numbers that the churn gets.
-            random: Random::new(!seed),
+            // A sequence that differs from the churn's.
+            random: SeededRandom::new(!seed),
             history: Vec::new(),
             unprotected: Vec::new(),
             refused: 0,
@@ -87,22 +87,22 @@ impl Disturbances {
     }
 
     /// Starts kube-proxy, and returns when it has synced both families.
-    pub fn start_proxy(&mut self, stage: &Stage) {
-        let written = self.spawn_proxy(stage);
+    pub fn start_proxy(&mut self, cluster: &TestCluster) {
+        let written = self.spawn_proxy(cluster);
         self.wait_for_sync(written);
     }
 
-    /// Returns how long its log was before.
-    fn spawn_proxy(&mut self, stage: &Stage) -> usize {
-        let written = std::fs::metadata(stage.log()).map_or(0, |log| usize::try_from(log.len()).unwrap());
-        self.proxy = Some(stage.proxy_as(self.mode, &self.kubeconfig, &[]));
+    /// Returns the length of the log before the start.
+    fn spawn_proxy(&mut self, cluster: &TestCluster) -> usize {
+        let written = std::fs::metadata(cluster.log()).map_or(0, |log| usize::try_from(log.len()).unwrap());
+        self.proxy = Some(cluster.proxy_as(self.mode, &self.kubeconfig, &[]));
         written
     }
 
     fn wait_for_sync(&mut self, written: usize) {
         let proxy = self.proxy.as_mut().unwrap();
         within(SYNC_TIMEOUT, "the first sync", || {
-            assert!(proxy.is_running(), "kube-proxy has ended:\n{}", proxy.log());
+            assert!(proxy.is_running(), "kube-proxy ended:\n{}", proxy.log());
             let log = proxy.log();
             let syncs = log[written..].lines().filter(|line| line.contains("SyncProxyRules complete"));
             ["IPv4", "IPv6"].iter().all(|family| syncs.clone().any(|line| line.contains(family)))
@@ -113,8 +113,8 @@ impl Disturbances {
         self.proxy.as_ref().unwrap()
     }
 
-    /// Goes on until then. With kills, everything happens once at least.
-    pub fn run(&mut self, stage: &mut Stage, until: Instant, kills: Kills) {
+    /// Runs until the given time. With kills, every disturbance happens at least once.
+    pub fn run(&mut self, cluster: &mut TestCluster, until: Instant, kills: Kills) {
         let mut kinds = vec![
             Kind::RestartApiServer,
             Kind::RestartApiServerWithoutHistory,
@@ -126,74 +126,71 @@ impl Disturbances {
         if kills == Kills::Included {
             kinds.extend([Kind::Kill, Kind::Kill, Kind::Terminate, Kind::KillWhileApiServerIsAway]);
         }
-        let mut owed = kills == Kills::Included;
-        while owed || Instant::now() < until {
+        let mut is_incomplete = kills == Kills::Included;
+        while is_incomplete || Instant::now() < until {
             self.random.shuffle(&mut kinds);
             for kind in &kinds {
-                if !owed && Instant::now() >= until {
+                if !is_incomplete && Instant::now() >= until {
                     return;
                 }
-                assert!(
-                    self.proxy.as_mut().unwrap().is_running(),
-                    "kube-proxy has ended by itself before {kind:?}"
-                );
+                assert!(self.proxy.as_mut().unwrap().is_running(), "kube-proxy ended before {kind:?}");
                 let began = Instant::now();
-                self.disturb(stage, *kind);
+                self.disturb(cluster, *kind);
                 self.history.push(Disturbance { kind: *kind, began, ended: Instant::now() });
-                self.rest();
+                self.pause();
             }
-            owed = false;
+            is_incomplete = false;
         }
     }
 
-    fn rest(&mut self) {
+    fn pause(&mut self) {
         std::thread::sleep(Duration::from_millis(self.random.below(2_000) as u64));
     }
 
-    fn disturb(&mut self, stage: &mut Stage, kind: Kind) {
+    fn disturb(&mut self, cluster: &mut TestCluster, kind: Kind) {
         match kind {
             Kind::Kill => {
-                // Dropping it kills it, wherever it is.
+                // Dropping the proxy sends SIGKILL.
                 self.proxy = None;
-                self.rest();
-                self.start_proxy(stage);
+                self.pause();
+                self.start_proxy(cluster);
             }
             Kind::Terminate => {
                 let proxy = self.proxy.as_mut().unwrap();
                 proxy.terminate();
                 proxy.wait();
-                self.start_proxy(stage);
+                self.start_proxy(cluster);
             }
             Kind::KillWhileApiServerIsAway => {
-                stage.plane_mut().stop_api_server();
+                cluster.control_plane_mut().stop_api_server();
                 self.proxy = None;
-                let written = self.spawn_proxy(stage);
-                self.rest();
-                stage.plane_mut().start_api_server();
+                let written = self.spawn_proxy(cluster);
+                self.pause();
+                cluster.control_plane_mut().start_api_server();
                 self.wait_for_sync(written);
             }
             Kind::RestartApiServer => {
-                stage.plane_mut().stop_api_server();
-                self.rest();
-                stage.plane_mut().start_api_server();
+                cluster.control_plane_mut().stop_api_server();
+                self.pause();
+                cluster.control_plane_mut().start_api_server();
             }
             Kind::RestartApiServerWithoutHistory => {
                 self.relay.close();
-                self.rest();
-                etcd::compact(&stage.plane().namespace);
-                stage.plane_mut().stop_api_server();
-                stage.plane_mut().start_api_server();
+                self.pause();
+                etcd::compact(&cluster.control_plane().namespace);
+                cluster.control_plane_mut().stop_api_server();
+                cluster.control_plane_mut().start_api_server();
                 self.relay.reopen();
             }
-            Kind::RestartEtcd => stage.plane_mut().restart_etcd(),
+            Kind::RestartEtcd => cluster.control_plane_mut().restart_etcd(),
             Kind::CutConnections => self.relay.cut(),
-            Kind::Flush => self.flush(stage),
+            Kind::Flush => self.flush(cluster),
         }
     }
 
-    /// As scripts of firewalls do.
-    fn flush(&mut self, stage: &Stage) {
-        let node = &stage.lab.network.node;
+    /// Flushes the rules as firewall scripts do.
+    fn flush(&mut self, cluster: &TestCluster) {
+        let node = &cluster.lab.network.node;
         let run = |command: &str| {
             let mut words = command.split(' ');
             node.enter(|| Command::new(words.next().unwrap()).args(words).output()).unwrap().status.success()
@@ -219,20 +216,20 @@ impl Disturbances {
                 ]);
                 let began = Instant::now();
                 for command in commands {
-                    // Where chains are in use again already, they can't be deleted.
+                    // Deleting chains fails if they are in use again already.
                     run(command);
                 }
-                within(REPAIR_TIMEOUT, "the repair of the rules", || self.rules_are_back(stage));
+                within(REPAIR_TIMEOUT, "the repair of the rules", || self.rules_are_back(cluster));
                 self.unprotected.push((began, Instant::now()));
             }
         }
     }
 
-    /// A sync writes the nat table in one transaction, so that a part of each kind of rule tells of the rest.
-    fn rules_are_back(&self, stage: &Stage) -> bool {
+    /// A sync writes the nat table in one transaction: if one rule of each kind is there, so are the others.
+    fn rules_are_back(&self, cluster: &TestCluster) -> bool {
         Family::BOTH.into_iter().all(|family| {
             let program = of(family, ["iptables-save", "ip6tables-save"]);
-            let rules = stage.lab.network.node.run(&format!("{program} -t nat"));
+            let rules = cluster.lab.network.node.run(&format!("{program} -t nat"));
             let endpoint = SocketAddr::new(Place::PodA.ip(family), TARGET);
             let jumps = ["-A PREROUTING ", "-A OUTPUT ", "-A POSTROUTING "]
                 .into_iter()
@@ -241,7 +238,7 @@ impl Disturbances {
                 |words: [&str; 2]| rules.lines().any(|rule| words.iter().all(|word| rule.contains(word)));
             jumps
                 && ["web:tcp", "web:udp", "sticky:tcp", "sticky:udp"].into_iter().all(|port| {
-                    let port = format!("{}/{port}", self.space);
+                    let port = format!("{}/{port}", self.namespace);
                     has([&format!("{port} cluster IP"), "-j KUBE-SVC-"])
                         && has([&format!("{port} -> {endpoint}"), "-j KUBE-SEP-"])
                         && has([&port, &format!("--to-destination {endpoint}")])
@@ -249,24 +246,24 @@ impl Disturbances {
         })
     }
 
-    /// Whether it fell into a time without rules that kube-proxy could not prevent.
+    /// Whether the attempt overlapped a time without rules, which kube-proxy cannot prevent.
     pub fn excuses(&self, failure: &Failure) -> bool {
         self.unprotected.iter().any(|(began, ended)| failure.began < *ended && failure.ended > *began)
     }
 
-    /// What happened last when a connection that failed was begun.
-    pub fn before(&self, failure: &Failure) -> String {
+    /// The last disturbance before the failed attempt.
+    pub fn last_before(&self, failure: &Failure) -> String {
         let last = self.history.iter().rfind(|disturbance| disturbance.began <= failure.began);
         let Some(Disturbance { kind, began, ended }) = last else { return "before any disturbance".into() };
         let [after, took] = [failure.began - *began, *ended - *began].map(|time| time.as_secs_f64());
         format!("{after:.3} s after {kind:?}, which took {took:.3} s")
     }
 
-    /// What `kube-proxy verify` finds wrong.
-    pub fn verify(&self, stage: &Stage) -> Option<String> {
-        let mut command = Command::new(stage.kube_proxy());
-        command.arg("verify").args(flags(self.mode, &stage.node, &self.kubeconfig)).arg("--v=0");
-        let output = stage.lab.network.node.enter(|| command.output()).unwrap();
+    /// The differences that `kube-proxy verify` finds.
+    pub fn verify(&self, cluster: &TestCluster) -> Option<String> {
+        let mut command = Command::new(cluster.kube_proxy());
+        command.arg("verify").args(flags(self.mode, &cluster.node, &self.kubeconfig)).arg("--v=0");
+        let output = cluster.lab.network.node.enter(|| command.output()).unwrap();
         let printed = String::from_utf8_lossy(&output.stdout);
         let is_clean = output.status.success() && printed.matches("kernel and plan agree").count() == 2;
         (!is_clean)
@@ -283,9 +280,9 @@ impl fmt::Display for Disturbances {
             let what = match kind {
                 Kind::Kill => "kube-proxy killed with -9 and started again",
                 Kind::Terminate => "kube-proxy terminated and started again",
-                Kind::KillWhileApiServerIsAway => "the same with -9 while there is no API server",
+                Kind::KillWhileApiServerIsAway => "kube-proxy killed with -9 while the API server is down",
                 Kind::RestartApiServer => "API server killed and started again",
-                Kind::RestartApiServerWithoutHistory => "the same, and it has forgotten its history",
+                Kind::RestartApiServerWithoutHistory => "API server restarted after a compaction",
                 Kind::RestartEtcd => "etcd killed and started again",
                 Kind::CutConnections => "connections to the API server cut",
                 Kind::Flush => "rules flushed by another program",

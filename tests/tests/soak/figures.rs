@@ -1,18 +1,18 @@
-//! What the process and the kernel hold, to be compared before and after.
+//! Resources of the process and the kernel, compared before and after.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::Value;
 use testkit::namespace::Namespace;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 use tests::cluster::proxy::Proxy;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(240);
-/// Figures that stay the same for this long have settled.
+/// Figures that do not change for this long have settled.
 const STABLE_TIME: Duration = Duration::from_secs(6);
-/// The resident memory may grow by this part of itself, and by that much more: an allocator keeps what it may need again.
+/// The resident memory may grow by this fraction plus this amount: the allocator keeps freed memory.
 const RSS_PART: u64 = 4;
 const RSS_MORE_KIB: u64 = 4 * 1024;
 
@@ -30,13 +30,13 @@ const NAMES: [&str; 11] = [
     "processes of the node",
 ];
 const RSS: usize = 0;
-/// What may be less: a connection to the API server that is not needed any more stays open for a while.
+/// These may shrink: an idle connection to the API server stays open for a while.
 const MAY_BE_LESS: [usize; 3] = [1, 2, 9];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Figures([u64; NAMES.len()]);
+pub struct Resources([u64; NAMES.len()]);
 
-/// So that what is tracked of a connection is gone soon after it. They are settings of the node's namespace alone.
+/// Makes conntrack entries expire soon after their connections. The sysctls belong to the node's namespace.
 pub fn expire_connections_soon(node: &Namespace) {
     for name in [
         "tcp_timeout_syn_sent",
@@ -57,14 +57,14 @@ pub fn expire_connections_soon(node: &Namespace) {
     }
 }
 
-impl Figures {
-    fn read(stage: &Stage, proxy: &Proxy) -> Self {
-        let process = format!("/proc/{}", proxy.id());
+impl Resources {
+    fn read(cluster: &TestCluster, proxy: &Proxy) -> Self {
+        let process = format!("/proc/{}", proxy.pid());
         let entries = |folder: &str| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count() as u64;
-        let node = &stage.lab.network.node;
-        // Those of kube-proxy itself are tracked only if rules were there when they were made.
+        let node = &cluster.lab.network.node;
+        // The connections of kube-proxy itself are tracked only if rules existed when they were opened.
         let to_api_server = format!("dport={} ", crate::disturbances::RELAY_PORT);
-        // To read them is to have those removed that have expired.
+        // Reading the table removes expired entries.
         let tracked = node.enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack")).unwrap();
         let ruleset: Value = serde_json::from_str(&node.run("nft -j list ruleset")).unwrap();
         let ruleset = ruleset["nftables"].as_array().unwrap();
@@ -86,14 +86,14 @@ impl Figures {
         ])
     }
 
-    /// Once nothing but the memory has changed for a while.
-    pub fn at_rest(stage: &Stage, proxy: &Proxy) -> Self {
+    /// The figures once nothing but the memory has changed for a while.
+    pub fn at_rest(cluster: &TestCluster, proxy: &Proxy) -> Self {
         let mut deadline = Deadline::after(SETTLE_TIMEOUT);
         let mut stable = Deadline::after(STABLE_TIME);
-        let mut figures = Self::read(stage, proxy);
+        let mut figures = Self::read(cluster, proxy);
         while !stable.has_passed() && !deadline.has_passed() {
             std::thread::sleep(Duration::from_millis(500));
-            let now = Self::read(stage, proxy);
+            let now = Self::read(cluster, proxy);
             if now.0[RSS + 1..] != figures.0[RSS + 1..] {
                 stable = Deadline::after(STABLE_TIME);
             }
@@ -102,26 +102,26 @@ impl Figures {
         figures
     }
 
-    /// The same with the memory that the process has now.
+    /// Replaces the memory by the current one.
     pub fn with_memory_of(mut self, proxy: &Proxy) -> Self {
         self.0[RSS] = resident_memory(proxy);
         self
     }
 
-    /// Once they are as they were, or when that takes too long.
-    pub fn back_at(before: &Self, stage: &Stage, proxy: &Proxy) -> Self {
+    /// The figures once they equal those before, or after a timeout.
+    pub fn back_at(before: &Self, cluster: &TestCluster, proxy: &Proxy) -> Self {
         let mut deadline = Deadline::after(SETTLE_TIMEOUT);
         loop {
-            let figures = Self::read(stage, proxy);
-            if figures.unlike(before).is_empty() || deadline.has_passed() {
+            let figures = Self::read(cluster, proxy);
+            if figures.differences(before).is_empty() || deadline.has_passed() {
                 return figures;
             }
             std::thread::sleep(Duration::from_millis(500));
         }
     }
 
-    /// What is not as it was before.
-    pub fn unlike(&self, before: &Self) -> Vec<String> {
+    /// The figures that differ from those before.
+    pub fn differences(&self, before: &Self) -> Vec<String> {
         let each = NAMES.iter().zip(before.0.iter().zip(self.0)).enumerate();
         let differs = |number: usize, before: u64, after: u64| match number {
             RSS => after > before + before / RSS_PART + RSS_MORE_KIB,
@@ -133,14 +133,14 @@ impl Figures {
     }
 }
 
-/// In KiB.
+/// Resident memory in KiB.
 fn resident_memory(proxy: &Proxy) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Children that their parent has not waited for count, too.
+/// Includes zombies.
 fn processes_in(node: &Namespace) -> u64 {
     let namespace = node.enter(|| std::fs::read_link("/proc/thread-self/ns/net")).unwrap();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -148,7 +148,7 @@ fn processes_in(node: &Namespace) -> u64 {
     links.filter(|link| *link == namespace).count() as u64
 }
 
-pub fn table(before: &Figures, after: &Figures) -> String {
+pub fn table(before: &Resources, after: &Resources) -> String {
     let mut table = format!("{:<55} {:>9} {:>9}\n", "figures at rest", "before", "after");
     for (name, (before, after)) in NAMES.iter().zip(before.0.iter().zip(after.0)) {
         writeln!(table, "{name:<55} {before:>9} {after:>9}").unwrap();

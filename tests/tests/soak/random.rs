@@ -1,18 +1,20 @@
-//! Numbers that look random and can be had again: a run prints its seed.
+//! Reproducible random numbers: a run prints its seed, and `SLUICE_SOAK_SEED` replays it.
 
 use std::time::SystemTime;
 
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SeededRandom(u64);
 
-/// `SLUICE_SOAK_SEED`, or one of this moment.
+/// `SLUICE_SOAK_SEED` in hexadecimal, or a seed from the clock.
 pub fn seed() -> u64 {
-    let of_this_moment = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as u64;
-    let parse = |text: String| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
-    std::env::var("SLUICE_SOAK_SEED").ok().and_then(parse).unwrap_or_else(of_this_moment)
+    match std::env::var("SLUICE_SOAK_SEED") {
+        Ok(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16)
+            .unwrap_or_else(|error| panic!("SLUICE_SOAK_SEED={text}: {error}")),
+        Err(_) => SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as u64,
+    }
 }
 
-impl Random {
+impl SeededRandom {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

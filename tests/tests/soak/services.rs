@@ -1,4 +1,4 @@
-//! The Services that clients use. They stay, and the first pod of the node is always one of their endpoints.
+//! The Services that clients use. They exist throughout, and the first pod of the node is always one of their endpoints.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,18 +8,18 @@ use testkit::echo;
 use testkit::lab::{Address, Place, TARGET};
 use testkit::network::node_ip;
 use tests::cluster::objects;
-use tests::cluster::stage::{Stage, cluster_ip};
+use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
-/// A Service of every kind of frontend, and one with session affinity.
+/// A Service with every kind of frontend, and one with session affinity.
 pub const NAMES: [&str; 2] = ["web", "sticky"];
-/// Those besides the first pod come and go.
+/// All endpoints. Those after the first come and go.
 pub const PLACES: [Place; 3] = [Place::PodA, Place::PodB, Place::Remote(5)];
-/// Short, so that nothing is left of it soon after the last connection.
+/// Short, so that the kernel forgets clients soon after their last connection.
 const AFFINITY_SECONDS: u32 = 5;
 const ECHO_PORT: u16 = 7;
 const ECHO_TARGET: u16 = 8082;
 
-/// Where clients connect in one family.
+/// The frontends of one family.
 #[derive(Debug)]
 pub struct Targets {
     pub cluster_ip: SocketAddr,
@@ -31,9 +31,9 @@ pub struct Targets {
     pub echo_node_port: SocketAddr,
 }
 
-pub fn create(stage: &Stage) -> [Targets; 2] {
+pub fn create(cluster: &TestCluster) -> [Targets; 2] {
     for family in Family::BOTH {
-        let network = &stage.lab.network;
+        let network = &cluster.lab.network;
         for (namespace, place) in
             [&network.pods[0].namespace, &network.pods[1].namespace, &network.remote].into_iter().zip(PLACES)
         {
@@ -53,18 +53,19 @@ pub fn create(stage: &Stage) -> [Targets; 2] {
             "loadBalancerSourceRanges": ["192.0.2.0/24", "2001:db8:2::/64"],
         },
     });
-    let web = stage.api().create(&stage.services(), &objects::with(objects::service("web"), web));
+    let web = cluster.api().create(&cluster.services(), &objects::with(objects::service("web"), web));
     let ips = Family::BOTH.map(|family| json!({"ip": Address::LoadBalancerIp.ip(family)}));
     let status = json!({"status": {"loadBalancer": {"ingress": ips}}});
-    stage.api().patch(&format!("{}/status", stage.service("web")), &status);
+    cluster.api().patch(&format!("{}/status", cluster.service("web")), &status);
     let affinity = json!({"spec": {
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}},
     }});
-    let sticky = stage.api().create(&stage.services(), &objects::with(objects::service("sticky"), affinity));
+    let sticky =
+        cluster.api().create(&cluster.services(), &objects::with(objects::service("sticky"), affinity));
     for name in NAMES {
         for family in Family::BOTH {
-            stage.api().create(&stage.slices(), &slice(name, family, &PLACES));
+            cluster.api().create(&cluster.slices(), &slice(name, family, &PLACES));
         }
     }
     let node_port = |name: &str| {

@@ -16,13 +16,13 @@ use model::names::Protocol;
 use plan::explain::live::{through_rules, through_sets};
 use plan::explain::{Explanation, Fate, Mode, Packet, Settings, Target, explain};
 use plan::mark::Mark;
-use testkit::lab::{Address, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET, Who};
+use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET};
+use testkit::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
 use testkit::namespace::Namespace;
 use testkit::network::of;
-use testkit::talk::{Answer, ask_here};
-use tests::chains::Chains;
-use tests::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
-use tests::node::Node;
+use testkit::probe::{Answer, probe_here};
+use tests::chains::IptablesNode;
+use tests::node::NftablesNode;
 use tests::options::{DetectLocal, Options};
 
 /// For each mode: so many configurations, in both families, with so many states, and so many packets for each.
@@ -32,20 +32,22 @@ const PACKETS: usize = 16;
 
 #[test]
 fn packets_do_what_explain_says_in_nftables_mode() {
-    check(Kernel::Nftables, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
+    check(Kernel::Nftables, &|namespace, family, options| {
+        Box::new(NftablesNode::new(namespace, family, options))
+    });
 }
 
 #[test]
 fn packets_do_what_explain_says_in_iptables_mode() {
     check(Kernel::Iptables(Variant::Nft), &|namespace, family, options| {
-        Box::new(Chains::new(namespace, family, options, Variant::Nft))
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Nft))
     });
 }
 
 #[test]
 fn packets_do_what_explain_says_in_iptables_mode_with_the_legacy_variant() {
     check(Kernel::Iptables(Variant::Legacy), &|namespace, family, options| {
-        Box::new(Chains::new(namespace, family, options, Variant::Legacy))
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Legacy))
     });
 }
 
@@ -71,7 +73,7 @@ trait Subject {
     fn cluster(&self) -> &Cluster;
 }
 
-impl Subject for Node {
+impl Subject for NftablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }
@@ -81,7 +83,7 @@ impl Subject for Node {
     }
 }
 
-impl Subject for Chains {
+impl Subject for IptablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }
@@ -243,7 +245,7 @@ fn send(lab: &Lab, family: Family, explained: &[(Question, Explanation)]) -> Vec
 /// One packet that is really sent.
 #[derive(Clone, Copy, Debug)]
 struct Question {
-    from: Who,
+    from: ClientPlace,
     protocol: Protocol,
     to: SocketAddr,
     /// Which of a crowd asks.
@@ -253,15 +255,15 @@ struct Question {
 impl Question {
     fn new(chance: &mut Chance, family: Family) -> Self {
         let from = chance.of(&[
-            Who::Pod,
-            Who::PodA,
-            Who::PodA,
-            Who::Node,
-            Who::Node,
-            Who::Outside,
-            Who::Outside,
-            Who::Crowd,
-            Who::RemotePod,
+            ClientPlace::Pod,
+            ClientPlace::PodA,
+            ClientPlace::PodA,
+            ClientPlace::Node,
+            ClientPlace::Node,
+            ClientPlace::Outside,
+            ClientPlace::Outside,
+            ClientPlace::Crowd,
+            ClientPlace::RemotePod,
         ]);
         let (address, port) = match chance.below(10) {
             0..3 => (Address::ClusterIp, chance.of(&[80, 80, 80, 80, 81])),
@@ -273,7 +275,7 @@ impl Question {
             6..8 => {
                 let mut addresses = vec![Address::NodeIp, Address::NodeIp, Address::BridgeIp];
                 addresses.push(Address::NodeIpTowardsRemote);
-                addresses.extend((from == Who::Node).then_some(Address::Loopback));
+                addresses.extend((from == ClientPlace::Node).then_some(Address::Loopback));
                 (chance.of(&addresses), chance.of(&[NODE_PORT, NODE_PORT, NODE_PORT, 30081, 80]))
             }
             _ => {
@@ -306,10 +308,10 @@ impl Question {
         };
         let ask = |patience| {
             let source = self.from.source(family, self.number);
-            lab.namespace(self.from).enter(|| ask_here(source, self.protocol, self.to, patience))
+            lab.namespace(self.from).enter(|| probe_here(source, self.protocol, self.to, patience))
         };
         let mut answer = ask(patience);
-        if answer == Answer::Silence && explanation.fate != Fate::Dropped {
+        if answer == Answer::TimedOut && explanation.fate != Fate::Dropped {
             // A machine that is busy enough loses packets.
             answer = ask(patience * 2);
         }
@@ -329,16 +331,16 @@ impl Question {
                     Some(_) => place_of(target, family).masquerade_ips(family).contains(client),
                 })
             }
-            (Fate::Refused, Answer::Refused) | (Fate::Dropped, Answer::Silence) => true,
+            (Fate::Refused, Answer::Refused) | (Fate::Dropped, Answer::TimedOut) => true,
             (Fate::Untouched, answer) if explanation.to_this_node => match answer {
                 // The node has servers of its own at one port; who asks at others is told by the node.
                 Answer::From { endpoint, client } => {
                     self.to.port() == NODE_PORT && *endpoint == self.to && *client == own
                 }
                 Answer::Refused => self.to.port() != NODE_PORT,
-                Answer::Silence | Answer::Strayed => false,
+                Answer::TimedOut | Answer::LeftNode => false,
             },
-            (Fate::Untouched, answer) => *answer == Answer::Strayed,
+            (Fate::Untouched, answer) => *answer == Answer::LeftNode,
             (Fate::Forwarded | Fate::Refused | Fate::Dropped, _) => false,
         }
     }

@@ -1,13 +1,13 @@
-//! What an operator sees of the table.
+//! The table as operators see it.
 
 use std::process::Command;
 
 use model::address::Family;
 use netlink::nftables::Connection;
+use testkit::manifests::{A, Object, PlainService, R, Service, list, web, write};
 use testkit::namespace::Namespace;
 use testkit::network::of;
-use tests::manifests::{A, Object, Plain, R, Service, list, web, write};
-use tests::node::Node;
+use tests::node::NftablesNode;
 use tests::options::Options;
 
 use crate::{cluster_ip, remote_pods};
@@ -20,21 +20,21 @@ fn everything() -> [Object; 3] {
 }
 
 #[test]
-fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
+fn the_number_of_rules_does_not_depend_on_the_number_of_services() {
     std::thread::scope(|scope| {
         for (family, many) in [(Family::V4, 10_000), (Family::V6, 1_000)] {
             scope.spawn(move || {
                 let namespace = Namespace::new();
-                let mut node = Node::new(&namespace, family, &Options::default());
+                let mut node = NftablesNode::new(&namespace, family, &Options::default());
                 let endpoints = remote_pods(family, 3, 8080);
                 let mut length_with = |services: u16| {
                     let names: Vec<_> = (0..services).map(|number| format!("web-{number}")).collect();
                     let services: Vec<_> = (0..)
                         .zip(&names)
-                        .map(|(number, name)| Plain::new(name, cluster_ip(family, number), &endpoints))
+                        .map(|(number, name)| PlainService::new(name, cluster_ip(family, number), &endpoints))
                         .collect();
                     let outcome = node.replace(&list(&services));
-                    assert!(!outcome.full && outcome.added > 0, "{outcome:?}");
+                    assert!(!outcome.is_full && outcome.added > 0, "{outcome:?}");
                     length(&namespace, family)
                 };
                 let (one, ten_thousand) = (length_with(1), length_with(many));
@@ -45,7 +45,7 @@ fn the_program_is_as_long_with_ten_thousand_services_as_with_one() {
     });
 }
 
-/// Chains, rules and sets.
+/// The numbers of chains, rules and sets.
 fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
     use netlink::Family::{Ipv4, Ipv6};
     let family = of(family, [Ipv4, Ipv6]);
@@ -60,10 +60,10 @@ fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
 }
 
 #[test]
-fn nft_lists_the_table() {
+fn nft_can_list_and_load_the_table() {
     let namespace = Namespace::new();
     for family in Family::BOTH {
-        let mut node = Node::new(&namespace, family, &Options::default());
+        let mut node = NftablesNode::new(&namespace, family, &Options::default());
         node.apply(&write(&everything(), family));
         let ip = of(family, ["ip", "ip6"]);
         let output =
@@ -75,11 +75,11 @@ fn nft_lists_the_table() {
         for odd in ["unknown", "0x0000000000", "[invalid", "(null)"] {
             assert!(!listing.contains(odd), "{odd} in {listing}");
         }
-        // Of rules that use what a map gave them as part of another key, `nft` prints what it cannot read.
+        // `nft` cannot parse its own output of rules that use the result of a map lookup as part of another key.
         let is_affinity =
             |line: &&str| line.contains(" map @sticky-endpoints") || line.contains(" @affinity {");
         let readable: Vec<&str> = listing.lines().filter(|line| !is_affinity(line)).collect();
-        assert_eq!(readable.len() + 12, listing.lines().count(), "those that pick, forget and learn");
-        Namespace::new().feed(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
+        assert_eq!(readable.len() + 12, listing.lines().count(), "the rules of session affinity");
+        Namespace::new().run_with_input(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
     }
 }

@@ -1,4 +1,4 @@
-//! What the nftables mode does to packets, proven by packets.
+//! What both modes do to packets, proven with packets.
 
 mod chance;
 mod changes;
@@ -20,7 +20,7 @@ fn cluster_ip(family: Family, number: u16) -> IpAddr {
     of(family, [[10, 96, high, low].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number].into()])
 }
 
-/// The first so many pods of the other node, at the port given.
+/// The first `count` pods of the second node, at `port`.
 fn remote_pods(family: Family, count: u8, port: u16) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::new(remote_pod_ip(family, number), port)).collect()
 }

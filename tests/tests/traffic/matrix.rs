@@ -2,26 +2,28 @@
 
 use kernel::iptables::Variant;
 use tests::cases;
-use tests::chains::Chains;
+use tests::chains::IptablesNode;
 use tests::matrix::{Case, Mode, Start, Subject, prove};
-use tests::node::Node;
+use tests::node::NftablesNode;
 
 #[test]
 fn nftables_gives_packets_the_fate_that_the_matrix_says() {
-    check(Mode::Nftables, &|namespace, family, options| Box::new(Node::new(namespace, family, options)));
+    check(Mode::Nftables, &|namespace, family, options| {
+        Box::new(NftablesNode::new(namespace, family, options))
+    });
 }
 
 #[test]
 fn iptables_over_nft_gives_packets_the_fate_that_the_matrix_says() {
     check(Mode::Iptables, &|namespace, family, options| {
-        Box::new(Chains::new(namespace, family, options, Variant::Nft))
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Nft))
     });
 }
 
 #[test]
 fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
     check(Mode::Iptables, &|namespace, family, options| {
-        Box::new(Chains::new(namespace, family, options, Variant::Legacy))
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Legacy))
     });
 }
 

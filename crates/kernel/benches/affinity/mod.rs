@@ -4,7 +4,6 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use kernel::nftables::{Change, Table};
 use model::api;
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
@@ -12,6 +11,7 @@ use netlink::nftables::Connection;
 use netlink::testing::run as command;
 use plan::nftables::program::Settings;
 
+use crate::drive::NftablesSync;
 use testkit::bench::clusters::{Fate, deletions, here, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 
@@ -78,7 +78,7 @@ pub fn measure(timeouts: usize, settings: Settings) {
     }
     cluster.apply(&service(UNRELATED));
     cluster.apply(&serving(endpoint));
-    let mut table = Table::open(settings.clone()).unwrap();
+    let mut table = NftablesSync::open(settings.clone()).unwrap();
     sync(&mut table, cluster.take_changes());
     say("connect", connect());
     say("change", change(&mut cluster, &mut table, endpoint));
@@ -128,19 +128,19 @@ fn only(endpoint: SocketAddr) -> Vec<Event> {
     vec![service(UNRELATED), serving(endpoint)]
 }
 
-fn restart(events: &[Event], settings: Settings) -> (Table, f64) {
+fn restart(events: &[Event], settings: Settings) -> (NftablesSync, f64) {
     let mut cluster = Cluster::new(here());
     events.iter().for_each(|event| _ = cluster.apply(event));
     let changes = cluster.take_changes();
     let start = processor();
-    let mut table = Table::open(settings).unwrap();
-    let outcome = table.sync(Change { routings: changes.routings, ..Change::default() }).unwrap();
+    let mut table = NftablesSync::open(settings).unwrap();
+    let outcome = table.sync(changes).unwrap();
     assert_eq!((outcome.added, outcome.deleted), (0, 0));
     (table, processor() - start)
 }
 
-fn sync(table: &mut Table, changes: Changes) {
-    table.sync(Change { routings: changes.routings, ..Change::default() }).unwrap();
+fn sync(table: &mut NftablesSync, changes: Changes) {
+    table.sync(changes).unwrap();
 }
 
 /// The median of many connections, in microseconds.
@@ -157,7 +157,7 @@ fn connect() -> f64 {
 }
 
 /// The same for its endpoint that is replaced and put back.
-fn change(cluster: &mut Cluster, table: &mut Table, endpoint: SocketAddr) -> f64 {
+fn change(cluster: &mut Cluster, table: &mut NftablesSync, endpoint: SocketAddr) -> f64 {
     let events = [slice(UNRELATED, 1, Some((0, Fate::Replaced))), serving(endpoint)];
     let spent = events.iter().cycle().take(PROBES).map(|event| {
         cluster.apply(event);

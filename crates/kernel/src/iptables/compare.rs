@@ -20,7 +20,7 @@ use plan::iptables::program::{Counters, INVALID_DROPPED, LOCALHOST_NODE_PORTS, S
 use plan::served::KernelComparison;
 
 use super::runner::Runner;
-use super::{Access, Error, Programs, Variant};
+use super::{Error, Programs, Rules, Variant};
 
 pub const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
@@ -37,7 +37,7 @@ impl RulesSnapshot {
     /// What the tables should hold for a process that starts with these routings, which come in the order of their names.
     /// `endpoints` counts all there are, usable or not; `interfaces` are the addresses of the node.
     pub fn new(
-        access: Access,
+        access: &Rules,
         settings: Settings,
         routings: Vec<(ServicePortName, Arc<Routing>)>,
         endpoints: usize,
@@ -47,7 +47,7 @@ impl RulesSnapshot {
         let tail = settings.tail(&settings.node_port_ips(interfaces).0);
         let services = routings.into_iter().map(|(name, routing)| (name, routing, comments)).collect();
         let rules = DesiredRules { settings, services, tail, stale: BTreeSet::new() };
-        Self { runner: access.runner, rules, is_exact: false }
+        Self { runner: access.runner.clone(), rules, is_exact: false }
     }
 }
 

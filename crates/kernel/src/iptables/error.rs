@@ -37,6 +37,16 @@ impl Error {
         }
     }
 
+    /// Whether the command read what it was given and refused it, so that something else may be accepted.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Failed { .. }) && !self.is_contention()
+    }
+
+    /// Whether a refusal is for the match that feeds packet counters.
+    pub fn names_counters(&self) -> bool {
+        matches!(self, Self::Failed { said, .. } if said.contains("nfacct"))
+    }
+
     /// Whether the command could not do its work for now, rather than found that something is not there.
     pub fn is_resource_problem(&self) -> bool {
         match self {

@@ -9,14 +9,15 @@ use ipnet::IpNet;
 use model::address::Family;
 use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
 use plan::difference::{Class, Difference, KernelObject, Kind};
-use plan::nftables::plan::{Changed, Held, Plan, difference};
+use plan::nftables::desired::{Changed, DesiredTable, difference};
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Element, Key, Nature, Set};
+use plan::nftables::steps::{Held, HeldTable, TableContent};
 use plan::served::KernelComparison;
 
+use super::TABLE;
 use super::compile::{declare, fingerprint};
 use super::read::{Reader, is_entered_as, of_set};
-use super::{TABLE, boundaries};
 use crate::inspection::Part;
 use crate::wire_family;
 
@@ -30,12 +31,15 @@ const ATTEMPTS: usize = 5;
 /// What the table of one family should hold.
 #[derive(Debug)]
 pub struct TableSnapshot {
-    pub(super) settings: Settings,
-    pub(super) plan: Plan,
-    pub(super) service_cidrs: Vec<IpNet>,
-    pub(super) node_port_ips: Vec<IpAddr>,
-    /// Whether the plan says which slots and ids there should be. If not, those of the kernel are right.
-    pub(super) has_slots: bool,
+    table: DesiredTable,
+    /// Whether `table` says which slots and ids there should be. If not, those of the kernel are right.
+    has_slots: bool,
+}
+
+impl From<DesiredTable> for TableSnapshot {
+    fn from(table: DesiredTable) -> Self {
+        Self { table, has_slots: true }
+    }
 }
 
 impl TableSnapshot {
@@ -46,17 +50,19 @@ impl TableSnapshot {
         service_cidrs: Vec<IpNet>,
         node_port_ips: Vec<IpAddr>,
     ) -> Self {
-        let mut plan = Plan::default();
-        plan.accept(routings);
-        Self { settings, plan, service_cidrs, node_port_ips, has_slots: false }
+        let mut table = DesiredTable::new(settings);
+        table.accept(routings);
+        table.replace_service_cidrs(service_cidrs);
+        table.replace_node_port_ips(node_port_ips);
+        Self { table, has_slots: false }
     }
 
     /// In order.
     fn elements(&self) -> Vec<Element> {
-        let ips = self.node_port_ips.iter().filter(|_| !self.settings.node_ports_everywhere);
-        let mut elements = self.plan.elements();
+        let ips = self.table.node_port_ips().iter();
+        let mut elements = self.table.elements();
         elements.extend(ips.map(|ip| Element::new(Set::NodePortIps, Key::EMPTY.address(*ip))));
-        elements.extend(range_elements(&boundaries(&self.service_cidrs)));
+        elements.extend(range_elements(&self.table.cidr_boundaries()));
         // They are nearly in order.
         elements.sort();
         elements
@@ -77,7 +83,7 @@ pub struct PresentTable {
 /// What is in the kernel by the name of our table.
 pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let mut connection = Connection::open()?;
-    let mut reader = Reader { family, connection: &mut connection };
+    let mut reader = Reader { family, connection: &mut connection, listed: MAX_LISTED };
     if !reader.has_table()? {
         return Ok(None);
     }
@@ -125,8 +131,8 @@ impl Inspection {
         let Program { sets, chains, .. } = self.program();
         let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
         let objects = 1 + sets.len() + chains.len() + rules + self.elements.len();
-        let (plan, elements) = (&self.desired.plan, &self.elements);
-        Ok(KernelComparison::of_elements(plan, elements, differences, objects, self.family()))
+        let (table, elements) = (&self.desired.table, &self.elements);
+        Ok(KernelComparison::of_elements(table, elements, differences, objects))
     }
 
     fn differences(&mut self) -> io::Result<Vec<Difference>> {
@@ -157,11 +163,10 @@ impl Inspection {
         };
         let ids = read(&Bank::BOTH.map(Set::Sticky))?;
         let slots = Bank::BOTH.map(|bank| [Set::Endpoints(bank), Set::EndpointsInside(bank)]);
-        let elements = read(slots.as_flattened())?;
-        let family = self.family();
-        let plan = &mut self.desired.plan;
-        plan.adopt_ids(&ids, family);
-        plan.steps_from(Held { elements, ..Held::default() }, plan.elements());
+        let mut elements = read(slots.as_flattened())?;
+        elements.sort_unstable();
+        let content = TableContent { elements, ids, ..TableContent::default() };
+        self.desired.table.steps_from(&Held { generation: None, table: HeldTable::Ours(content) });
         self.elements = self.desired.elements();
         Ok(())
     }
@@ -267,15 +272,19 @@ impl Inspection {
     }
 
     fn program(&self) -> Program {
-        Program::new(&self.desired.settings, &self.desired.plan.timeouts())
+        self.desired.table.program()
     }
 
     fn family(&self) -> Family {
-        self.desired.settings.family
+        self.desired.table.settings().family
     }
 
     fn reader(&mut self) -> Reader<'_> {
-        Reader { family: self.desired.settings.family, connection: &mut self.connection }
+        Reader {
+            family: self.desired.table.settings().family,
+            connection: &mut self.connection,
+            listed: MAX_LISTED,
+        }
     }
 }
 

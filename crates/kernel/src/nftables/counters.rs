@@ -7,19 +7,18 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::{Port, ServicePortName};
 use netlink::nftables::Connection;
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
-use plan::nftables::plan::Plan;
 use plan::nftables::sets::{Bank, Set};
 
-use super::Table;
 use super::read::{Counted, Reader};
 
 /// A large set takes long to list, and any change to any table of the node spoils it. Somebody waits for us.
 const PERSISTENCE: Duration = Duration::from_secs(2);
 
-/// Who has which frontend: a snapshot that shares what is large with the table.
+/// Which service port has which frontend; none before the first sync.
 #[derive(Debug, Default)]
-pub struct Owners(Plan);
+pub struct Owners(Option<DesiredTable>);
 
 /// New connections that the kernel has counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,21 +30,18 @@ pub struct Connections {
     pub count: u64,
 }
 
-impl Table {
-    /// Whose connections there are to count.
-    pub fn owners(&self) -> Owners {
-        Owners(self.plan.clone())
+impl From<DesiredTable> for Owners {
+    fn from(desired: DesiredTable) -> Self {
+        Self(Some(desired))
     }
 }
 
 /// New connections by frontend and by endpoint, since the elements that count them were added. Belongs to the network
 /// namespace of the calling thread. What nobody in `owners` has came or went just now, and is left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
-    if owners.0.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut connection = Connection::open()?.persistent_for(PERSISTENCE);
-    let mut reader = Reader { family, connection: &mut connection };
+    let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
+    let mut connection = Connection::open()?.retrying_for(PERSISTENCE);
+    let mut reader = Reader { family, connection: &mut connection, listed: 0 };
     let mut all = Vec::new();
     for bank in Bank::BOTH {
         for set in [Set::Frontends(bank), Set::Endpoints(bank), Set::EndpointsInside(bank)] {
@@ -55,7 +51,7 @@ pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connection
                 counted => counted?,
             };
             all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
-                let service = owners.0.owner(&frontend)?.clone();
+                let service = owners.owner(&frontend)?.clone();
                 Some(Connections { service, endpoint, frontend, count })
             }));
         }

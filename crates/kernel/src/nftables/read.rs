@@ -1,33 +1,31 @@
 //! What the kernel holds of our table, read back in our own terms.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use model::address::Family;
 use model::names::Port;
 use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
+use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::Frontend;
-use plan::nftables::plan::Held;
 use plan::nftables::program::{Chain, Program, Settings};
 use plan::nftables::sets::{Bank, Data, Element, Key, Nature, Set, Sticky, Type, address};
-use rustix::io::Errno;
+use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
+use super::batch::address_length;
 use super::compile::{declare, fingerprint, hook};
 use crate::wire_family;
-
-/// The largest set that is listed as a whole: 0.2 seconds for the kernel.
-const LISTED: usize = if cfg!(test) { 20 } else { 50_000 };
 
 /// What goes by the name of our table.
 #[derive(Debug)]
 pub enum Found {
-    Nothing,
-    /// Somebody else's, or an older program of ours: to be replaced.
+    Absent,
+    /// It has another program: to be replaced.
     Foreign,
-    /// A running process has it, by its netlink port.
+    /// A running process owns it, by its netlink port.
     OwnedBy(u32),
     Ours(Ours),
 }
@@ -45,19 +43,18 @@ pub struct Ours {
     pub persistent: bool,
 }
 
-/// What an earlier version may have left in the table, or another user put there.
+/// The sets of our table that have been read.
 #[derive(Debug, Default)]
-pub struct Unexpected {
-    pub sets: Vec<String>,
-    pub chains: Vec<String>,
+pub struct Reading {
+    done: BTreeSet<Set>,
+    content: TableContent,
 }
 
-/// What is in the sets of our table.
-#[derive(Debug, Default)]
-pub struct Content {
-    pub held: Held,
-    pub service_cidrs: BTreeSet<(IpAddr, bool)>,
-    pub node_port_ips: BTreeSet<IpAddr>,
+impl Reading {
+    /// All sets have been read.
+    pub fn finish(self, timeouts: BTreeSet<u32>, unexpected: Unexpected) -> TableContent {
+        TableContent { timeouts, unexpected, ..self.content }
+    }
 }
 
 /// What an element has counted.
@@ -72,13 +69,15 @@ pub struct Counted {
 pub struct Reader<'a> {
     pub connection: &'a mut Connection,
     pub family: Family,
+    /// The largest set that is listed as a whole.
+    pub listed: usize,
 }
 
 impl Reader<'_> {
     pub fn find(&mut self, settings: &Settings) -> io::Result<Found> {
         let tables = self.connection.tables(wire_family(self.family))?;
         let Some(table) = tables.into_iter().find(|table| table.name == TABLE) else {
-            return Ok(Found::Nothing);
+            return Ok(Found::Absent);
         };
         if let Some(owner) = table.owner.filter(|owner| *owner != self.connection.port()) {
             return Ok(Found::OwnedBy(owner));
@@ -97,59 +96,84 @@ impl Reader<'_> {
         Ok(Found::Ours(Ours { sets, timeouts, unexpected, owner, persistent }))
     }
 
-    /// What the sets hold, given what they should hold, in order. A set that can't be read for the moment is read again
-    /// until the deadline, and the others are not: that is right only if no other process can change the table meanwhile.
+    /// What the sets hold that have not been read yet. Of one that is too large to be listed only what it should hold is
+    /// asked for, which follows from the ids that service ports have in the kernel: those are read first.
     pub fn content(
         &mut self,
         sets: &[(Set, Option<u32>)],
-        wanted: &[Element],
-        deadline: Instant,
-    ) -> io::Result<Content> {
-        let mut content = Content::default();
-        for (set, count) in sets.iter().copied() {
-            let count = count.map(|count| count as usize);
-            let wanted = of_set(wanted, set);
-            retry_until(deadline, is_passing, || self.read_set(set, count, wanted, &mut content))?;
+        desired: &DesiredTable,
+        reading: &mut Reading,
+    ) -> io::Result<()> {
+        let (ids, rest): (Vec<_>, Vec<_>) =
+            sets.iter().copied().partition(|(set, _)| matches!(set, Set::Sticky(_)));
+        self.read_sets(&ids, desired, reading)?;
+        let mut desired = desired.clone();
+        desired.adopt_ids(&reading.content.ids);
+        self.read_sets(&rest, &desired, reading)
+    }
+
+    fn read_sets(
+        &mut self,
+        sets: &[(Set, Option<u32>)],
+        desired: &DesiredTable,
+        reading: &mut Reading,
+    ) -> io::Result<()> {
+        // Few sets are so large that it has to be known what they should hold.
+        let elements = OnceCell::new();
+        let desired = |set| of_set(elements.get_or_init(|| desired.elements()), set);
+        for (set, count) in sets {
+            if !reading.done.contains(set) {
+                let count = count.map(|count| count as usize);
+                self.read_set(*set, count, || desired(*set), &mut reading.content)?;
+                reading.done.insert(*set);
+            }
         }
-        Ok(content)
+        Ok(())
     }
 
     /// Adds to the content what one set holds; nothing if that fails.
-    fn read_set(
+    fn read_set<'a>(
         &mut self,
         set: Set,
         count: Option<usize>,
-        wanted: &[Element],
-        content: &mut Content,
+        desired: impl Fn() -> &'a [Element],
+        content: &mut TableContent,
     ) -> io::Result<()> {
         if set == Set::ServiceCidrs {
             content.service_cidrs = self.service_cidrs()?;
         } else if set == Set::NodePortIps {
             content.node_port_ips = self.node_port_ips()?;
         } else if set.nature() != Nature::Learning {
-            match self.elements(set, count, wanted)? {
-                Some(elements) => content.held.elements.extend(elements),
-                None => content.held.unclear.push(set),
+            let elements = self.elements(set, count, &desired)?;
+            if matches!(set, Set::Sticky(_)) {
+                content.ids.extend(match &elements {
+                    Some(elements) => elements.clone(),
+                    None => self.among(set, desired())?,
+                });
+            }
+            match elements {
+                Some(elements) => content.elements.extend(elements),
+                None => content.unclear.push(set),
             }
         }
         Ok(())
     }
 
     /// What a set holds. To list it takes the kernel time with the square of its size, so of a large one we ask only for
-    /// what we want in it; if that is not all there is, or may not be, there is no answer.
-    fn elements(
+    /// what it should hold; if that is not all there is, or may not be, there is no answer.
+    fn elements<'a>(
         &mut self,
         set: Set,
         count: Option<usize>,
-        wanted: &[Element],
+        desired: impl Fn() -> &'a [Element],
     ) -> io::Result<Option<Vec<Element>>> {
-        if set.nature() == Nature::Ranges || count.unwrap_or(wanted.len()) <= LISTED {
+        if set.nature() == Nature::Ranges || count.unwrap_or_else(|| desired().len()) <= self.listed {
             return self.listed(set).map(Some);
         }
         if count.is_none() {
             return Ok(None);
         }
-        let found = self.among(set, wanted)?;
+        let found = self.among(set, desired())?;
         Ok((Some(found.len()) == count).then_some(found))
     }
 
@@ -170,7 +194,7 @@ impl Reader<'_> {
     }
 
     /// Where ranges of [`Set::ServiceCidrs`] begin, and with `true` the first address after each.
-    pub fn service_cidrs(&mut self) -> io::Result<BTreeSet<(IpAddr, bool)>> {
+    pub fn service_cidrs(&mut self) -> io::Result<Boundaries> {
         self.read(Set::ServiceCidrs, |element| Some((address(element.key)?, element.interval_end)))
     }
 
@@ -249,30 +273,6 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a read that failed may succeed in a moment: the list changed while the kernel printed it, or something ran short.
-pub fn is_passing(error: &io::Error) -> bool {
-    let shortages = [Errno::NOBUFS, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::BUSY];
-    let is_shortage = shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
-    is_shortage || error.kind() == io::ErrorKind::ResourceBusy
-}
-
-/// Repeats what fails for reasons that pass, with growing pauses, until it succeeds or the deadline is over.
-pub fn retry_until<T, E>(
-    deadline: Instant,
-    passes: impl Fn(&E) -> bool,
-    mut attempt: impl FnMut() -> Result<T, E>,
-) -> Result<T, E> {
-    const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-    let mut pause = Duration::from_millis(1);
-    loop {
-        match attempt() {
-            Err(error) if passes(&error) && Instant::now() < deadline => std::thread::sleep(pause),
-            result => return result,
-        }
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
 /// Those of one set, of elements that are in order.
 pub fn of_set(elements: &[Element], set: Set) -> &[Element] {
     let start = elements.partition_point(|element| element.set < set);
@@ -311,7 +311,7 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
     let key = match element.key_end {
         // Both ends of the range begin with the same frontend; we keep it once.
         Some(end) => {
-            let (_, last) = end.split_at_checked(end.len().checked_sub(super::address_length(family))?)?;
+            let (_, last) = end.split_at_checked(end.len().checked_sub(address_length(family))?)?;
             Key::from_wire(&[element.key, last].concat())?
         }
         None => Key::from_wire(element.key)?,
@@ -336,7 +336,7 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
 
 fn endpoint(element: &FoundElement<'_>, family: Family) -> Option<(IpAddr, Port)> {
     let FoundDatum::Value(bytes) = element.data? else { return None };
-    let (ip, port) = bytes.split_at_checked(super::address_length(family))?;
+    let (ip, port) = bytes.split_at_checked(address_length(family))?;
     let &[high, low, ..] = port else { return None };
     Some((address(ip)?, Port::from_api(u16::from_be_bytes([high, low]).into())?))
 }

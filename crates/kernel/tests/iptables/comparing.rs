@@ -1,6 +1,6 @@
 //! What the tables hold otherwise than they should, by what both variants print.
 
-use kernel::iptables::{Access, Inspection, RulesSnapshot, Variant};
+use kernel::iptables::{Inspection, Rules, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
 use plan::difference::{Difference, Kind};
 use plan::served::KernelComparison;
@@ -21,12 +21,12 @@ fn differences(machine: &Machine<'_>) -> Vec<String> {
 /// What another process finds that has the same objects.
 fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
     machine.cluster.take_changes();
-    let access = Access::through(machine.commands.programs(), machine.options.family()).unwrap();
+    let rules = Rules::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();
     let mut routings: Vec<_> = routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
-    let desired = RulesSnapshot::new(access, machine.options.settings(), routings, endpoints, &interfaces());
+    let desired = RulesSnapshot::new(&rules, machine.options.settings(), routings, endpoints, &interfaces());
     Inspection::new(desired).compare_all().unwrap()
 }
 

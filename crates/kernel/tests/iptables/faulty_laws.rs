@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use kernel::iptables::{Access, Change, Error, Exec, Inspection, Outcome, Rules, Variant};
+use kernel::iptables::{Error, Exec, Inspection, Rules, Variant};
+use kernel::outcome::Outcome;
 use model::address::Family;
-use model::cluster::Cluster;
+use model::cluster::{Changes, Cluster};
 use netlink::faults::{Chance, Fault as NetlinkFault, Faults};
 use netlink::testing::in_fresh_netns;
 use plan::difference::Difference;
@@ -21,6 +21,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::commands::{Commands, VARIANTS};
+use crate::drive::IptablesSync;
 use crate::fake::Kernel;
 use crate::faulty::{Fake, Fault, Faulty};
 use crate::histories::{Op, op};
@@ -82,7 +83,7 @@ struct Tally {
 
 struct Follower {
     cluster: Cluster,
-    rules: Rules,
+    rules: IptablesSync,
     imagined: usize,
     interfaces: Vec<IpAddr>,
     moved: bool,
@@ -90,18 +91,20 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(access: Access) -> Self {
+    fn new(rules: Rules) -> Self {
         let options = Options::default();
-        let rules = Rules::new(access, options.settings(), Duration::from_secs(30));
+        let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
         Self { cluster, rules, imagined: 0, interfaces: interfaces(), moved: true, has_failed: true }
     }
 
     fn sync(&mut self) -> Result<Outcome, Error> {
-        let routings = self.cluster.take_changes().routings;
-        let endpoints = self.cluster.counts().endpoints + self.imagined;
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.interfaces.clone());
-        self.rules.sync(Change { routings, endpoints, node_port_ips })
+        let changes = self.cluster.take_changes();
+        let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
+        if std::mem::take(&mut self.moved) {
+            self.rules.move_to(&self.interfaces);
+        }
+        self.rules.sync(Changes { endpoints, ..changes })
     }
 
     fn sync_and_check(&mut self, rig: &Rig, faulty: &Faulty, faults: &mut Faults, tally: &mut Tally) {
@@ -113,7 +116,7 @@ impl Follower {
             Ok(outcome) => {
                 tally.succeeded += 1;
                 assert!(
-                    outcome.full || !self.has_failed,
+                    outcome.is_full || !self.has_failed,
                     "after an error everything is written: {outcome:?}"
                 );
                 let differences = Inspection::new(self.rules.desired()).compare_all().unwrap().differences;
@@ -133,15 +136,16 @@ impl Follower {
     /// What the kernel would hold if all had been written by one process at once.
     fn ideal(self, rig: &Rig) -> Saved {
         rig.flush();
-        let mut fresh = Self::new(Access::through(rig.exec(), Family::V4).unwrap());
+        let mut fresh = Self::new(Rules::through(rig.exec(), Family::V4).unwrap());
         let routings = self.cluster.routings();
         let routings = routings.into_iter().map(|(name, routing)| (name.clone(), Some(routing.clone())));
-        let change = Change {
+        let changes = Changes {
             routings: routings.collect(),
-            endpoints: self.cluster.counts().endpoints,
-            node_port_ips: Some(self.interfaces),
+            endpoints: Some(self.cluster.counts().endpoints),
+            ..Changes::default()
         };
-        fresh.rules.sync(change).unwrap();
+        fresh.rules.move_to(&self.interfaces);
+        fresh.rules.sync(changes).unwrap();
         rig.saved()
     }
 }
@@ -184,7 +188,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
     faulty.fail(RATE);
     let access = loop {
         // The process would be started again.
-        if let Ok(access) = faults.during(|| Access::through(faulty.clone(), Family::V4)) {
+        if let Ok(access) = faults.during(|| Rules::through(faulty.clone(), Family::V4)) {
             break access;
         }
     };
@@ -222,7 +226,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
     follower.rules.require_full();
     follower.sync().unwrap();
     let nothing = follower.sync().unwrap();
-    assert!(!nothing.full && nothing.restores == 0, "there was nothing left to do: {nothing:?}");
+    assert!(!nothing.is_full && nothing.writes == 0, "there was nothing left to do: {nothing:?}");
     rig.saved().assert_same(&follower.ideal(rig), "in the end");
 }
 

@@ -67,7 +67,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
 
 proptest! {
     // Most of the time goes into starting commands.
-    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
 
     #[test]
     fn partial_syncs_end_where_a_full_one_would(
@@ -91,7 +91,7 @@ fn ends_where_a_full_one_would(variant: Variant, family: Family, everywhere: boo
     let mut machine = Machine::new(&commands, options);
     live(&mut machine, ops);
     let nothing = machine.sync();
-    assert!(!nothing.full && nothing.restores == 0, "nothing had changed: {nothing:?}");
+    assert!(!nothing.is_full && nothing.writes == 0, "nothing had changed: {nothing:?}");
     let saved = machine.saved();
     saved.assert_same(&machine.ideal(), &format!("{variant:?} {family}"));
 }

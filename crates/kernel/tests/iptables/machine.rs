@@ -1,13 +1,14 @@
 //! A cluster, and rules that follow it in the network namespace of the calling thread.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
-use kernel::iptables::{Access, Change, Error, Outcome, Rules};
-use model::cluster::Cluster;
+use kernel::iptables::{Error, Rules};
+use kernel::outcome::Outcome;
+use model::cluster::{Changes, Cluster};
 use model::event::Event;
 
 use crate::commands::Commands;
+use crate::drive::IptablesSync;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
@@ -15,7 +16,7 @@ pub struct Machine<'a> {
     pub commands: &'a Commands,
     pub options: Options,
     pub cluster: Cluster,
-    pub rules: Rules,
+    pub rules: IptablesSync,
     /// Endpoints that are counted but not there: large clusters are slow to test.
     pub imagined: usize,
     interfaces: Vec<IpAddr>,
@@ -24,8 +25,8 @@ pub struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     pub fn new(commands: &'a Commands, options: Options) -> Self {
-        let access = Access::through(commands.programs(), options.family()).unwrap();
-        let rules = Rules::new(access, options.settings(), Duration::from_secs(30));
+        let rules = Rules::through(commands.programs(), options.family()).unwrap();
+        let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
         Self { commands, options, cluster, rules, imagined: 0, interfaces: interfaces(), moved: true }
     }
@@ -39,12 +40,12 @@ impl<'a> Machine<'a> {
             .into_iter()
             .map(|(name, routing)| (name.clone(), Some(routing.clone())))
             .collect();
-        let endpoints = told.counts().endpoints;
+        let endpoints = Some(told.counts().endpoints);
         again.cluster = told;
         again.moved = false;
         again.interfaces = self.interfaces;
-        let node_port_ips = Some(again.interfaces.clone());
-        again.rules.sync(Change { routings, endpoints, node_port_ips }).unwrap();
+        again.rules.move_to(&again.interfaces);
+        again.rules.sync(Changes { routings, endpoints, ..Changes::default() }).unwrap();
         again
     }
 
@@ -65,10 +66,12 @@ impl<'a> Machine<'a> {
     }
 
     pub fn try_sync(&mut self) -> Result<Outcome, Error> {
-        let routings = self.cluster.take_changes().routings;
-        let endpoints = self.cluster.counts().endpoints + self.imagined;
-        let node_port_ips = std::mem::take(&mut self.moved).then(|| self.interfaces.clone());
-        self.rules.sync(Change { routings, endpoints, node_port_ips })
+        let changes = self.cluster.take_changes();
+        let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
+        if std::mem::take(&mut self.moved) {
+            self.rules.move_to(&self.interfaces);
+        }
+        self.rules.sync(Changes { endpoints, ..changes })
     }
 
     pub fn sync(&mut self) -> Outcome {

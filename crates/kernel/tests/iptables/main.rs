@@ -22,6 +22,8 @@ mod saved;
 mod setup;
 mod strangers;
 
+#[path = "../../../../tests/src/drive.rs"]
+mod drive;
 // What happens in the examples and what they expect is told once, beside the crate that decides it.
 #[path = "../../../plan/tests/iptables/fake.rs"]
 #[allow(dead_code, reason = "here it is reached through commands")]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::IpAddr;
 
-use kernel::iptables::{Access, Change, Variant, counted_packets, set_up};
+use kernel::iptables::{Rules, Variant, counted_packets, set_up};
 use kernel::sysctl::Sysctls;
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
@@ -45,13 +45,13 @@ fn the_installed_version_and_the_kernel_say_what_rules_may_use() {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let abilities = |commands: &Commands| {
-                let access = Access::through(commands.programs(), Family::V4).unwrap();
+                let access = Rules::through(commands.programs(), Family::V4).unwrap();
                 assert_eq!(access.variant(), variant);
                 access.abilities()
             };
             assert!(abilities(&commands).random_fully && !abilities(&commands).tcp_liberal);
             commands.rewrite("iptables", "if [ \"$1\" = --version ]; then echo iptables v1.6.1; exit; fi");
-            let old = Access::through(commands.programs(), Family::V4).unwrap();
+            let old = Rules::through(commands.programs(), Family::V4).unwrap();
             assert!(!old.abilities().random_fully);
             assert_eq!(old.variant(), Variant::Legacy);
             let sysctl = Sysctls::default().ensure("net/netfilter/nf_conntrack_tcp_be_liberal", 1);
@@ -76,16 +76,15 @@ fn packets_are_counted_from_the_first_full_sync_on() {
 }
 
 #[test]
-fn addresses_that_cannot_serve_node_ports_are_told() {
+fn addresses_that_cannot_serve_node_ports_are_reported() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let node_port_addresses = vec!["127.0.0.0/8".to_owned(), "192.168.0.0/16".to_owned()];
         let options = Options { localhost_node_ports: false, node_port_addresses, ..Options::default() };
         let mut machine = Machine::new(&commands, options);
-        let node_port_ips = Some(interfaces());
-        let outcome = machine.rules.sync(Change { node_port_ips, ..Change::default() }).unwrap();
-        assert_eq!(outcome.unserved, ["127.0.0.1".parse::<IpAddr>().unwrap()]);
-        assert_eq!(machine.rules.sync(Change::default()).unwrap().unserved, [] as [IpAddr; 0], "told once");
+        let unserved = machine.rules.move_to(&interfaces());
+        assert_eq!(unserved, ["127.0.0.1".parse::<IpAddr>().unwrap()]);
+        machine.sync();
         let tail = machine.saved().of("nat", "KUBE-SERVICES").unwrap().join("\n");
         assert!(tail.contains("-d 192.168.0.2/32") && !tail.contains("127.0.0.1"), "{tail}");
     });

@@ -3,11 +3,12 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use kernel::iptables::{Access, Rules, Variant, remove_through};
+use kernel::iptables::{Rules, Variant, remove_through};
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
 
 use crate::commands::{Commands, VARIANTS};
+use crate::drive::IptablesSync;
 use crate::faults::wait_for_canaries;
 use crate::machine::Machine;
 use crate::options::Options;
@@ -20,15 +21,15 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 fn machine(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
-    let access = Access::through(commands.programs(), machine.options.family()).unwrap();
-    machine.rules = Rules::new(access, machine.options.settings(), PERIOD);
+    let rules = Rules::through(commands.programs(), machine.options.family()).unwrap();
+    machine.rules = IptablesSync::with_period(rules, machine.options.settings(), PERIOD);
     machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     machine
 }
 
 fn watched(machine: &mut Machine<'_>) -> Receiver<()> {
     let (told, hear) = channel();
-    let watch = machine.rules.watch();
+    let watch = machine.rules.watch(PERIOD);
     std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
     wait_for_canaries(machine.commands);
     hear
@@ -48,7 +49,7 @@ fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
                 // A machine may be so busy that the flush of one table is news and that of the next is, too.
                 while hear.recv_timeout(SILENCE).is_ok() {}
                 machine.rules.distrust();
-                assert!(machine.sync().full);
+                assert!(machine.sync().is_full);
                 machine.saved().without_canaries().assert_same(&before, round);
                 wait_for_canaries(&commands);
                 assert!(
@@ -108,19 +109,23 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             let hear = watched(&mut one);
             let before = one.saved();
             other.rules.require_full();
-            assert!(other.sync().restores > 0);
+            assert!(other.sync().writes > 0);
             if variant == Variant::Nft {
                 hear.recv_timeout(PATIENCE).expect("the kernel tells of it");
             }
             one.rules.distrust();
             let outcome = one.sync();
-            assert_eq!((outcome.full, outcome.drifted, outcome.restores), (false, false, 0), "{variant:?}");
+            assert_eq!(
+                (outcome.is_full, outcome.has_drifted, outcome.writes),
+                (false, false, 0),
+                "{variant:?}"
+            );
             one.saved().assert_same(&before, "nothing was written");
 
             one.rules.distrust();
             let outcome = one.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert_eq!(
-                (outcome.full, outcome.drifted),
+                (outcome.is_full, outcome.has_drifted),
                 (false, false),
                 "{variant:?}: our own change is no drift"
             );
@@ -129,9 +134,13 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             other.hear("slice ns/a of a p:80 10.244.1.9@node-1").sync();
             one.rules.distrust();
             let outcome = one.sync();
-            assert_eq!((outcome.full, outcome.drifted), (true, true), "{variant:?}: it wrote something else");
+            assert_eq!(
+                (outcome.is_full, outcome.has_drifted),
+                (true, true),
+                "{variant:?}: it wrote something else"
+            );
             one.saved().assert_same(&before, "repaired");
-            assert!(!one.sync().drifted, "once");
+            assert!(!one.sync().has_drifted, "once");
         });
     }
 }
@@ -146,7 +155,7 @@ fn a_repair_that_fails_is_told_when_it_succeeds() {
         commands.fail_once("iptables-restore");
         machine.try_sync().unwrap_err();
         let outcome = machine.sync();
-        assert_eq!((outcome.full, outcome.drifted), (true, true));
+        assert_eq!((outcome.is_full, outcome.has_drifted), (true, true));
     });
 }
 
@@ -157,7 +166,7 @@ fn canaries_that_cannot_be_set_out_are_tried_again() {
             let commands = Commands::of(variant);
             let mut machine = machine(&commands);
             commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
-            let watch = machine.rules.watch();
+            let watch = machine.rules.watch(PERIOD);
             let (told, hear) = channel();
             std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
             assert!(hear.recv_timeout(SILENCE).is_err());

@@ -1,4 +1,4 @@
-//! Runs the binary. Every call either fails on the way or ends in `--write-config-to`, so none ever serves.
+//! Runs the binary to completion: every call fails early or ends with `--write-config-to`.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -12,8 +12,8 @@ pub const DEFAULT: &str = include_str!("../fixtures/default.yaml");
 
 pub const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// What a run left behind.
-pub struct Outcome {
+/// The result of a run.
+pub struct RunResult {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -22,21 +22,21 @@ pub struct Outcome {
 }
 
 /// Runs with `--write-config-to` and these flags.
-pub fn run(flags: &[&str]) -> Outcome {
+pub fn run(flags: &[&str]) -> RunResult {
     run_with(None, flags)
 }
 
 /// Runs with `--write-config-to`, `--config` and these flags.
-pub fn run_with_config(content: &str, flags: &[&str]) -> Outcome {
+pub fn run_with_config(content: &str, flags: &[&str]) -> RunResult {
     run_with(Some(content), flags)
 }
 
-/// Runs with these flags and no others: only for what ends early by itself.
-pub fn run_bare(flags: &[&str]) -> Outcome {
+/// Runs with `flags` only; for calls that end by themselves.
+pub fn run_bare(flags: &[&str]) -> RunResult {
     outcome(kube_proxy(flags).output().unwrap(), None)
 }
 
-fn run_with(config: Option<&str>, flags: &[&str]) -> Outcome {
+fn run_with(config: Option<&str>, flags: &[&str]) -> RunResult {
     let directory = TempDir::new().unwrap();
     let target = directory.path().join("written.yaml");
     let mut command = kube_proxy(&["--write-config-to", target.to_str().unwrap()]);
@@ -55,8 +55,8 @@ fn kube_proxy(flags: &[&str]) -> Command {
     command
 }
 
-fn outcome(output: Output, written: Option<String>) -> Outcome {
-    Outcome {
+fn outcome(output: Output, written: Option<String>) -> RunResult {
+    RunResult {
         code: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
@@ -64,15 +64,15 @@ fn outcome(output: Output, written: Option<String>) -> Outcome {
     }
 }
 
-impl Outcome {
-    /// The log without the head of each line: severity, then what was said.
+impl RunResult {
+    /// The log lines as severity and message, without the rest of the header.
     pub fn log(&self) -> Vec<String> {
         let severity = |line: &str| line.chars().next().unwrap_or(' ');
         let lines = self.stderr.lines().filter(|line| line.contains("] "));
         lines.map(|line| format!("{} {}", severity(line), line.split_once("] ").unwrap().1)).collect()
     }
 
-    /// The last line of the log, which says why the program failed.
+    /// The error of the last log line, `"command failed"`.
     pub fn failure(&self) -> String {
         assert_eq!(self.code, 1, "{}", self.stderr);
         let prefix = r#"E "command failed" err="#;
@@ -82,16 +82,16 @@ impl Outcome {
     }
 
     pub fn written(&self) -> &str {
-        self.written.as_deref().unwrap_or_else(|| panic!("nothing was written:\n{}", self.stderr))
+        self.written.as_deref().unwrap_or_else(|| panic!("no configuration was written:\n{}", self.stderr))
     }
 }
 
-/// The text in Go's quotes; JSON reads them the same way for what these tests hold.
+/// Decodes Go's quoting, which equals JSON's for the strings of these tests.
 pub fn unquote(quoted: &str) -> String {
-    serde_json::from_str(quoted).unwrap_or_else(|_| panic!("not a quoted text: {quoted}"))
+    serde_json::from_str(quoted).unwrap_or_else(|_| panic!("not a quoted string: {quoted}"))
 }
 
-/// What differs from the default configuration, as `path: value`.
+/// The differences from the default configuration, as `path: value`.
 pub fn changes(written: &str) -> Vec<String> {
     let defaults = flatten(DEFAULT);
     let changed = flatten(written);

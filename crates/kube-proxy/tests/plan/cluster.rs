@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use netlink::testing::run;
 use tempfile::TempDir;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 
 pub const MODES: [&str; 2] = ["nftables", "iptables"];
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use netlink::testing::{in_fresh_netns, run};
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 
 use crate::cluster::{Cluster, NOTHING};
 

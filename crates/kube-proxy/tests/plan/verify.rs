@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use netlink::testing::in_fresh_netns;
-use testkit::patience::Deadline;
+use testkit::wait::Deadline;
 
 use crate::cluster::{Cluster, MODES, outcome, web};
 

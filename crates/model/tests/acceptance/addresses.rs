@@ -1,4 +1,4 @@
-//! Addresses and prefixes: lenient on the way in, canonical on the way out.
+//! Parsing of addresses and CIDRs.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ mod test_map_ips_by_ip_family {
 
     #[test]
     #[rustfmt::skip]
-    fn each_family_takes_its_own_in_order_and_the_unreadable_are_named() {
+    fn each_family_gets_its_own_in_order_and_what_does_not_parse_is_returned() {
         for (case, input, v4, v6, unreadable) in [
             ("nothing", "", "", "", ""),
             ("IPv4 only", "10.0.0.2,10.0.0.1,10.0.0.2", "10.0.0.2,10.0.0.1,10.0.0.2", "", ""),
@@ -30,9 +30,9 @@ mod test_map_ips_by_ip_family {
             ("nonsense between sense", "10.0.0.1,10.0.0,300.0.0.1,fd00::1", "10.0.0.1", "fd00::1", "10.0.0,300.0.0.1"),
         ] {
             for (family, want) in [(Family::V4, v4), (Family::V6, v6)] {
-                let (kept, told) = ips_of_family(family, input.split(','));
+                let (kept, unparsable) = ips_of_family(family, input.split(','));
                 assert_eq!(joined(&kept), want, "{case} in {family}");
-                assert_eq!(joined(&told), unreadable, "{case} in {family}");
+                assert_eq!(joined(&unparsable), unreadable, "{case} in {family}");
             }
         }
     }
@@ -43,7 +43,7 @@ mod test_map_cidrs_by_ip_family {
 
     #[test]
     #[rustfmt::skip]
-    fn each_family_takes_its_own_in_order_and_the_unreadable_are_named() {
+    fn each_family_gets_its_own_in_order_and_what_does_not_parse_is_returned() {
         for (case, input, v4, v6, unreadable) in [
             ("nothing", "", "", "", ""),
             ("mixed", "10.20.30.0/24,2001:db8::/32,10.20.0.0/16", "10.20.30.0/24,10.20.0.0/16", "2001:db8::/32", ""),
@@ -56,9 +56,9 @@ mod test_map_cidrs_by_ip_family {
             ("white space within does not belong", "10.0.0.0/ 8", "", "", "10.0.0.0/ 8"),
         ] {
             for (family, want) in [(Family::V4, v4), (Family::V6, v6)] {
-                let (kept, told) = cidrs_of_family(family, input.split(','));
+                let (kept, unparsable) = cidrs_of_family(family, input.split(','));
                 assert_eq!(joined(&kept), want, "{case} in {family}");
-                assert_eq!(joined(&told), unreadable, "{case} in {family}");
+                assert_eq!(joined(&unparsable), unreadable, "{case} in {family}");
             }
         }
     }
@@ -68,7 +68,7 @@ mod test_is_zero_cidr {
     use super::*;
 
     #[test]
-    fn a_prefix_of_length_zero_is_everyone_whatever_its_address() {
+    fn a_prefix_of_length_zero_matches_all_addresses() {
         for (text, zero) in [
             ("0.0.0.0/0", true),
             ("::/0", true),
@@ -87,7 +87,7 @@ mod test_is_zero_cidr {
     }
 }
 
-/// The reference's set of node addresses that pass a test; ours is a list that keeps their order.
+/// Upstream has a set of node addresses that match; ours is a list that keeps their order.
 mod test_address_set {
     use super::*;
 
@@ -100,7 +100,7 @@ mod test_address_set {
     }
 
     #[test]
-    fn only_addresses_that_qualify_are_taken_and_each_once() {
+    fn only_matching_addresses_are_returned_without_duplicates() {
         let interfaces = ips(&["127.0.0.1", "192.168.0.1", "10.0.0.5", "fd00::5", "192.168.0.1", "10.0.0.4"]);
         for (case, family, allowed, want) in [
             (
@@ -126,7 +126,7 @@ mod test_address_set {
     }
 
     #[test]
-    fn a_zero_prefix_among_others_swallows_them() {
+    fn a_zero_prefix_makes_the_others_redundant() {
         let addresses = NodePortAddresses::new(Family::V4, &cidrs(&["10.0.0.4/32", "0.0.0.0/0"]));
         assert!(addresses.match_all());
         assert_eq!(addresses.among(&ips(&["192.168.0.1", "10.0.0.4"])), ips(&["192.168.0.1", "10.0.0.4"]));

@@ -1,12 +1,12 @@
-//! Slices change; the routings, health checks and flags that follow from it.
+//! Changes of slices, and the routings, health checks and flags that follow from them.
 
-use crate::support::{Told, World};
+use crate::support::{Taken, World};
 
 mod test_get_local_endpoint_ips {
     use super::*;
 
     #[test]
-    fn a_health_check_counts_distinct_addresses_of_ready_endpoints_here() {
+    fn a_health_check_counts_distinct_addresses_of_ready_local_endpoints() {
         let cases: &[(&str, &[&str], &str)] = &[
             ("no slices", &[], "ns/web 31000=0"),
             ("a remote endpoint", &["ns/a of web p:80 | 10.0.0.1 node=n2"], "ns/web 31000=0"),
@@ -46,7 +46,7 @@ mod test_get_local_endpoint_ips {
             ("slices of others do not count", &["ns/a of other p:80 | 10.0.0.1 local"], "ns/web 31000=0"),
         ];
         for (case, slices, want) in cases {
-            let world = World::settled(
+            let world = World::taken(
                 &["ns/web 10.96.0.10 LoadBalancer p:80 q:81 external-policy=Local health=31000"],
                 slices,
             );
@@ -55,10 +55,10 @@ mod test_get_local_endpoint_ips {
     }
 
     #[test]
-    fn a_nameless_node_has_no_local_endpoints() {
+    fn a_node_without_a_name_has_no_local_endpoints() {
         let mut nowhere = crate::support::here(model::address::Family::V4);
         nowhere.node_name = String::new();
-        let mut world = World::seen_from(nowhere);
+        let mut world = World::on_node(nowhere);
         world.service("ns/web 10.96.0.10 LoadBalancer p:80 external-policy=Local health=31000");
         world.slice("ns/a of web p:80 | 10.0.0.1 node= | 10.0.0.2");
         world.take();
@@ -66,13 +66,13 @@ mod test_get_local_endpoint_ips {
     }
 }
 
-/// The reference reports updated Services, also without net change; we report changed routings. It asks for conntrack
-/// cleaning when a drained change has a UDP port on either side; we do when the routing of a UDP port differs, Service
-/// changes included. Its local counts are our health checks.
+/// Upstream reports updated Services even without a net change; we report changed routings. Upstream requests conntrack cleanup
+/// if a change has a UDP port before or after it; we do if the routing of a UDP port differs, also for changes of the Service.
+/// Upstream's local counts are our health checks.
 mod test_update_endpoints_map {
     use super::*;
 
-    /// Three Services with every port the slices below speak of, each with a health check to show local counts.
+    /// Three Services with all ports of the slices below, each with a health check that shows the local count.
     const SERVICES: [&str; 4] = [
         "ns1/ep1 10.96.0.1 LoadBalancer :11/UDP lb-ips=203.0.113.1 external-policy=Local health=31001",
         "ns1/named 10.96.0.2 LoadBalancer p11:11/UDP p12:12 p13:13/UDP p22:22 lb-ips=203.0.113.2 external-policy=Local health=31002",
@@ -84,11 +84,11 @@ mod test_update_endpoints_map {
         name: &'a str,
         before: &'a [&'a str],
         after: &'a [&'a str],
-        /// Afterwards; service ports without endpoints are left out.
+        /// After the transition, without service ports that have no endpoints.
         endpoints: &'a [&'a str],
         changed: &'a [&'a str],
         touches_udp: bool,
-        /// Afterwards; those that count zero are left out.
+        /// After the transition, without those that count zero.
         local: &'a [&'a str],
     }
 
@@ -287,7 +287,7 @@ mod test_update_endpoints_map {
             before: &["ns1/ep1-1 of ep1 :11/UDP | 1.1.1.1 local ready=true serving=true terminating=false"],
             after: &["ns1/ep1-1 of ep1 :11/UDP | 1.1.1.1 local draining"],
             endpoints: &["ns1/ep1/UDP 1.1.1.1:11*"],
-            // The reference reports the Service; for us only its health check differs.
+            // Upstream reports the Service; only its health check differs.
             changed: &[],
             touches_udp: false,
             local: &[],
@@ -303,7 +303,7 @@ mod test_update_endpoints_map {
         },
     ];
 
-    /// Brings the slices from one state to the other as events would: gone ones deleted, all others applied.
+    /// Deletes the slices that are not in `after`, and applies all others.
     fn transit(world: &mut World, before: &[&str], after: &[&str]) {
         let slice_name = |text: &str| text.split(' ').next().unwrap().to_owned();
         for gone in before.iter().filter(|old| !after.iter().any(|new| slice_name(new) == slice_name(old))) {
@@ -313,16 +313,16 @@ mod test_update_endpoints_map {
     }
 
     #[test]
-    fn every_transition_ends_where_it_should_and_tells_what_differs() {
+    fn every_transition_leads_to_its_result_and_returns_what_differs() {
         for t in &TRANSITIONS {
-            let mut world = World::settled(&SERVICES, t.before);
+            let mut world = World::taken(&SERVICES, t.before);
             transit(&mut world, t.before, t.after);
-            let told = world.take();
+            let changes = world.take();
             let with_endpoints: Vec<_> =
                 world.endpoints().into_iter().filter(|line| line.contains(' ')).collect();
             assert_eq!(with_endpoints, t.endpoints, "{}", t.name);
-            assert_eq!(told.routings, t.changed, "{}", t.name);
-            assert_eq!(told.touches_udp, t.touches_udp, "{}", t.name);
+            assert_eq!(changes.routings, t.changed, "{}", t.name);
+            assert_eq!(changes.touches_udp, t.touches_udp, "{}", t.name);
             let local: Vec<_> =
                 world.health_checks().into_iter().filter(|line| !line.ends_with("=0")).collect();
             assert_eq!(local, t.local, "{}", t.name);
@@ -331,40 +331,39 @@ mod test_update_endpoints_map {
     }
 
     #[test]
-    fn every_transition_undone_before_anyone_asks_is_no_change() {
+    fn a_transition_undone_before_changes_are_taken_is_no_change() {
         for t in &TRANSITIONS {
-            let mut world = World::settled(&SERVICES, t.before);
+            let mut world = World::taken(&SERVICES, t.before);
             transit(&mut world, t.before, t.after);
             transit(&mut world, t.after, t.before);
             assert_eq!(world.cluster.pending(), (0, 0), "{}", t.name);
-            assert_eq!(world.take(), Told::nothing(), "{}", t.name);
+            assert_eq!(world.take(), Taken::nothing(), "{}", t.name);
         }
     }
 
     #[test]
-    fn a_slice_that_drains_fails_the_health_check_at_once() {
-        let mut world = World::settled(&SERVICES, &["ns1/ep1-1 of ep1 :11/UDP | 1.1.1.1 local"]);
+    fn a_draining_slice_fails_the_health_check() {
+        let mut world = World::taken(&SERVICES, &["ns1/ep1-1 of ep1 :11/UDP | 1.1.1.1 local"]);
         world.slice("ns1/ep1-1 of ep1 :11/UDP | 1.1.1.1 local draining");
         assert_eq!(world.take().health_checks, ["ns1/ep1 31001=0"]);
     }
 
     #[test]
-    fn a_udp_endpoint_that_stops_serving_touches_udp_even_when_routes_stay() {
+    fn a_udp_endpoint_that_stops_serving_touches_udp_even_if_the_chosen_endpoints_stay() {
         let service = "ns/dns 10.96.0.53 dns:53/UDP";
-        let mut world =
-            World::settled(&[service], &["ns/a of dns dns:53/UDP | 10.0.0.1 | 10.0.0.2 draining"]);
+        let mut world = World::taken(&[service], &["ns/a of dns dns:53/UDP | 10.0.0.1 | 10.0.0.2 draining"]);
         assert_eq!(world.endpoints(), ["ns/dns:dns/UDP 10.0.0.1:53"]);
         world
             .slice("ns/a of dns dns:53/UDP | 10.0.0.1 | 10.0.0.2 ready=false serving=false terminating=true");
-        let told = world.take();
-        assert!(told.touches_udp, "flows to 10.0.0.2 are wrong now");
-        assert_eq!(told.routings, ["ns/dns:dns/UDP"]);
+        let changes = world.take();
+        assert!(changes.touches_udp, "flows to 10.0.0.2 are stale");
+        assert_eq!(changes.routings, ["ns/dns:dns/UDP"]);
         assert_eq!(world.endpoints(), ["ns/dns:dns/UDP 10.0.0.1:53"]);
     }
 
     #[test]
-    fn endpoints_are_counted_over_all_ports_whether_usable_or_not() {
-        let mut world = World::settled(&SERVICES, &[EP2, NAMED_12]);
+    fn the_endpoints_of_all_ports_are_counted_whether_usable_or_not() {
+        let mut world = World::taken(&SERVICES, &[EP2, NAMED_12]);
         assert_eq!(world.cluster.counts().endpoints, 5);
         world.slice("ns2/ep2-1 of ep2 p21:21 p22:22 | 2.2.2.2 unready");
         world.take();
@@ -376,8 +375,8 @@ mod test_update_endpoints_map {
     }
 }
 
-/// The reference adds a time for any update of a slice. We compare what slices say, so an update that changes nothing
-/// but its annotation is no change and adds nothing.
+/// Upstream adds a time with every update of a slice. We compare the content, so an update of the annotation alone is no
+/// change and adds nothing.
 mod test_last_change_trigger_time {
     use super::*;
 
@@ -393,7 +392,7 @@ mod test_last_change_trigger_time {
     const T2: &str = "2026-11-15T10:00:02.5Z";
 
     #[test]
-    fn times_add_up_until_they_are_taken() {
+    fn trigger_times_accumulate_until_they_are_taken() {
         let cases: &[(&str, &[Do], &[&str])] = &[
             ("an added slice", &[Apply("ns/a of web p:80 at=$1 | 10.0.0.1")], &["ns/web: $1"]),
             (
@@ -464,7 +463,7 @@ mod test_last_change_trigger_time {
                 &["ns/web: $2"],
             ),
             (
-                "what was taken is not told again",
+                "what was taken is not returned again",
                 &[
                     Apply("ns/a of web p:80 at=$1 | 10.0.0.1"),
                     Take,
@@ -516,15 +515,15 @@ mod test_last_change_trigger_time {
     }
 
     #[test]
-    fn a_time_that_cannot_be_read_is_told() {
+    fn an_invalid_trigger_time_is_noted() {
         let notes = World::v4().slice("ns/a of web p:80 at=yesterday | 10.0.0.1");
         assert!(notes.iter().any(|note| note.to_string().contains("yesterday")), "{notes:?}");
     }
 
     #[test]
-    fn times_alone_give_the_kernel_nothing_to_do() {
+    fn trigger_times_alone_are_no_change_for_the_kernel() {
         let mut world = World::v4();
-        world.slice(&format!("ns/a of nobody p:80 at={T1} | 10.0.0.1"));
+        world.slice(&format!("ns/a of orphan p:80 at={T1} | 10.0.0.1"));
         let changes = world.cluster.take_changes();
         assert!(changes.is_empty());
         assert_eq!(changes.trigger_times.len(), 1);

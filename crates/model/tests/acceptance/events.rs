@@ -1,9 +1,9 @@
-//! Whole lives of objects: lists, lists repeated after something was missed, both families, the node itself.
+//! Lists and repeated lists, both families, and the Node object.
 
 use model::address::Family;
 use model::event::{Event, Kind};
 
-use crate::support::{Told, World};
+use crate::support::{Taken, World};
 
 const WEB: &str = "ns/web 10.96.0.10,fd00:96::10 p:80";
 const WEB_V4: &str = "ns/web-4 of web p:8080 | 10.0.0.1";
@@ -29,7 +29,7 @@ mod test_initial_sync {
     }
 
     #[test]
-    fn what_the_first_lists_hold_is_there_when_they_end() {
+    fn the_objects_of_the_first_lists_are_applied_when_the_lists_end() {
         let mut world = World::v4();
         world.list(Kind::Service, &[WEB, "ns/api 10.96.0.11 p:80"]);
         world.list(Kind::EndpointSlice, &[WEB_V4, WEB_V6]);
@@ -49,12 +49,12 @@ mod test_initial_sync {
     }
 }
 
-/// Not in the reference's tables, whose client library hides it: a source that has lost track lists everything again.
+/// Not among upstream's cases, because client-go hides it: a source that may have missed events lists again.
 mod relisting {
     use super::*;
 
     #[test]
-    fn what_a_new_list_leaves_out_is_gone() {
+    fn objects_that_a_new_list_lacks_are_deleted() {
         let mut world = World::v4();
         world.list(Kind::Service, &[WEB, "ns/api 10.96.0.11 p:80"]);
         world.list(Kind::EndpointSlice, &[WEB_V4, "ns/api-1 of api p:8080 | 10.0.0.2"]);
@@ -87,11 +87,11 @@ mod relisting {
         world.list(Kind::EndpointSlice, &[WEB_V4]);
         world.list(Kind::ServiceCidr, &["default 10.96.0.0/16"]);
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
-    fn a_list_broken_off_and_begun_again_counts_from_the_second_beginning() {
+    fn a_list_that_is_restarted_counts_from_its_second_beginning() {
         let mut world = World::v4();
         world.list(Kind::Service, &[WEB, "ns/api 10.96.0.11 p:80"]);
         world.apply(&Event::Listing(Kind::Service));
@@ -102,7 +102,7 @@ mod relisting {
     }
 
     #[test]
-    fn a_slice_listed_for_the_other_family_is_gone_from_this_one() {
+    fn a_slice_listed_with_the_other_family_is_removed_from_this_one() {
         let mut world = World::v4();
         world.list(Kind::Service, &[WEB]);
         world.list(Kind::EndpointSlice, &["ns/web-1 of web p:8080 | 10.0.0.1"]);
@@ -113,7 +113,7 @@ mod relisting {
     }
 
     #[test]
-    fn one_kind_listed_again_leaves_the_others_alone() {
+    fn a_list_of_one_kind_does_not_affect_the_others() {
         let mut world = World::v4();
         world.list(Kind::Service, &[WEB]);
         world.list(Kind::EndpointSlice, &[WEB_V4]);
@@ -130,7 +130,7 @@ mod test_new_service_added_and_notified {
     use super::*;
 
     #[test]
-    fn a_new_service_is_told() {
+    fn a_new_service_is_a_change() {
         let mut world = World::v4();
         world.service(WEB);
         assert!(world.cluster.has_changes());
@@ -142,8 +142,8 @@ mod test_service_added_removed_set_and_notified {
     use super::*;
 
     #[test]
-    fn services_added_and_removed_together_are_told_together() {
-        let mut world = World::settled(&["ns/a 10.96.0.1 p:80"], &[]);
+    fn services_added_and_removed_together_are_taken_together() {
+        let mut world = World::taken(&["ns/a 10.96.0.1 p:80"], &[]);
         world.service("ns/b 10.96.0.2 p:80");
         world.delete_service("ns/a");
         world.service("ns/c 10.96.0.3 p:80");
@@ -153,7 +153,7 @@ mod test_service_added_removed_set_and_notified {
 
     #[test]
     fn a_service_replaced_under_its_name_is_one_change() {
-        let mut world = World::settled(&["ns/a 10.96.0.1 p:80"], &["ns/a-1 of a p:8080 | 10.0.0.1"]);
+        let mut world = World::taken(&["ns/a 10.96.0.1 p:80"], &["ns/a-1 of a p:8080 | 10.0.0.1"]);
         world.delete_service("ns/a");
         world.service("ns/a 10.96.0.2 p:80");
         assert_eq!(world.take().routings, ["ns/a:p/TCP"]);
@@ -162,12 +162,12 @@ mod test_service_added_removed_set_and_notified {
     }
 }
 
-/// The reference's several handlers are, with us, the stores of the two families.
+/// Upstream's several handlers correspond to our stores of the two families.
 mod test_new_services_multiple_handlers_added_and_notified {
     use super::*;
 
     #[test]
-    fn a_service_of_both_families_is_told_in_each_with_its_own_address() {
+    fn a_dual_stack_service_is_a_change_in_each_family_with_its_own_address() {
         for (family, want) in [(Family::V4, "10.96.0.10:80"), (Family::V6, "[fd00:96::10]:80")] {
             let mut world = World::new(family);
             world.service(WEB);
@@ -181,7 +181,7 @@ mod test_new_endpoints_multiple_handlers_added_and_notified {
     use super::*;
 
     #[test]
-    fn each_family_hears_only_its_own_slices() {
+    fn each_family_applies_only_its_own_slices() {
         for (family, want) in [(Family::V4, "10.0.0.1:8080"), (Family::V6, "[fd00::1]:8080")] {
             let mut world = World::new(family);
             world.service(WEB);
@@ -197,8 +197,8 @@ mod test_new_endpoints_multiple_handlers_add_remove_set_and_notified {
     use super::*;
 
     #[test]
-    fn a_slice_deleted_in_one_family_is_unknown_to_the_other() {
-        let mut v4 = World::settled(&[WEB], &[WEB_V4]);
+    fn deleting_a_slice_of_one_family_does_not_affect_the_other() {
+        let mut v4 = World::taken(&[WEB], &[WEB_V4]);
         v4.delete_slice("ns/web-6");
         assert!(!v4.cluster.has_changes());
         v4.delete_slice("ns/web-4");
@@ -212,8 +212,8 @@ mod test_new_node_topology_config {
     const HINTED: &str = "ns/web-4 of web p:8080 | 10.0.0.1 zones=z1 | 10.0.0.2 zones=z2";
 
     #[test]
-    fn a_new_zone_moves_traffic_and_the_same_zone_is_no_news() {
-        let mut world = World::settled(&[WEB, "ns/api 10.96.0.11 p:80"], &[HINTED]);
+    fn a_new_zone_changes_routings_and_the_same_zone_does_not() {
+        let mut world = World::taken(&[WEB, "ns/api 10.96.0.11 p:80"], &[HINTED]);
         assert_eq!(world.endpoints(), ["ns/api:p/TCP", "ns/web:p/TCP 10.0.0.1:8080 10.0.0.2:8080"]);
         for (zone, changed, endpoints) in [
             (Some("z1"), true, "ns/web:p/TCP 10.0.0.1:8080"),
@@ -224,15 +224,15 @@ mod test_new_node_topology_config {
         ] {
             world.zone(zone);
             assert_eq!(world.cluster.has_changes(), changed, "{zone:?}");
-            let told = world.take();
-            assert_eq!(told.routings, if changed { vec!["ns/web:p/TCP"] } else { vec![] }, "{zone:?}");
+            let changes = world.take();
+            assert_eq!(changes.routings, if changed { vec!["ns/web:p/TCP"] } else { vec![] }, "{zone:?}");
             assert_eq!(world.endpoints()[1], endpoints, "{zone:?}");
         }
     }
 
     #[test]
-    fn other_labels_are_no_news() {
-        let mut world = World::settled(&[WEB], &[HINTED]);
+    fn other_labels_are_no_change() {
+        let mut world = World::taken(&[WEB], &[HINTED]);
         let mut node = model::api::Node::default();
         node.metadata.name = "n1".into();
         node.metadata.labels.service_name = Some("whatever".into());
@@ -242,8 +242,8 @@ mod test_new_node_topology_config {
     }
 
     #[test]
-    fn a_deleted_node_object_leaves_the_zone_as_it_was() {
-        let mut world = World::settled(&[WEB], &[HINTED]);
+    fn deleting_the_node_object_keeps_the_zone() {
+        let mut world = World::taken(&[WEB], &[HINTED]);
         world.zone(Some("z1"));
         world.take();
         world.apply(&Event::NodeDeleted);
@@ -256,7 +256,7 @@ mod what_there_is_to_do {
     use super::*;
 
     #[test]
-    fn a_routing_a_health_check_or_a_cidr_alone_is_something_to_do() {
+    fn a_routing_a_health_check_or_a_cidr_alone_is_a_change() {
         const LOCAL: &str = "ns/web 10.96.0.10 LoadBalancer p:80 external-policy=Local health=31000";
         let mut world = World::v4();
         assert!(world.cluster.take_changes().is_empty());
@@ -276,16 +276,16 @@ mod what_there_is_to_do {
         assert!(!changes.is_empty(), "a health check");
 
         world.slice("ns/web-1 of web p:80 | 10.0.0.1 local draining");
-        assert!(world.cluster.take_changes().is_empty(), "a port that nobody serves");
+        assert!(world.cluster.take_changes().is_empty(), "no Service has this port");
     }
 }
 
-/// The reference has no table for these; the backends that use them get the whole list when it differs.
+/// Upstream has no cases for these. Backends get the whole list when it differs.
 mod service_cidrs {
     use super::*;
 
     #[test]
-    fn the_cidrs_of_the_family_are_told_ordered_and_once_when_they_differ() {
+    fn changed_cidrs_of_the_family_are_sorted_and_without_duplicates() {
         let mut world = World::v4();
         world.service_cidr("default", "10.96.0.0/16,fd00:96::/112");
         assert_eq!(world.take().service_cidrs.unwrap(), ["10.96.0.0/16"]);
@@ -293,22 +293,22 @@ mod service_cidrs {
         world.service_cidr("same", "10.96.0.1/16");
         assert_eq!(world.take().service_cidrs.unwrap(), ["10.95.0.0/16", "10.96.0.0/16"]);
         world.service_cidr("default", "10.96.0.0/16,fd00:96::/112");
-        assert_eq!(world.take(), Told::nothing(), "the same again");
+        assert_eq!(world.take(), Taken::nothing(), "the same again");
         world.apply(&Event::ServiceCidrDeleted("default".into()));
-        assert_eq!(world.take(), Told::nothing(), "another object still says so");
+        assert_eq!(world.take(), Taken::nothing(), "another object still says so");
         world.apply(&Event::ServiceCidrDeleted("same".into()));
         assert_eq!(world.take().service_cidrs.unwrap(), ["10.95.0.0/16"]);
         world.apply(&Event::ServiceCidrDeleted("unknown".into()));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
-    fn what_comes_and_goes_before_anyone_asks_is_no_change() {
+    fn what_is_added_and_deleted_before_changes_are_taken_is_no_change() {
         let mut world = World::v4();
         world.service_cidr("default", "10.96.0.0/16");
         world.apply(&Event::ServiceCidrDeleted("default".into()));
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
@@ -316,11 +316,11 @@ mod service_cidrs {
         let mut world = World::v4();
         world.service_cidr("default", "fd00:96::/112");
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
-    fn what_cannot_be_read_is_told() {
+    fn what_cannot_be_parsed_is_noted() {
         let notes = World::v4().service_cidr("default", "10.96.0.0/16,nonsense");
         assert_eq!(notes.len(), 1);
         assert!(notes[0].to_string().contains("nonsense"));

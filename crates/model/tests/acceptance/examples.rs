@@ -2,13 +2,13 @@
 
 use model::address::Family;
 
-use crate::support::{Told, World};
+use crate::support::{Taken, World};
 use crate::topology::{CLUSTER, EXTERNAL_LOCAL, EXTERNAL_LOCAL_UNREACHABLE, INTERNAL_LOCAL, choice, chosen};
 
 /// 19.1, with A, B and C written 1, 2 and 3.
 #[test]
 #[rustfmt::skip]
-fn categorisation_is_as_in_the_worked_table() {
+fn categorization_matches_the_worked_table() {
     for (case, service, endpoints, want) in [
         ("Cluster/Cluster", CLUSTER, "1 | 2 unready", choice("1", "", "1", true)),
         ("Cluster, all terminating", CLUSTER, "1 draining | 2 draining", choice("1 2", "", "1 2", true)),
@@ -30,7 +30,7 @@ fn categorisation_is_as_in_the_worked_table() {
     }
 }
 
-/// 19.2. The reference's answer to an update, "is anything pending", is our `has_changes`.
+/// 19.2. What upstream returns from an update, whether anything is pending, is our `has_changes`.
 mod tracker_sequences {
     use super::*;
 
@@ -47,8 +47,8 @@ mod tracker_sequences {
     }
 
     #[test]
-    fn an_update_that_does_not_matter_answers_whether_another_is_pending() {
-        let mut world = World::settled(&[S1, S2], &[]);
+    fn an_irrelevant_update_keeps_others_pending() {
+        let mut world = World::taken(&[S1, S2], &[]);
         world.service(S2);
         assert!(!world.cluster.has_changes());
         world.service("ns/s1 10.96.0.1 p:81");
@@ -57,27 +57,27 @@ mod tracker_sequences {
         assert_eq!(world.take().routings, ["ns/s1:p/TCP"]);
     }
 
-    /// The reference keeps a pending removal and reports the Service as updated; we cancel, which it allows.
+    /// Upstream keeps a pending removal and reports the Service as updated; we cancel both, which the specification allows.
     #[test]
-    fn a_slice_added_and_deleted_before_a_sync_leaves_nothing() {
-        let mut world = World::settled(&[S1], &[]);
+    fn a_slice_added_and_deleted_before_a_sync_leaves_nothing_pending() {
+        let mut world = World::taken(&[S1], &[]);
         world.slice("ns/x of s1 p:8080 | 10.0.0.1");
         assert_eq!(world.cluster.pending(), (0, 1));
         world.delete_slice("ns/x");
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         assert_eq!(world.endpoints(), ["ns/s1:p/TCP"]);
     }
 
     #[test]
     fn deleting_an_unknown_slice_is_no_change() {
-        let mut world = World::settled(&[S1], &[]);
+        let mut world = World::taken(&[S1], &[]);
         world.delete_slice("ns/x");
         assert!(!world.cluster.has_changes());
     }
 
     #[test]
-    fn trigger_times_after_the_start_add_up_until_a_slice_is_deleted() {
+    fn trigger_times_after_the_start_accumulate_until_a_slice_is_deleted() {
         let mut world = World::v4();
         world.slice("ns/x of s1 p:80 at=2026-11-15T09:59:59Z | 10.0.0.1");
         assert_eq!(world.take().trigger_times, [""; 0]);
@@ -90,7 +90,7 @@ mod tracker_sequences {
     }
 }
 
-/// 19.4. We tell of `bogus` once per Service and family, the reference once per port.
+/// 19.4. We note `bogus` once per Service and family, upstream logs it once per port.
 #[test]
 fn a_service_with_addresses_of_both_families_is_split_between_them() {
     let text = "ns/web 10.96.0.70,fd00:96::70 LoadBalancer p:80 external-ips=198.51.100.070,2001:db8::070,bogus, \

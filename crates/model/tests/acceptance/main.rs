@@ -1,7 +1,7 @@
 //! The model against the specification, event by event, through the public interface only.
 //!
-//! Each row of the reference's acceptance cases is a module of the same name in snake case. Where we differ on
-//! purpose the test pins our documented behaviour and says what the reference does.
+//! Each of upstream's acceptance cases is a module of the same name in snake case. Where we differ on purpose, the test
+//! pins our documented behaviour and a comment says what upstream does.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,13 +1,13 @@
-//! Services become service ports; changes to them are told once and only if they matter.
+//! Service ports of Services, and which changes of a Service matter.
 
 use model::address::Family;
 use model::api;
 use model::event::Event;
 
-use crate::support::{Told, World, service};
+use crate::support::{Taken, World, service};
 
-/// The service ports one Service becomes in a family, with the messages of what was worth telling.
-fn seen(family: Family, service: api::Service) -> (Vec<String>, Vec<String>) {
+/// The service ports of one Service in a family, and the messages of its notes.
+fn read(family: Family, service: api::Service) -> (Vec<String>, Vec<String>) {
     let mut world = World::new(family);
     let notes = world.apply(&Event::ServiceApplied(Box::new(service)));
     world.take();
@@ -18,7 +18,7 @@ mod test_service_to_service_map {
     use super::*;
 
     #[test]
-    fn a_service_becomes_one_record_per_port_of_its_family() {
+    fn a_service_has_one_service_port_per_port_of_its_family() {
         use Family::{V4, V6};
         let cases: &[(&str, Family, &str, &[&str])] = &[
             ("no ports, no service", V4, "ns/web 10.96.0.10", &[]),
@@ -100,7 +100,7 @@ mod test_service_to_service_map {
                 &["ns/web:a/TCP 10.96.0.10:80 node-port=30080 preserves-client"],
             ),
             (
-                "policy Local means nothing to a cluster IP that nobody outside can reach",
+                "policy Local has no effect on a cluster IP that is not externally accessible",
                 V4,
                 "ns/web 10.96.0.10 ClusterIP a:80 external-policy=Local",
                 &["ns/web:a/TCP 10.96.0.10:80"],
@@ -155,12 +155,12 @@ mod test_service_to_service_map {
             ),
         ];
         for (case, family, text, want) in cases {
-            assert_eq!(seen(*family, service(text)).0, *want, "{case}: {text}");
+            assert_eq!(read(*family, service(text)).0, *want, "{case}: {text}");
         }
     }
 
     #[test]
-    fn a_range_for_everyone_makes_the_list_mean_everyone() {
+    fn a_source_range_of_length_zero_admits_all_clients() {
         for (case, family, ranges, want) in [
             ("zero CIDR among others", Family::V4, "10.0.0.0/8,0.0.0.0/0", ""),
             ("any address with /0", Family::V4, "10.1.2.3/0,192.168.0.0/16", ""),
@@ -184,55 +184,55 @@ mod test_service_to_service_map {
                 Family::V4 => "ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80",
                 Family::V6 => "ns/web:p/TCP [fd00:96::10]:80 lb=[2001:db8::1]:80",
             };
-            assert_eq!(seen(family, service(&text)).0, [format!("{ways_in}{want}")], "{case}");
+            assert_eq!(read(family, service(&text)).0, [format!("{ways_in}{want}")], "{case}");
         }
     }
 
     #[test]
-    fn white_space_around_a_source_range_is_nothing() {
+    fn white_space_around_a_source_range_is_ignored() {
         let mut padded = service("ns/web 10.96.0.10 p:80 lb-ips=203.0.113.1");
         padded.spec.load_balancer_source_ranges =
             vec![" 10.1.2.0/28".into(), "\t10.2.0.0/16 \n".into(), "  ".into()];
-        let (ports, notes) = seen(Family::V4, padded);
+        let (ports, notes) = read(Family::V4, padded);
         assert_eq!(ports, ["ns/web:p/TCP 10.96.0.10:80 lb=203.0.113.1:80 from=10.1.2.0/28 from=10.2.0.0/16"]);
         assert_eq!(notes, [""; 0]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_and_the_rest_is_served() {
+    fn what_cannot_be_parsed_is_noted_and_the_rest_is_served() {
         let text = "ns/web 10.96.0.10 p:80 q:70000 r:81/ICMP s:82@99999 external-ips=bogus,198.51.100.1 \
                     lb-ips=nonsense,203.0.113.1 ranges=10.0.0.0/33,10.0.0.0/8";
-        let (ports, notes) = seen(Family::V4, service(text));
+        let (ports, notes) = read(Family::V4, service(text));
         let ways_in = |port| {
             format!("10.96.0.10:{port} external=198.51.100.1:{port} lb=203.0.113.1:{port} from=10.0.0.0/8")
         };
         assert_eq!(ports, [format!("ns/web:p/TCP {}", ways_in(80)), format!("ns/web:s/TCP {}", ways_in(82))]);
         for culprit in ["bogus", "nonsense", "10.0.0.0/33", "70000", "ICMP", "99999"] {
-            assert!(notes.iter().any(|note| note.contains(culprit)), "{culprit} was not told: {notes:?}");
+            assert!(notes.iter().any(|note| note.contains(culprit)), "{culprit} was not noted: {notes:?}");
         }
     }
 
     #[test]
-    fn affinity_without_its_configuration_lasts_three_hours() {
+    fn session_affinity_lasts_three_hours_by_default() {
         let mut sticky = service("ns/web 10.96.0.10 p:80");
         sticky.spec.session_affinity = Some("ClientIP".into());
-        assert_eq!(seen(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
+        assert_eq!(read(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
         sticky.spec.session_affinity_config = Some(api::SessionAffinityConfig::default());
-        assert_eq!(seen(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
+        assert_eq!(read(Family::V4, sticky.clone()).0, ["ns/web:p/TCP 10.96.0.10:80 affinity=10800"]);
         sticky.spec.session_affinity = Some("None".into());
-        assert_eq!(seen(Family::V4, sticky).0, ["ns/web:p/TCP 10.96.0.10:80"]);
+        assert_eq!(read(Family::V4, sticky).0, ["ns/web:p/TCP 10.96.0.10:80"]);
     }
 
     #[test]
-    fn a_local_load_balancer_without_health_check_port_is_told_and_served() {
+    fn a_local_load_balancer_without_health_check_port_is_noted_and_served() {
         let (ports, notes) =
-            seen(Family::V4, service("ns/web 10.96.0.10 LoadBalancer p:80 external-policy=Local"));
+            read(Family::V4, service("ns/web 10.96.0.10 LoadBalancer p:80 external-policy=Local"));
         assert_eq!(ports, ["ns/web:p/TCP 10.96.0.10:80 preserves-client"]);
         assert_eq!(notes, ["ns/web: Service has no healthcheck nodeport"]);
     }
 
     #[test]
-    fn source_ranges_admit_this_node_or_they_do_not() {
+    fn source_ranges_may_admit_this_node() {
         for (ranges, admitted) in [
             ("192.168.0.0/24", true),
             ("10.0.0.0/8,192.168.0.1/32", true),
@@ -247,7 +247,7 @@ mod test_service_to_service_map {
     }
 
     #[test]
-    fn a_corrected_node_address_is_held_against_the_ranges_again() {
+    fn a_new_node_address_is_compared_with_the_source_ranges_again() {
         let mut world = World::v4();
         world.service("ns/api 10.96.0.11 p:80");
         world.service("ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=203.0.113.1 ranges=192.168.0.2/32");
@@ -264,18 +264,18 @@ mod test_service_map_update_headless {
     use super::*;
 
     #[test]
-    fn headless_services_never_reach_anyone() {
+    fn headless_services_are_ignored() {
         let mut world = World::v4();
         world.services(&["ns/headless None", "ns/headless-with-port None p:1234/UDP"]);
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         assert_eq!(world.cluster.counts().service_changes, 2, "they are counted as seen");
         assert_eq!(world.cluster.counts().service_ports, 0);
     }
 
     #[test]
-    fn a_service_that_becomes_headless_leaves() {
-        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &[]);
+    fn a_service_that_becomes_headless_is_removed() {
+        let mut world = World::taken(&["ns/web 10.96.0.10 p:80"], &[]);
         world.service("ns/web None p:80");
         assert_eq!(world.take().routings, ["-ns/web:p/TCP"]);
     }
@@ -285,18 +285,18 @@ mod test_update_service_type_external_name {
     use super::*;
 
     #[test]
-    fn external_names_never_reach_anyone_even_with_a_cluster_ip() {
+    fn external_names_are_ignored_even_with_a_cluster_ip() {
         let mut world = World::v4();
         world.service("ns/elsewhere 10.96.0.10 ExternalName blah:1234/UDP");
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         world.delete_service("ns/elsewhere");
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
-    fn a_service_that_becomes_an_external_name_leaves() {
-        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &[]);
+    fn a_service_that_becomes_an_external_name_is_removed() {
+        let mut world = World::taken(&["ns/web 10.96.0.10 p:80"], &[]);
         world.service("ns/web 10.96.0.10 ExternalName p:80");
         assert_eq!(world.take().routings, ["-ns/web:p/TCP"]);
     }
@@ -315,13 +315,13 @@ mod test_build_service_map_add_remove {
     ];
 
     #[test]
-    fn services_come_and_go_and_each_is_told_exactly_once() {
+    fn each_added_and_removed_service_port_is_one_change() {
         let mut world = World::v4();
         world.services(&SERVICES);
         assert_eq!(world.cluster.pending(), (4, 0), "neither headless nor elsewhere");
         assert_eq!(
             world.take(),
-            Told {
+            Taken {
                 routings: [
                     "one/balanced:a/UDP",
                     "one/balanced:b/TCP",
@@ -336,19 +336,19 @@ mod test_build_service_map_add_remove {
                 .into(),
                 health_checks: vec!["one/local-balanced 345=0".into()],
                 touches_udp: true,
-                ..Told::nothing()
+                ..Taken::nothing()
             }
         );
         assert_eq!(world.cluster.counts().service_ports, 8);
 
-        // One loses ports, the others leave.
+        // One loses ports, the others are deleted.
         world.service("one/cluster-ip 10.96.0.4 a:1235/UDP");
         for gone in ["two/node-port", "one/balanced", "one/local-balanced"] {
             world.delete_service(gone);
         }
-        let told = world.take();
+        let changes = world.take();
         assert_eq!(
-            told.routings,
+            changes.routings,
             [
                 "-one/balanced:a/UDP",
                 "-one/balanced:b/TCP",
@@ -360,25 +360,25 @@ mod test_build_service_map_add_remove {
                 "-two/node-port:b/TCP",
             ]
         );
-        assert_eq!(told.health_checks, ["-one/local-balanced"]);
+        assert_eq!(changes.health_checks, ["-one/local-balanced"]);
         assert_eq!(world.frontends(), ["one/cluster-ip:a/UDP 10.96.0.4:1235"]);
         assert_eq!(world.health_checks(), [""; 0]);
         assert_eq!(world.cluster.counts().service_ports, 1);
     }
 
     #[test]
-    fn only_the_ports_that_change_are_told() {
-        let mut world = World::settled(&["ns/web 10.96.0.10 a:80 b:81 c:82/UDP"], &[]);
+    fn only_ports_that_differ_are_changes() {
+        let mut world = World::taken(&["ns/web 10.96.0.10 a:80 b:81 c:82/UDP"], &[]);
         world.service("ns/web 10.96.0.10 a:80 b:8081 d:83");
-        let told = world.take();
-        assert_eq!(told.routings, ["ns/web:b/TCP", "-ns/web:c/UDP", "ns/web:d/TCP"]);
-        assert!(told.touches_udp, "a UDP port went away");
+        let changes = world.take();
+        assert_eq!(changes.routings, ["ns/web:b/TCP", "-ns/web:c/UDP", "ns/web:d/TCP"]);
+        assert!(changes.touches_udp, "a UDP port was removed");
         world.service("ns/web 10.96.0.10 a:80 b:81 d:83");
         assert!(!world.take().touches_udp, "only TCP changed");
     }
 
     #[test]
-    fn a_frontend_is_new_when_a_service_port_did_not_have_it() {
+    fn a_frontend_is_new_if_the_service_port_did_not_have_it() {
         let new = |world: &mut World| -> Vec<String> {
             let changes = world.cluster.take_changes();
             changes.new_frontends.iter().map(|(protocol, at)| format!("{protocol} {at:?}")).collect()
@@ -400,9 +400,9 @@ mod test_build_service_map_add_remove {
         assert_eq!(new(&mut world), [""; 0]);
     }
 
-    /// The API forbids it; the reference lets the later one overwrite the earlier.
+    /// The API server rejects this; in upstream the later one overwrites the earlier.
     #[test]
-    fn of_two_ports_with_one_identity_the_last_counts() {
+    fn of_two_ports_with_the_same_identity_the_last_wins() {
         let mut world = World::v4();
         world.service("ns/web 10.96.0.10 a:80 b:90 a:81/UDP a:82");
         world.take();
@@ -421,32 +421,32 @@ mod test_build_service_map_service_update {
                             external-policy=Local health=345";
 
     #[test]
-    fn a_service_changes_its_type_and_back_and_what_does_not_matter_is_no_change() {
+    fn a_change_of_type_is_a_change_and_irrelevant_fields_are_not() {
         let mut world = World::v4();
         let both = ["ns/web:p1/UDP", "ns/web:p2/TCP"];
         world.service(PLAIN);
-        let told = world.take();
-        assert_eq!((told.routings, told.health_checks), (both.map(Into::into).into(), vec![]));
+        let changes = world.take();
+        assert_eq!((changes.routings, changes.health_checks), (both.map(Into::into).into(), vec![]));
 
         world.service(BALANCED);
-        let told = world.take();
-        assert_eq!(told.routings, both);
-        assert_eq!(told.health_checks, ["ns/web 345=0"]);
+        let changes = world.take();
+        assert_eq!(changes.routings, both);
+        assert_eq!(changes.health_checks, ["ns/web 345=0"]);
 
         world.service(BALANCED);
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing(), "the same again is no change");
+        assert_eq!(world.take(), Taken::nothing(), "the same again is no change");
         assert_eq!(world.health_checks(), ["ns/web 345=0"], "and takes nothing away");
 
         world.service(PLAIN);
-        let told = world.take();
-        assert_eq!(told.routings, both);
-        assert_eq!(told.health_checks, ["-ns/web"]);
+        let changes = world.take();
+        assert_eq!(changes.routings, both);
+        assert_eq!(changes.health_checks, ["-ns/web"]);
         assert_eq!(world.frontends(), ["ns/web:p1/UDP 10.96.0.4:1234", "ns/web:p2/TCP 10.96.0.4:1235"]);
     }
 
     #[test]
-    fn every_field_that_matters_is_a_change_and_no_other_is() {
+    fn changes_of_relevant_fields_are_changes_and_others_are_not() {
         const BASE: &str = "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 health=345";
         for (case, text) in [
             ("cluster IP", "ns/web 10.96.0.5 LoadBalancer p:80@30080 lb-ips=203.0.113.3 health=345"),
@@ -466,7 +466,7 @@ mod test_build_service_map_service_update {
                 "ns/web 10.96.0.4 LoadBalancer p:80@30080 lb-ips=203.0.113.3 external-policy=Local health=345",
             ),
         ] {
-            let mut world = World::settled(&[BASE], &[]);
+            let mut world = World::taken(&[BASE], &[]);
             world.service(text);
             assert_eq!(world.cluster.pending(), (1, 0), "{case}");
             assert!(!world.take().routings.is_empty(), "{case}");
@@ -480,18 +480,18 @@ mod test_build_service_map_service_update {
             ("spelling of an address", "ns/web 10.096.0.04 LoadBalancer p:80/TCP@30080 lb-ips=203.0.113.003"),
             ("an address of the other family", "ns/web 10.96.0.4 p:80@30080 lb-ips=203.0.113.3,2001:db8::1"),
         ] {
-            let mut world = World::settled(&[BASE], &[]);
+            let mut world = World::taken(&[BASE], &[]);
             world.service(text);
             assert_eq!(world.cluster.pending(), (0, 0), "{case}");
-            assert_eq!(world.take(), Told::nothing(), "{case}");
+            assert_eq!(world.take(), Taken::nothing(), "{case}");
         }
     }
 
     #[test]
     fn internal_policy_is_a_change_even_without_endpoints() {
-        // The routing may be the same then; the Service is not, and is looked at again.
+        // The routing may stay the same, but the Service differs and is pending.
         let mut world =
-            World::settled(&["ns/web 10.96.0.4 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1 node=n2"]);
+            World::taken(&["ns/web 10.96.0.4 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1 node=n2"]);
         world.service("ns/web 10.96.0.4 p:80 internal-policy=Local");
         assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
         assert_eq!(world.cluster.counts().internal_without_local, 1);
@@ -505,35 +505,35 @@ mod test_service_cache_leaks {
     use super::*;
 
     #[test]
-    fn a_service_added_and_deleted_before_anyone_asks_leaves_nothing() {
+    fn a_service_added_and_deleted_before_changes_are_taken_leaves_nothing() {
         let mut world = World::v4();
         world.service("ns/web 10.96.0.10 p:80");
         assert!(world.cluster.has_changes());
         world.delete_service("ns/web");
         assert_eq!(world.cluster.pending(), (0, 0));
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         assert_eq!(world.cluster.counts().service_changes, 2, "both were seen");
         assert_eq!(world.cluster.counts().service_ports, 0);
     }
 
     #[test]
-    fn a_service_deleted_and_made_again_before_anyone_asks_has_not_changed() {
-        let mut world = World::settled(&["ns/web 10.96.0.10 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1"]);
+    fn a_service_deleted_and_recreated_before_changes_are_taken_has_not_changed() {
+        let mut world = World::taken(&["ns/web 10.96.0.10 p:80"], &["ns/web-1 of web p:8080 | 10.0.0.1"]);
         world.delete_service("ns/web");
         assert_eq!(world.cluster.pending(), (1, 0));
         world.service("ns/web 10.96.0.10 p:80");
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.0.1:8080"]);
     }
 
     #[test]
-    fn deleting_what_was_never_there_changes_nothing() {
+    fn deleting_an_unknown_service_changes_nothing() {
         let mut world = World::v4();
         world.delete_service("ns/web");
         assert!(!world.cluster.has_changes());
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 }
 
@@ -558,9 +558,9 @@ mod test_should_skip_service {
             ("NodePort", with("10.96.0.1", Some("NodePort")), false),
             ("LoadBalancer", with("10.96.0.1", Some("LoadBalancer")), false),
             ("no type", with("10.96.0.1", None), false),
-            ("a type nobody knows yet", with("10.96.0.1", Some("Teleport")), false),
+            ("an unknown type", with("10.96.0.1", Some("Teleport")), false),
         ] {
-            assert_eq!(seen(Family::V4, service).0.is_empty(), skipped, "{case}");
+            assert_eq!(read(Family::V4, service).0.is_empty(), skipped, "{case}");
         }
     }
 
@@ -570,7 +570,7 @@ mod test_should_skip_service {
             let mut dual = service("ns/web 10.96.0.1,fd00:96::1 p:80");
             dual.spec.cluster_ip = first.into();
             for family in Family::BOTH {
-                assert_eq!(seen(family, dual.clone()).0, [""; 0], "{first:?} in {family}");
+                assert_eq!(read(family, dual.clone()).0, [""; 0], "{first:?} in {family}");
             }
         }
     }
@@ -579,10 +579,10 @@ mod test_should_skip_service {
 mod test_get_cluster_ip_by_family {
     use super::*;
 
-    /// `clusterIP`, `ipFamilies` and `clusterIPs`, then what each family takes.
+    /// `clusterIP`, `ipFamilies` and `clusterIPs`, then the cluster IP of each family.
     #[test]
     #[rustfmt::skip]
-    fn each_family_takes_its_own_cluster_ip() {
+    fn each_family_has_its_own_cluster_ip() {
         for (case, cluster_ip, families, cluster_ips, v4, v6) in [
             ("IPv4 only", "10.0.0.10", "IPv4", "10.0.0.10", "10.0.0.10", ""),
             ("IPv6 only", "fd00::10", "IPv6", "fd00::10", "", "fd00::10"),
@@ -594,7 +594,7 @@ mod test_get_cluster_ip_by_family {
             ("a family whose address is still missing", "10.0.0.10", "IPv4,IPv6", "10.0.0.10", "10.0.0.10", ""),
             ("families without addresses", "10.0.0.10", "IPv4", "", "", ""),
             ("unreadable", "10.0.0.10", "IPv4", "10.0.0", "", ""),
-            // The reference would take it; the API server cannot produce it.
+            // Upstream accepts it; the API server cannot produce it.
             ("of another family than it claims", "10.0.0.10", "IPv6", "10.0.0.10", "", ""),
         ] {
             let list = |text: &str| text.split(',').filter(|text| !text.is_empty()).map(Into::into).collect();

@@ -1,23 +1,23 @@
-//! One slice at a time, and the slices of one Service together.
+//! Single slices, and the slices of one Service together.
 
 use model::event::Event;
 
-use crate::support::{Told, World, slice, spelled};
+use crate::support::{Taken, World, slice, spelled};
 
 const WEB: &str = "ns/web 10.96.0.10 p:80 q:81";
 
-/// The reference answers whether this call changed anything; here that is whether the slice is pending afterwards.
+/// Upstream returns whether a call changed anything; we check whether the slice is pending afterwards.
 mod test_endpoint_slice_update {
     use super::*;
 
     const THREE: &str = "ns/a of web p:80 q:443 | 10.0.1.1 | 10.0.1.2 | 10.0.1.3";
 
     #[test]
-    fn a_slice_is_pending_when_it_says_something_new() {
+    fn a_slice_with_new_content_is_pending() {
         let cases: &[(&str, &[&str], &str, usize)] = &[
             ("a new slice", &[], THREE, 1),
             ("the same slice again", &[THREE], THREE, 0),
-            ("FQDN endpoints are nobody's", &[], "ns/a of web FQDN p:80 | example.org", 0),
+            ("FQDN endpoints are ignored", &[], "ns/a of web FQDN p:80 | example.org", 0),
             ("the other family", &[], "ns/a of web p:80 | fd00::1", 0),
             ("no Service named", &[], "ns/a p:80 | 10.0.1.1", 0),
             ("a slice that overlaps another", &[THREE], "ns/b of web p:80 q:443 | 10.0.1.3 | 10.0.1.4", 1),
@@ -71,7 +71,7 @@ mod test_endpoint_slice_update {
             ("another Service", &["ns/a of web p:80 | 10.0.1.1"], "ns/a of api p:80 | 10.0.1.1", 1),
         ];
         for (case, before, text, pending) in cases {
-            let mut world = World::settled(&[WEB], before);
+            let mut world = World::taken(&[WEB], before);
             world.slice(text);
             assert_eq!(world.cluster.pending(), (0, *pending), "{case}");
             assert_eq!(world.cluster.has_changes(), *pending == 1, "{case}");
@@ -80,14 +80,14 @@ mod test_endpoint_slice_update {
 
     #[test]
     fn a_known_slice_can_be_removed_and_an_unknown_one_cannot() {
-        let mut world = World::settled(&[WEB], &[THREE]);
+        let mut world = World::taken(&[WEB], &[THREE]);
         world.delete_slice("ns/a");
         assert_eq!(world.cluster.pending(), (0, 1));
         world.take();
         world.delete_slice("ns/a");
         world.delete_slice("ns/never");
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod test_endpoint_slice_update {
     }
 
     #[test]
-    fn only_slices_of_the_family_that_name_a_service_are_counted_as_seen() {
+    fn only_slices_of_the_family_that_name_a_service_are_counted() {
         let mut world = World::v4();
         world.slices(&[
             THREE,
@@ -118,7 +118,7 @@ mod test_endpoint_slice_update {
     }
 
     #[test]
-    fn a_slice_without_a_name_or_namespace_is_told_and_ignored() {
+    fn a_slice_without_a_name_or_namespace_is_noted_and_ignored() {
         for text in ["/a of web p:80 | 10.0.0.1", "ns/ of web p:80 | 10.0.0.1", "ns/a p:80 | 10.0.0.1"] {
             let mut world = World::v4();
             let notes = world.slice(text);
@@ -133,26 +133,26 @@ mod test_endpoint_slice_update {
     }
 }
 
-/// The reference hands out previous and current endpoints of a Service; ours are the routings before and after.
+/// Upstream returns the previous and current endpoints of a Service; ours are the routings before and after.
 mod test_checkout_changes {
     use super::*;
 
     #[test]
-    fn nothing_pending_is_nothing_to_take() {
-        assert_eq!(World::settled(&[WEB], &[]).take(), Told::nothing());
+    fn without_pending_slices_there_are_no_changes() {
+        assert_eq!(World::taken(&[WEB], &[]).take(), Taken::nothing());
     }
 
     #[test]
     fn the_first_slice_gives_a_service_its_endpoints() {
-        let mut world = World::settled(&[WEB], &[]);
+        let mut world = World::taken(&[WEB], &[]);
         world.slice("ns/a of web p:8080 | 10.0.1.1 | 10.0.1.2");
         assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
         assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.1.1:8080 10.0.1.2:8080", "ns/web:q/TCP"]);
     }
 
     #[test]
-    fn a_port_removed_from_a_slice_takes_its_endpoints_along() {
-        let mut world = World::settled(&[WEB], &["ns/a of web p:8080 q:8081 | 10.0.1.1"]);
+    fn a_port_removed_from_a_slice_loses_its_endpoints() {
+        let mut world = World::taken(&[WEB], &["ns/a of web p:8080 q:8081 | 10.0.1.1"]);
         assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.1.1:8080", "ns/web:q/TCP 10.0.1.1:8081"]);
         world.slice("ns/a of web p:8080 | 10.0.1.1");
         assert_eq!(world.take().routings, ["ns/web:q/TCP"]);
@@ -160,17 +160,17 @@ mod test_checkout_changes {
     }
 
     #[test]
-    fn what_was_taken_is_settled() {
-        let mut world = World::settled(&[WEB], &[]);
+    fn changes_are_taken_once() {
+        let mut world = World::taken(&[WEB], &[]);
         world.slice("ns/a of web p:8080 | 10.0.1.1");
-        assert_ne!(world.take(), Told::nothing());
-        assert_eq!(world.take(), Told::nothing());
+        assert_ne!(world.take(), Taken::nothing());
+        assert_eq!(world.take(), Taken::nothing());
     }
 }
 
-/// All endpoints of one service port, in the reference's order.
+/// All endpoints of one service port, in upstream's order.
 fn merged(slices: &[&str]) -> String {
-    let world = World::settled(&[WEB], slices);
+    let world = World::taken(&[WEB], slices);
     spelled(&world.routing("ns/web:p/TCP").cluster)
 }
 
@@ -178,7 +178,7 @@ mod test_endpoints_map_from_esc {
     use super::*;
 
     #[test]
-    fn the_slices_of_a_service_become_one_list_per_port() {
+    fn the_slices_of_a_service_are_merged_by_port() {
         let cases: &[(&str, &[&str], &str)] = &[
             (
                 "one slice, some here",
@@ -271,23 +271,23 @@ mod test_endpoints_map_from_esc {
     }
 
     #[test]
-    fn only_the_first_address_of_an_endpoint_counts() {
+    fn only_the_first_address_of_an_endpoint_is_used() {
         let mut object = slice("ns/a of web p:80 | 10.0.1.1");
         object.endpoints[0].addresses.push("10.0.1.2".into());
-        let mut world = World::settled(&[WEB], &[]);
+        let mut world = World::taken(&[WEB], &[]);
         world.apply(&Event::SliceApplied(Box::new(object)));
         world.take();
         assert_eq!(spelled(&world.routing("ns/web:p/TCP").cluster), "10.0.1.1:80");
     }
 
     #[test]
-    fn endpoints_and_ports_that_say_nothing_are_told_and_left_out() {
+    fn invalid_endpoints_and_ports_are_noted_and_ignored() {
         let mut object =
             slice("ns/a of web p:80 q:0 q:65536 q:-1 q:81/ICMP | 10.0.1.1 | nonsense | fd00::1 | 10.0.1.2");
         object.endpoints[3].addresses.clear();
         object.ports.push(model::api::EndpointPort { name: None, protocol: None, port: Some(82) });
         object.ports.push(model::api::EndpointPort { name: Some("q".into()), protocol: None, port: None });
-        let mut world = World::settled(&[WEB], &[]);
+        let mut world = World::taken(&[WEB], &[]);
         let notes = world.apply(&Event::SliceApplied(Box::new(object)));
         world.take();
         assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.1.1:80", "ns/web:q/TCP"]);
@@ -316,9 +316,9 @@ mod test_endpoint_info_by_service_port {
         assert_eq!(merged(&slices), "10.0.1.1:80* 10.0.1.1:8080* 10.0.1.2:80 10.0.1.2:8080");
     }
 
-    /// The endpoint's node tells which of the two entries was taken: the local one carries a star.
+    /// The endpoint's node shows which of the two entries was used: the local one is marked by a star.
     #[test]
-    fn of_two_entries_for_one_endpoint_the_living_wins_then_the_last() {
+    fn of_two_entries_for_one_endpoint_the_last_that_is_not_terminating_wins() {
         for (case, first, second, want) in [
             ("living after terminating", "terminating=true", "local", "*"),
             ("terminating after living", "local", "terminating=true", "*"),
@@ -339,7 +339,7 @@ mod test_endpoint_info_by_service_port {
                 format!("ns/b of web p:80 | 10.0.1.1 {second}"),
             );
             assert_eq!(merged(&[&a, &b]), want, "{case}");
-            // Slices count in the order of their names, not of their arrival.
+            // Slices are merged in the order of their names, not of their arrival.
             assert_eq!(merged(&[&b, &a]), want, "{case}, arriving the other way round");
             let together =
                 format!("ns/a of web p:80 | 10.0.1.1 {first} | 10.0.0.9 unready | 10.0.1.1 {second}");
@@ -348,15 +348,15 @@ mod test_endpoint_info_by_service_port {
     }
 }
 
-/// The reference compares whole objects. We compare what they say, in whatever order: its two "out of order" cases
-/// are no changes here.
+/// Upstream compares whole objects. We compare their content regardless of order, so its two "out of order" cases are no
+/// changes.
 mod test_es_data_changed {
     use super::*;
 
     const BASE: &str = "ns/a of web p:80 q:443 | 10.0.1.1 | 10.0.1.2 unready";
 
     #[test]
-    fn a_slice_changes_when_it_says_something_else() {
+    fn a_slice_with_different_content_is_a_change() {
         for (case, text, changed) in [
             ("identical", BASE, false),
             ("ports out of order", "ns/a of web q:443 p:80 | 10.0.1.1 | 10.0.1.2 unready", false),
@@ -368,7 +368,7 @@ mod test_es_data_changed {
             ("an endpoint replaced", "ns/a of web p:80 q:443 | 10.0.1.1 | 10.0.1.3 unready", true),
             ("conditions swapped", "ns/a of web p:80 q:443 | 10.0.1.1 unready | 10.0.1.2", true),
         ] {
-            let mut world = World::settled(&[WEB], &[BASE]);
+            let mut world = World::taken(&[WEB], &[BASE]);
             world.slice(text);
             assert_eq!(world.cluster.has_changes(), changed, "{case}");
         }
@@ -376,7 +376,7 @@ mod test_es_data_changed {
 
     #[test]
     fn hints_are_sets() {
-        let mut world = World::settled(&[WEB], &["ns/a of web p:80 | 10.0.1.1 zones=z1,z2 nodes=n1,n2"]);
+        let mut world = World::taken(&[WEB], &["ns/a of web p:80 | 10.0.1.1 zones=z1,z2 nodes=n1,n2"]);
         world.slice("ns/a of web p:80 | 10.0.1.1 zones=z2,z1,z1 nodes=n2,n1");
         assert!(!world.cluster.has_changes());
     }
@@ -386,7 +386,7 @@ mod test_endpoint_slice_cache_cleared_correctly {
     use super::*;
 
     #[test]
-    fn nothing_is_left_of_a_service_whose_slices_are_all_gone() {
+    fn nothing_is_left_of_a_service_whose_slices_are_all_deleted() {
         let mut world = World::v4();
         world.slices(&["ns/a of one p:80 | 10.0.1.1", "ns/b of two p:80 | 10.0.2.1"]);
         world.take();
@@ -405,12 +405,12 @@ mod test_endpoint_slice_cache_cleared_correctly {
     }
 
     #[test]
-    fn a_slice_deleted_before_anyone_asked_was_never_there() {
+    fn a_slice_deleted_before_changes_are_taken_is_no_change() {
         let mut world = World::v4();
         world.slice("ns/a of one p:80 | 10.0.1.1");
         world.delete_slice("ns/a");
         assert_eq!(world.cluster.pending(), (0, 0));
-        assert_eq!(world.take(), Told::nothing());
+        assert_eq!(world.take(), Taken::nothing());
         assert_eq!(world.cluster.counts().endpoints, 0);
     }
 }
@@ -419,9 +419,8 @@ mod test_same_service_endpoint_slice_cache_cleared_correctly {
     use super::*;
 
     #[test]
-    fn a_service_keeps_what_its_remaining_slice_says() {
-        let mut world =
-            World::settled(&[WEB], &["ns/a of web p:80 | 10.0.1.1", "ns/b of web p:80 | 10.0.1.2"]);
+    fn a_service_keeps_the_endpoints_of_its_remaining_slice() {
+        let mut world = World::taken(&[WEB], &["ns/a of web p:80 | 10.0.1.1", "ns/b of web p:80 | 10.0.1.2"]);
         world.delete_slice("ns/a");
         world.take();
         assert_eq!(world.endpoints(), ["ns/web:p/TCP 10.0.1.2:80", "ns/web:q/TCP"]);
@@ -435,9 +434,8 @@ mod test_same_service_endpoint_slice_cache_cleared_correctly {
     }
 
     #[test]
-    fn both_slices_deleted_at_once_leave_nothing() {
-        let mut world =
-            World::settled(&[WEB], &["ns/a of web p:80 | 10.0.1.1", "ns/b of web p:80 | 10.0.1.2"]);
+    fn deleting_both_slices_leaves_nothing() {
+        let mut world = World::taken(&[WEB], &["ns/a of web p:80 | 10.0.1.1", "ns/b of web p:80 | 10.0.1.2"]);
         world.delete_slice("ns/b");
         world.delete_slice("ns/a");
         assert_eq!(world.take().routings, ["ns/web:p/TCP"]);

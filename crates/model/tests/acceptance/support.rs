@@ -1,4 +1,4 @@
-//! A world that remembers what it was told; objects are written down as in [`testkit::objects`].
+//! A store together with everything that was taken from it. Objects are written as in [`testkit::objects`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ pub use testkit::node as here;
 use testkit::objects::list;
 pub use testkit::objects::{NODE as HERE, name, service, slice};
 
-/// A store and everything it has said so far, each said thing in words.
+/// A store and the sum of the changes taken from it.
 #[derive(Debug)]
 pub struct World {
     pub cluster: Cluster,
-    told: BTreeMap<ServicePortName, Arc<Routing>>,
+    routings: BTreeMap<ServicePortName, Arc<Routing>>,
     health: BTreeMap<NamespacedName, HealthCheck>,
 }
 
-/// What one taking of changes said.
+/// The changes of one call of `take_changes`, as text.
 #[derive(Debug, PartialEq)]
-pub struct Told {
-    /// Changed service ports, as `namespace/name:port/PROTOCOL`; those that are gone begin with `-`.
+pub struct Taken {
+    /// Changed service ports, as `namespace/name:port/PROTOCOL`; removed ones begin with `-`.
     pub routings: Vec<String>,
-    /// Changed health checks, as `namespace/name port=count`; those that are gone begin with `-`.
+    /// Changed health checks, as `namespace/name port=count`; removed ones begin with `-`.
     pub health_checks: Vec<String>,
     pub service_cidrs: Option<Vec<String>>,
     pub touches_udp: bool,
@@ -38,19 +38,19 @@ pub struct Told {
 
 impl World {
     pub fn new(family: Family) -> Self {
-        Self::seen_from(here(family))
+        Self::on_node(here(family))
     }
 
     pub fn v4() -> Self {
         Self::new(Family::V4)
     }
 
-    pub fn seen_from(here: Here) -> Self {
-        Self { cluster: Cluster::new(here), told: BTreeMap::new(), health: BTreeMap::new() }
+    pub fn on_node(here: Here) -> Self {
+        Self { cluster: Cluster::new(here), routings: BTreeMap::new(), health: BTreeMap::new() }
     }
 
-    /// A world that holds these Services and slices and has already said so.
-    pub fn settled(services: &[&str], slices: &[&str]) -> Self {
+    /// A world with these Services and slices, whose changes have been taken.
+    pub fn taken(services: &[&str], slices: &[&str]) -> Self {
         let mut world = Self::v4();
         world.services(services);
         world.slices(slices);
@@ -104,7 +104,7 @@ impl World {
         self.apply(&Event::ServiceCidrApplied(Box::new(object)))
     }
 
-    /// Lists exactly these objects of a kind, as a source does when it starts or has lost track.
+    /// Lists exactly these objects of a kind, as a source does when it starts or may have missed events.
     pub fn list(&mut self, kind: Kind, texts: &[&str]) {
         self.apply(&Event::Listing(kind));
         for text in texts {
@@ -120,14 +120,14 @@ impl World {
         self.apply(&Event::Listed(kind));
     }
 
-    /// Takes the changes and holds them against what was said before: together they must give what there is now.
-    pub fn take(&mut self) -> Told {
+    /// Takes the changes, and checks that together with the earlier ones they give the current state.
+    pub fn take(&mut self) -> Taken {
         let changes = self.cluster.take_changes();
         for (name, routing) in &changes.routings {
-            assert_ne!(self.told.get(name), routing.as_ref(), "{name:?} was said to change but did not");
+            assert_ne!(self.routings.get(name), routing.as_ref(), "{name:?} has not changed");
             match routing {
-                Some(routing) => self.told.insert(name.clone(), routing.clone()),
-                None => self.told.remove(name),
+                Some(routing) => self.routings.insert(name.clone(), routing.clone()),
+                None => self.routings.remove(name),
             };
         }
         for (name, check) in &changes.health_checks {
@@ -137,31 +137,35 @@ impl World {
             };
         }
         let now: Vec<_> = self.cluster.routings();
-        assert_eq!(self.told.iter().collect::<Vec<_>>(), now, "what was said differs from what there is");
-        Told::from(&changes)
+        assert_eq!(
+            self.routings.iter().collect::<Vec<_>>(),
+            now,
+            "the sum of changes is not the current state"
+        );
+        Taken::from(&changes)
     }
 
     pub fn routing(&self, text: &str) -> &Routing {
-        let found = self.told.iter().find(|(name, _)| format!("{name:?}") == text);
-        found.unwrap_or_else(|| panic!("no {text} among {:?}", self.told.keys())).1
+        let found = self.routings.iter().find(|(name, _)| format!("{name:?}") == text);
+        found.unwrap_or_else(|| panic!("no {text} among {:?}", self.routings.keys())).1
     }
 
     /// All service ports, as `namespace/name:port/PROTOCOL`.
     pub fn ports(&self) -> Vec<String> {
-        self.told.keys().map(|name| format!("{name:?}")).collect()
+        self.routings.keys().map(|name| format!("{name:?}")).collect()
     }
 
-    /// All service ports with the endpoints traffic from anywhere may get: `namespace/name:port/PROTOCOL a:1 b:2*`.
+    /// All service ports with the endpoints that traffic to any node may reach: `namespace/name:port/PROTOCOL a:1 b:2*`.
     pub fn endpoints(&self) -> Vec<String> {
         let line = |(name, routing): (&ServicePortName, &Arc<Routing>)| {
             format!("{name:?} {}", spelled(&routing.cluster)).trim().to_owned()
         };
-        self.told.iter().map(line).collect()
+        self.routings.iter().map(line).collect()
     }
 
-    /// All service ports with the addresses they answer at and the rules for those.
+    /// All service ports with their frontends.
     pub fn frontends(&self) -> Vec<String> {
-        self.told.iter().map(|(name, routing)| format!("{name:?} {}", ways_in(routing))).collect()
+        self.routings.iter().map(|(name, routing)| format!("{name:?} {}", frontends_text(routing))).collect()
     }
 
     /// All health checks, as `namespace/name port=count`.
@@ -170,13 +174,13 @@ impl World {
     }
 }
 
-impl Told {
+impl Taken {
     pub fn nothing() -> Self {
         Self::from(&Changes::default())
     }
 }
 
-impl From<&Changes> for Told {
+impl From<&Changes> for Taken {
     fn from(changes: &Changes) -> Self {
         let routing = |(name, routing): &(ServicePortName, Option<Arc<Routing>>)| match routing {
             Some(_) => format!("{name:?}"),
@@ -201,7 +205,7 @@ impl From<&Changes> for Told {
     }
 }
 
-/// `10.0.0.1:80 10.0.0.2:80*`: those on this node carry a star.
+/// `10.0.0.1:80 10.0.0.2:80*`: local endpoints are marked by a star.
 pub fn spelled(endpoints: &[Endpoint]) -> String {
     let words = endpoints.iter().map(|e| format!("{e}{}", if e.local { "*" } else { "" }));
     words.collect::<Vec<_>>().join(" ")
@@ -214,7 +218,7 @@ fn health(name: &NamespacedName, check: Option<&HealthCheck>) -> String {
     }
 }
 
-fn ways_in(routing: &Routing) -> String {
+fn frontends_text(routing: &Routing) -> String {
     let mut words: Vec<String> = Vec::new();
     for frontend in routing.frontends() {
         words.push(match frontend {

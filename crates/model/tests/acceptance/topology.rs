@@ -1,10 +1,10 @@
-//! Which endpoints a service port may use from here.
+//! Which endpoints a service port uses on this node.
 
 use model::routing::Traffic;
 
 use crate::support::{World, spelled};
 
-/// What was chosen for the one port of a Service.
+/// The endpoints chosen for the only port of a Service.
 #[derive(Debug, PartialEq)]
 pub struct Chosen {
     pub cluster: String,
@@ -27,7 +27,7 @@ pub fn world(service: &str, zone: Option<&str>, endpoints: &str) -> World {
     let mut world = World::v4();
     world.zone(zone);
     world.service(service);
-    // One digit is enough to tell endpoints apart: `1 local` is 10.0.0.1 on this node.
+    // Endpoints are written by their last octet: `1 local` is 10.0.0.1 on this node.
     let endpoints =
         endpoints.split(" | ").filter(|text| !text.is_empty()).map(|text| format!(" | 10.0.0.{text}"));
     world.slice(&format!("ns/a of web IPv4 p:80{}", endpoints.collect::<String>()));
@@ -51,11 +51,11 @@ pub fn choice(cluster: &str, local: &str, reachable: &str, has_any: bool) -> Cho
     Chosen { cluster: cluster.into(), local: local.into(), reachable: reachable.into(), has_any }
 }
 
-/// The reference also has cases with the node-hint gate off; since 1.35 it cannot be turned off, and we have no gate.
+/// Upstream also has cases with the node-hint gate disabled; since 1.35 it cannot be disabled, and we have no gate.
 mod test_categorize_endpoints {
     use super::*;
 
-    /// Name; Service; this node's zone; endpoints; then cluster, local, reachable and whether there is any at all.
+    /// Name, Service, this node's zone, endpoints; then cluster, local, reachable, and whether any node has an endpoint.
     type Case = (
         &'static str,
         &'static str,
@@ -117,7 +117,7 @@ mod test_categorize_endpoints {
         ("external Local: both", EXTERNAL_LOCAL, None, "1 local | 2", "1 2", "1", "1 2", true),
         ("external Local, draining here: a union beyond cluster", EXTERNAL_LOCAL, None, "2 local draining | 1 | 3", "1 3", "2", "1 2 3", true),
         ("external Local, everything drains", BOTH_LOCAL, None, "1 local draining | 2 draining", "1 2", "1", "1 2", true),
-        ("external Local, but nobody can come from outside", EXTERNAL_LOCAL_UNREACHABLE, None, "1 local | 2", "1 2", "", "1 2", true),
+        ("external Local, but not externally accessible", EXTERNAL_LOCAL_UNREACHABLE, None, "1 local | 2", "1 2", "", "1 2", true),
         ("local never falls back to remote", EXTERNAL_LOCAL, None, "1 local unready | 2", "2", "", "2", true),
     ];
 
@@ -133,14 +133,14 @@ mod test_categorize_endpoints {
     }
 
     #[test]
-    fn the_union_is_ordered_as_text() {
+    fn the_union_is_sorted_as_text() {
         let found = chosen(EXTERNAL_LOCAL, None, "6 local draining | 17 | 5");
         assert_eq!(found, choice("17 5", "6", "17 5 6", true));
     }
 
-    /// What each kind of traffic gets: refused when there is nothing anywhere, dropped when there is nothing here.
+    /// Traffic is rejected if no node has an endpoint, and dropped if this node has none but must.
     #[test]
-    fn traffic_is_refused_without_endpoints_and_dropped_without_local_ones() {
+    fn traffic_is_rejected_without_endpoints_and_dropped_without_local_ones() {
         use Traffic::{DropNoLocalEndpoints as Drop, RejectNoEndpoints as Reject, ToCluster, ToLocal};
         for (case, service, endpoints, internal, external, from_inside) in [
             ("Cluster, none", CLUSTER, "", Reject, Reject, Reject),
@@ -182,9 +182,9 @@ mod test_categorize_endpoints {
         }
     }
 
-    /// The reference counts these too, though no packet can be dropped: see `Counts::external_without_local`.
+    /// Upstream counts these, too, though no packet can be dropped: see `Counts::external_without_local`.
     #[test]
-    fn a_local_load_balancer_nobody_can_reach_counts_as_lacking_local_endpoints() {
+    fn an_unreachable_local_load_balancer_counts_as_lacking_local_endpoints() {
         let mut world = world(EXTERNAL_LOCAL_UNREACHABLE, None, "1 local | 2");
         assert_eq!(world.cluster.counts().external_without_local, 1);
         assert_eq!(world.health_checks(), ["ns/web 31000=1"]);
@@ -194,7 +194,7 @@ mod test_categorize_endpoints {
     }
 
     #[test]
-    fn udp_keeps_serving_endpoints_whatever_policy_says_about_new_flows() {
+    fn udp_routings_keep_all_serving_endpoints_regardless_of_policy() {
         let mut world = World::v4();
         world.service("ns/dns 10.96.0.53 p:53/UDP q:53 internal-policy=Local");
         world.slice("ns/a of dns p:53/UDP q:53 | 10.0.0.1 | 10.0.0.2 unready | 10.0.0.3 draining local | 10.0.0.4 ready=false");

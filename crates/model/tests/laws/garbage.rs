@@ -1,4 +1,4 @@
-//! Objects that no API server would let through.
+//! Objects that no API server would accept.
 
 use model::api;
 use model::event::{Event, Kind};
@@ -100,14 +100,14 @@ fn metadata() -> impl Strategy<Value = api::Metadata> {
     )
 }
 
-/// Few enough to collide, sometimes anything.
+/// Few enough to collide, sometimes arbitrary.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![9 => select(&["", "a", "b"]).prop_map(Into::into), 1 => any::<String>()]
 }
 
-/// What belongs into some field, what nearly does, and anything at all.
+/// Values that are valid in some field, similar ones, and arbitrary ones.
 fn text() -> impl Strategy<Value = String> {
-    const MEANT: [&str; 31] = [
+    const VALID: [&str; 31] = [
         "IPv4",
         "IPv6",
         "FQDN",
@@ -141,7 +141,7 @@ fn text() -> impl Strategy<Value = String> {
         "-009999-01-02T01:59:59Z",
     ];
     prop_oneof![
-        8 => select(&MEANT).prop_map(Into::into),
+        8 => select(&VALID).prop_map(Into::into),
         3 => "[0-9a-f.:/%\\[\\] +-]{0,24}",
         1 => "[0-9]{1,3}(\\.[0-9]{1,4}){3}(/[0-9]{1,3})?",
         1 => any::<String>(),

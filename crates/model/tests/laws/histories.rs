@@ -13,7 +13,7 @@ use proptest::sample::{select, subsequence};
 
 pub const THIS_NODE: &str = "n1";
 
-/// One thing that happens.
+/// One operation.
 #[derive(Clone, Debug)]
 pub enum Op {
     Service(Box<api::Service>),
@@ -24,9 +24,9 @@ pub enum Op {
     DeleteCidr(String),
     Zone(Option<String>),
     DeleteNode,
-    /// Everything of a kind is listed again; what has no bit is gone by then.
+    /// Lists a kind again. Objects whose bit is not set have been deleted before.
     Relist(Kind, u32),
-    /// Someone asks what changed.
+    /// Takes changes.
     Take,
 }
 
@@ -40,7 +40,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Lets `op` happen and returns what a source would tell of it.
+    /// Applies `op`, and returns the events that a source would emit.
     pub fn apply(&mut self, op: &Op) -> Vec<Event> {
         match op {
             Op::Service(service) => {
@@ -84,7 +84,7 @@ impl Objects {
         }
     }
 
-    /// Deletes the objects of a kind that have no bit, and returns what a source would tell of that.
+    /// Deletes the objects of a kind whose bit is not set, and returns the events that a source would emit.
     pub fn deletions(&mut self, kind: Kind, kept: u32) -> Vec<Event> {
         match kind {
             Kind::Service => drop_without_bit(&mut self.services, kept).map(Event::ServiceDeleted).collect(),
@@ -97,7 +97,7 @@ impl Objects {
         }
     }
 
-    /// Everything there is, each object once.
+    /// Every object as applied, once.
     pub fn events(&self) -> Vec<Event> {
         let mut events = vec![applied_node(&self.zone)];
         events.extend(self.services.values().map(applied_service));
@@ -106,7 +106,7 @@ impl Objects {
         events
     }
 
-    /// One object under each name there is.
+    /// One object under each possible name.
     pub fn crowded() -> Self {
         let mut objects = Self::default();
         for (namespace, service) in SERVICES {
@@ -237,7 +237,7 @@ pub fn service() -> impl Strategy<Value = api::Service> {
 
 type ClusterIps = (String, Vec<String>, Vec<String>);
 
-/// `clusterIP`, `ipFamilies` and `clusterIPs` as they may come, mostly those of both families.
+/// `clusterIP`, `ipFamilies` and `clusterIPs`, mostly of both families.
 fn cluster_ips() -> impl Strategy<Value = ClusterIps> {
     let with = |first: &str, families: &[&str], ips: &[&str]| {
         let owned = |texts: &[&str]| texts.iter().map(|&text| text.into()).collect();
@@ -310,7 +310,7 @@ fn endpoint(kind: &'static str) -> impl Strategy<Value = api::Endpoint> {
     )
 }
 
-/// Mostly ready or draining, sometimes anything.
+/// Mostly ready or draining, sometimes arbitrary.
 fn conditions() -> impl Strategy<Value = api::EndpointConditions> {
     let all = |ready, serving, terminating| api::EndpointConditions {
         ready: Some(ready),

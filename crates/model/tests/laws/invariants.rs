@@ -1,4 +1,4 @@
-//! What every routing keeps, whatever it was made of.
+//! Invariants of every routing, whatever the objects.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,7 +25,7 @@ fn problems(family: Family, routing: &Routing) -> Vec<&'static str> {
         routing.cluster.iter().chain(&*routing.local).map(|endpoint| (endpoint.to_string(), *endpoint)),
     );
     let (internal, external) = (routing.internal, routing.external);
-    let leads_nowhere = |traffic| {
+    let is_inconsistent = |traffic| {
         let endpoints = routing.endpoints(traffic);
         match traffic {
             Traffic::ToCluster | Traffic::ToLocal => endpoints.is_empty(),
@@ -37,20 +37,23 @@ fn problems(family: Family, routing: &Routing) -> Vec<&'static str> {
         addresses.external_ips.iter().chain(&addresses.load_balancer_ips).chain([&addresses.cluster_ip]);
 
     let claims = [
-        ("internal traffic leads somewhere or says why not", !leads_nowhere(internal)),
-        ("external traffic leads somewhere or says why not", !leads_nowhere(external)),
-        ("external traffic from inside, too", !leads_nowhere(routing.external_from_inside())),
+        ("internal traffic has endpoints or a reason", !is_inconsistent(internal)),
+        ("external traffic has endpoints or a reason", !is_inconsistent(external)),
+        (
+            "external traffic from inside has endpoints or a reason",
+            !is_inconsistent(routing.external_from_inside()),
+        ),
         ("local endpoints are local", routing.local.iter().all(|endpoint| endpoint.local)),
-        ("lists are ordered by text, each entry once", lists.iter().all(|list| is_ordered(list))),
-        ("reachable is the ordered union", routing.reachable() == union.into_values().collect::<Vec<_>>()),
+        ("lists are sorted by text, without duplicates", lists.iter().all(|list| is_ordered(list))),
+        ("reachable is the sorted union", routing.reachable() == union.into_values().collect::<Vec<_>>()),
         ("serving is for UDP", routing.protocol == Protocol::Udp || routing.serving.is_empty()),
         (
-            "nothing is refused while endpoints are usable",
+            "nothing is rejected while endpoints are usable",
             internal != Traffic::RejectNoEndpoints
                 || (routing.cluster.is_empty() && routing.local.is_empty()),
         ),
         (
-            "traffic is kept here only if the client's address is kept",
+            "traffic stays on this node only if the client's address is kept",
             external != Traffic::ToLocal || routing.preserves_client,
         ),
         ("addresses are of the family", ips.all(|ip| Family::of(*ip) == family)),
@@ -58,7 +61,10 @@ fn problems(family: Family, routing: &Routing) -> Vec<&'static str> {
             "ranges are of the family",
             addresses.source_ranges.iter().all(|range| Family::of_net(*range) == family),
         ),
-        ("no range means everyone", addresses.source_ranges.iter().all(|range| range.prefix_len() > 0)),
+        (
+            "no source range admits all clients",
+            addresses.source_ranges.iter().all(|range| range.prefix_len() > 0),
+        ),
         ("ranges have no host bits", addresses.source_ranges.iter().all(|range| range.trunc() == *range)),
         (
             "endpoints are of the family",
@@ -66,7 +72,7 @@ fn problems(family: Family, routing: &Routing) -> Vec<&'static str> {
         ),
         ("frontends are the addresses", frontends(routing)),
         (
-            "a way in from outside makes it accessible from outside",
+            "a frontend besides the cluster IP makes it externally accessible",
             routing.is_externally_accessible || routing.frontends().count() == 1,
         ),
     ];
@@ -88,7 +94,7 @@ fn frontends(routing: &Routing) -> bool {
     routing.frontends().eq(want)
 }
 
-/// A health check exists where the routings of a Service say so, and only there.
+/// A Service has a health check if and only if its routings have a health-check port.
 fn check_health(view: &View) {
     let mut ports: HashMap<_, _> = HashMap::new();
     for (name, routing) in &view.routings {
@@ -99,9 +105,9 @@ fn check_health(view: &View) {
             name.service
         );
     }
-    let wanted: BTreeMap<_, _> = ports.into_iter().filter_map(|(name, port)| Some((name, port?))).collect();
+    let expected: BTreeMap<_, _> = ports.into_iter().filter_map(|(name, port)| Some((name, port?))).collect();
     let found: BTreeMap<_, _> = view.health_checks.iter().map(|(name, check)| (name, check.port)).collect();
-    assert_eq!(found, wanted);
+    assert_eq!(found, expected);
 }
 
 fn check_counts(view: &View) {

@@ -1,6 +1,6 @@
-//! The specification transcribed line by line, by someone who had not seen the model's way of doing it.
+//! The specification transcribed line by line, independently of the model.
 //!
-//! Everything is text and everything is computed from scratch. Numbers in comments are sections of the specification.
+//! Everything is text and computed from scratch. Numbers in comments are sections of the specification.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,12 +12,12 @@ use model::routing::{Endpoint, Routing, Traffic};
 use crate::histories::{Objects, THIS_NODE};
 use crate::store::View;
 
-/// What there is to say about a service port, in words.
-type Said = BTreeMap<String, BTreeMap<&'static str, String>>;
+/// Service ports by name, each described by named texts.
+type Described = BTreeMap<String, BTreeMap<&'static str, String>>;
 
-/// The model's answer in words.
-pub fn said(view: &View) -> Said {
-    let mut said: Said =
+/// The model's state.
+pub fn described(view: &View) -> Described {
+    let mut said: Described =
         view.routings.iter().map(|(name, routing)| (format!("{name:?}"), words(routing))).collect();
     let health = view.health_checks.iter().map(|(name, check)| format!("{name}={}", check.local_endpoints));
     said.insert("health".into(), [("checks", health.collect::<Vec<_>>().join(" "))].into());
@@ -67,10 +67,10 @@ fn joined(values: impl Iterator<Item = impl ToString>) -> String {
     values.map(|value| value.to_string()).collect::<Vec<_>>().join(" ")
 }
 
-/// The specification's answer in words.
-pub fn expected(family: Family, objects: &Objects) -> Said {
+/// The state according to the specification.
+pub fn expected(family: Family, objects: &Objects) -> Described {
     let zone = objects.zone.as_deref().unwrap_or("");
-    let mut said = Said::new();
+    let mut said = Described::new();
     let mut health = Vec::new();
     for (name, service) in &objects.services {
         let Some(ip) = cluster_ip(family, &service.spec) else { continue };
@@ -196,7 +196,7 @@ impl Record {
     fn words(&self, endpoints: &[&Entry], zone: &str) -> BTreeMap<&'static str, String> {
         let accessible =
             self.node_port != 0 || !self.load_balancer_vips.is_empty() || !self.external_ips.is_empty();
-        let found = categorise(
+        let found = categorize(
             endpoints,
             !self.internal_policy_local || accessible,
             self.internal_policy_local || (self.external_policy_local && accessible),
@@ -208,7 +208,7 @@ impl Record {
             (true, true) if found.local.is_empty() => "drop",
             (true, true) => "local",
         };
-        // The specification has only those that serve; but rules choose those that are ready, be it that they don't serve.
+        // The specification has only serving endpoints, but rules choose ready ones even if they do not serve.
         let serving = endpoints.iter().filter(|e| self.protocol == "UDP" && (e.serving || e.ready));
         let mut words = BTreeMap::from([
             ("clusterIP", self.cluster_ip.clone()),
@@ -234,7 +234,7 @@ impl Record {
     }
 }
 
-/// 7. The text carries a star for local ones; the key does not.
+/// 7. The text of local endpoints ends with a star; the key does not.
 #[derive(Clone)]
 struct Entry {
     text: String,
@@ -304,9 +304,9 @@ struct Categories {
 }
 
 /// 10
-fn categorise(list: &[&Entry], uses_cluster: bool, uses_local: bool, zone: &str) -> Categories {
-    let texts = |wanted: &dyn Fn(&Entry) -> bool| -> Vec<String> {
-        list.iter().filter(|e| wanted(e)).map(|e| e.text.clone()).collect()
+fn categorize(list: &[&Entry], uses_cluster: bool, uses_local: bool, zone: &str) -> Categories {
+    let texts = |select: &dyn Fn(&Entry) -> bool| -> Vec<String> {
+        list.iter().filter(|e| select(e)).map(|e| e.text.clone()).collect()
     };
     let mut found = Categories::default();
     if list.is_empty() {

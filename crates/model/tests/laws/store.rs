@@ -13,7 +13,7 @@ use model::routing::Routing;
 use crate::histories::{Objects, THIS_NODE};
 use crate::invariants;
 
-/// A store and the sum of what it has said.
+/// A store and the sum of the changes taken from it.
 #[derive(Debug)]
 pub struct Store {
     pub cluster: Cluster,
@@ -23,7 +23,7 @@ pub struct Store {
     service_cidrs: Vec<IpNet>,
 }
 
-/// Everything there is to see of a store, except how often it was told something.
+/// The observable state of a store, except the numbers of events.
 #[derive(Debug, Default, PartialEq)]
 pub struct View {
     pub routings: BTreeMap<ServicePortName, Arc<Routing>>,
@@ -33,7 +33,7 @@ pub struct View {
 }
 
 impl View {
-    /// What a store shows that heard of nothing but these objects.
+    /// The state of a store to which exactly these objects were applied.
     pub fn of(family: Family, objects: &Objects) -> Self {
         let mut store = Store::new(family);
         store.apply_all(&objects.events());
@@ -70,12 +70,14 @@ impl Store {
         }
     }
 
-    /// Takes the changes, adds them to what was said before, and checks that each is news and that all together give
-    /// what there is.
+    /// Takes the changes, and checks that each is a difference and that the sum of all changes is the current state.
     pub fn take(&mut self) -> Changes {
         let expected = self.cluster.has_changes();
         let changes = self.cluster.take_changes();
-        assert!(expected || changes == Changes::default(), "changes nobody was told to expect: {changes:?}");
+        assert!(
+            expected || changes == Changes::default(),
+            "changes though `has_changes` was false: {changes:?}"
+        );
         assert!(!self.cluster.has_changes());
         assert_eq!(self.cluster.pending(), (0, 0));
 

@@ -1,5 +1,5 @@
-//! With one call in ten failing, what is read is the truth or an error, what was committed was committed as a whole,
-//! and the first attempt after the last fault succeeds.
+//! While one call in ten fails, reads return the truth or an error, commits are atomic, and the first attempt after the last
+//! fault succeeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -16,8 +16,7 @@ const RATE: usize = 100;
 const TABLE: &str = "t";
 const SET: &str = "s";
 
-/// Has `attempt` made with the faults of many seeds, and says which of them made the test fail. Returns whether it
-/// succeeded.
+/// Calls `attempt`, which returns whether it succeeded, with the faults of many seeds. Prints the seed if it panics.
 fn for_each_seed(seeds: u64, mut attempt: impl FnMut(&mut Faults) -> bool) {
     struct Seed(u64);
     impl Drop for Seed {
@@ -37,7 +36,7 @@ fn for_each_seed(seeds: u64, mut attempt: impl FnMut(&mut Faults) -> bool) {
             *injected.entry(*fault).or_insert(0) += count;
         }
     }
-    assert!(injected.len() > 5, "few kinds of faults were met: {injected:?}");
+    assert!(injected.len() > 5, "few kinds of faults were injected: {injected:?}");
     assert!(successes > 10, "almost nothing succeeds: {successes} of {seeds}");
 }
 
@@ -63,14 +62,14 @@ fn held(connection: &mut nftables::Connection) -> std::io::Result<BTreeSet<u32>>
     let elements = connection.elements(Ipv4, TABLE, SET, |element| number(element.key))?;
     let count = elements.len();
     let set: BTreeSet<u32> = elements.into_iter().collect();
-    assert_eq!(set.len(), count, "an element twice");
+    assert_eq!(set.len(), count, "duplicate elements");
     Ok(set)
 }
 
 #[test]
-fn a_list_of_elements_is_whole_or_an_error() {
+fn a_dump_of_elements_is_complete_or_an_error() {
     in_fresh_netns(|| {
-        // Several datagrams.
+        // Enough for several datagrams.
         let all: BTreeSet<u32> = (0..3_000).collect();
         let mut connection = set_of(all.clone());
         for_each_seed(SEEDS, |faults| {
@@ -85,7 +84,7 @@ fn a_list_of_elements_is_whole_or_an_error() {
 }
 
 #[test]
-fn elements_asked_for_by_key_are_there_or_not_or_an_error() {
+fn a_lookup_by_key_is_correct_or_an_error() {
     in_fresh_netns(|| {
         let mut connection = set_of((0..200).filter(|number| number % 3 != 0));
         let mut ask = |faults: Option<&mut Faults>| {
@@ -104,7 +103,7 @@ fn elements_asked_for_by_key_are_there_or_not_or_an_error() {
         };
         let mut quick = 0;
         for seed in 0..SEEDS {
-            // Seventy questions: hardly any sequence of them is without a fault.
+            // Seventy requests: hardly any sequence of them is without a fault.
             let mut faults = Faults::new(seed, RATE / 20, &Fault::ALL);
             quick += usize::from(ask(Some(&mut faults)).is_some());
             ask(None).expect("the first attempt without faults");
@@ -114,39 +113,39 @@ fn elements_asked_for_by_key_are_there_or_not_or_an_error() {
 }
 
 #[test]
-fn a_commit_happens_as_a_whole_and_success_means_that_it_did() {
+fn commits_are_atomic_and_success_means_committed() {
     in_fresh_netns(|| {
         let mut connection = set_of([]);
         let mut now = BTreeSet::new();
-        let mut applied_in_vain = 0;
+        let mut lost_answers = 0;
         for_each_seed(SEEDS, |faults| {
             let after: BTreeSet<u32> = if now.is_empty() { (0..100).collect() } else { BTreeSet::new() };
             let mut batch = Batch::new(Ipv4, TABLE);
             batch.delete_elements(SET, marks(now.difference(&after).copied()));
             batch.add_elements(SET, marks(after.difference(&now).copied()));
-            // What the kernel refuses is refused, whatever becomes of its answer.
+            // A rejected batch is an error, even if the answer is lost.
             let mut refused = Batch::new(Ipv4, TABLE);
             refused.add_elements(SET, marks(0..50));
             refused.delete_elements(SET, marks(1_000..1_050));
-            faults.during(|| connection.commit(&refused)).expect_err("what is not there cannot be deleted");
+            faults.during(|| connection.commit(&refused)).expect_err("a missing element cannot be deleted");
             assert_eq!(held(&mut connection).unwrap(), now);
 
             let committed = faults.during(|| connection.commit(&batch));
             let held = held(&mut connection).expect("the first attempt without faults");
-            assert!(held == now || held == after, "half a change");
+            assert!(held == now || held == after, "a partial commit");
             match &committed {
                 Ok(()) => assert_eq!(held, after),
-                Err(_) => applied_in_vain += usize::from(held == after),
+                Err(_) => lost_answers += usize::from(held == after),
             }
             now = held;
             committed.is_ok()
         });
-        assert!(applied_in_vain > 0, "no answer to a commit was lost");
+        assert!(lost_answers > 0, "no answer to a commit was lost");
     });
 }
 
 #[test]
-fn whatever_message_it_names_a_refusal_for_another_generation_says_to_read_again() {
+fn a_rejection_for_another_generation_is_stale_whatever_message_it_names() {
     in_fresh_netns(|| {
         let mut connection = set_of([]);
         let mut batch = Batch::new(Ipv4, TABLE);
@@ -161,7 +160,7 @@ fn whatever_message_it_names_a_refusal_for_another_generation_says_to_read_again
 }
 
 #[test]
-fn every_commit_of_others_is_announced_or_reported_as_lost() {
+fn every_commit_of_other_sockets_is_reported_or_lost() {
     in_fresh_netns(|| {
         let mut connection = set_of([]);
         let mut monitor = Monitor::open().unwrap();
@@ -181,7 +180,7 @@ fn every_commit_of_others_is_announced_or_reported_as_lost() {
                     Err(error) => assert_eq!(error.raw_os_error(), Some(Errno::NOMEM.raw_os_error())),
                 }
             }
-            // The rest of a commit of which something was lost.
+            // The remaining events of a commit of which some were lost.
             while monitor.receive_within(Duration::ZERO, |_| {}).unwrap() {}
             true
         });
@@ -189,7 +188,7 @@ fn every_commit_of_others_is_announced_or_reported_as_lost() {
 }
 
 #[test]
-fn a_wait_that_ends_for_nothing_goes_on() {
+fn a_spurious_wakeup_does_not_end_a_wait() {
     in_fresh_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         let committer = std::thread::spawn(|| {
@@ -198,13 +197,13 @@ fn a_wait_that_ends_for_nothing_goes_on() {
         });
         let mut faults = Faults::new(1, 500, &[Fault::Woken, Fault::Interrupted]);
         let some = faults.during(|| monitor.receive_within(Duration::from_secs(60), |_| {})).unwrap();
-        assert!(some, "it gave up before its time");
+        assert!(some, "the wait ended too early");
         committer.join().unwrap();
     });
 }
 
 #[test]
-fn a_list_of_addresses_is_whole_or_an_error() {
+fn a_dump_of_addresses_is_complete_or_an_error() {
     in_fresh_netns(|| {
         run("ip link set lo up");
         (1..200).for_each(|host| _ = run(&format!("ip address add 192.0.2.{host}/32 dev lo")));
@@ -222,7 +221,7 @@ fn a_list_of_addresses_is_whole_or_an_error() {
 }
 
 #[test]
-fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
+fn a_dump_of_flows_is_complete_and_deleted_flows_are_gone() {
     const UDP: u8 = 17;
     const ALL: conntrack::Filter =
         conntrack::Filter { protocol: UDP, destination: None, only_attempts: false };
@@ -250,7 +249,7 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
             Ok(found)
         }
         make(&mut connection).unwrap();
-        // The kernel walks its whole table of flows for each list.
+        // The kernel walks its whole table for each dump.
         for_each_seed(SEEDS / 8, |faults| {
             let listed = faults.during(|| list(&mut connection));
             if let Ok(listed) = &listed {
@@ -262,7 +261,10 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
             assert_eq!(some.len(), 3);
             let ended = faults.during(|| connection.end(Ipv4, &some));
             let left = list(&mut connection).unwrap();
-            assert!(ports.iter().all(|port| port % 200 == 0 || left.contains(port)), "others are gone");
+            assert!(
+                ports.iter().all(|port| port % 200 == 0 || left.contains(port)),
+                "other flows were deleted"
+            );
             let left_of_some = left.iter().filter(|port| **port % 200 == 0).count();
             if let Ok(ended) = &ended {
                 assert_eq!((*ended, left_of_some), (3, 0));
@@ -276,7 +278,7 @@ fn a_list_of_flows_is_whole_and_those_that_are_ended_are_gone() {
 }
 
 #[test]
-fn a_counter_that_was_made_is_there() {
+fn a_created_counter_exists() {
     in_fresh_netns(|| {
         let Ok(mut connection) = accounting::Connection::open() else { return };
         let mut number = 0;

@@ -1,4 +1,4 @@
-//! A transaction being written: all of it happens, or nothing.
+//! Encodes a transaction, which the kernel commits as a whole or not at all.
 
 use std::io::IoSlice;
 
@@ -7,10 +7,10 @@ use crate::buffer::Buffer;
 use crate::message::{Header, Message, Messages, NLM_F_REQUEST};
 use crate::nftables::wire::*;
 
-/// Changes to one table, in the order they will be made. Keeps its memory when cleared, to be used again.
+/// Changes to one table, in order. `clear` keeps the allocation for reuse.
 ///
-/// What is added must come after what it refers to: sets before their elements and rules, chains before
-/// whatever leads to them.
+/// Objects must be added before others refer to them: sets before their elements and rules, chains before rules that jump to
+/// them.
 #[derive(Clone, Debug)]
 pub struct Batch {
     family: Family,
@@ -37,21 +37,21 @@ impl Batch {
         self.messages.is_empty()
     }
 
-    /// Bytes to be sent in one piece. The kernel takes hundreds of megabytes if the send buffer may be
-    /// forced, else a few hundred kilobytes.
+    /// The size in bytes of the datagram. The kernel accepts hundreds of megabytes if the send buffer can be forced, otherwise a
+    /// few hundred kilobytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Appends one message; `body` is given the table's name.
+    /// Appends one message. `body` gets the name of the table.
     pub(super) fn message(&mut self, message: u8, flags: u16, body: impl FnOnce(&mut Buffer, &str)) {
         self.count += 1;
         let header = header(kind(message), flags, self.count);
         self.messages.message(header, &fixed(self.family.to_wire()), |m| body(m, &self.table));
     }
 
-    /// Appends a message that says no more than the name of something in the table.
+    /// Appends a message that only names an object of the table.
     pub(super) fn named(&mut self, message: u8, attribute: u16, name: &str) {
         self.message(message, 0, |m, table| {
             m.string(NFTA_TABLE, table);
@@ -59,21 +59,20 @@ impl Batch {
         });
     }
 
-    /// Sets are numbered within their batch; anonymous ones have no other name yet.
+    /// Sets are numbered within a batch.
     pub(super) const fn next_set_id(&mut self) -> u32 {
         self.set_ids += 1;
         self.set_ids
     }
 
-    /// What `sendmsg` takes, between the messages that open and close a transaction. Without the closing
-    /// one the kernel tries everything and then forgets it.
+    /// The parts of the datagram. Without `end`, the kernel validates the transaction and then aborts it.
     pub(super) fn parts<'a>(&'a self, begin: &'a Buffer, end: Option<&'a Buffer>) -> Vec<IoSlice<'a>> {
         let mut parts = vec![IoSlice::new(begin.as_bytes()), IoSlice::new(self.messages.as_bytes())];
         parts.extend(end.map(|end| IoSlice::new(end.as_bytes())));
         parts
     }
 
-    /// Opens the transaction, on condition of the ruleset's generation if one is given.
+    /// The message that begins the transaction, on condition that the ruleset is at `generation`, if given.
     pub(super) fn begin(generation: Option<u32>) -> Buffer {
         let mut begin = Buffer::new();
         begin.message(header(NFNL_MSG_BATCH_BEGIN, 0, 0), &SUBSYSTEM, |m| {
@@ -90,7 +89,7 @@ impl Batch {
         end
     }
 
-    /// The message with that number, counted from one; zero is the one that begins the transaction.
+    /// The message with this sequence number. They count from one; zero is the message that begins the transaction.
     pub(super) fn find(&self, sequence: u32) -> Option<Message<'_>> {
         Messages::new(self.messages.as_bytes()).find(|message| message.header.sequence == sequence)
     }
@@ -101,7 +100,7 @@ impl Batch {
     }
 }
 
-/// A `struct nfgenmsg` for the whole of nf_tables.
+/// The `struct nfgenmsg` that selects nf_tables.
 const SUBSYSTEM: [u8; FIXED] = [0, 0, 0, NFNL_SUBSYS_NFTABLES];
 
 const fn header(kind: u16, flags: u16, sequence: u32) -> Header {

@@ -1,4 +1,4 @@
-//! The conversation: commit a batch, ask for what the kernel holds.
+//! Commits batches, and reads the ruleset.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -17,27 +17,27 @@ use crate::nftables::value::write_value;
 use crate::nftables::wire::*;
 use crate::socket::{DUMP_ATTEMPTS, Protocol, Request, Socket, is, is_loss};
 
-/// Each is answered by a datagram of its own, and all must find room before we read the first, also where
-/// the receive buffer may not be raised.
-const KEYS_AT_ONCE: usize = 50;
+/// The kernel answers each key by a datagram of its own, and all must fit into the receive buffer, even if that cannot be
+/// raised.
+const KEYS_PER_REQUEST: usize = 50;
 
-/// Why a batch was not committed. Nothing of it was, in any case.
+/// Why a batch was not committed. No part of it was.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Someone else changed the ruleset between our read and our write: read again.
+    /// Another program changed the ruleset after the caller read it. The caller has to read it again.
     #[error("ruleset changed under us")]
     Stale,
-    /// The first object the kernel found fault with; later ones are often its consequence.
+    /// The first object that the kernel rejected. Later errors are often consequences of it.
     #[error("kernel refused {object}{}", reason(.message))]
     Refused {
-        /// In the manner of an `nft` command.
+        /// Formatted like an `nft` command.
         object: String,
-        /// The kernel's own words, if it had any.
+        /// The extended acknowledgement, or empty.
         message: String,
         #[source]
         errno: io::Error,
     },
-    /// More than the send buffer takes, and we may not raise it: cut it.
+    /// The send buffer is too small and cannot be raised. The caller has to split the batch.
     #[error("batch of {bytes} bytes is larger than the send buffer")]
     TooLarge { bytes: usize },
     #[error("cannot reach the kernel")]
@@ -52,50 +52,50 @@ fn reason(message: &str) -> String {
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
-    /// For how long elements that keep changing are read again.
-    persistence: Duration,
+    /// How long to retry a dump of elements that change meanwhile.
+    retry_limit: Duration,
 }
 
 impl Connection {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(Protocol::Netfilter)?, persistence: Duration::MAX })
+        Ok(Self { socket: Socket::open(Protocol::Netfilter)?, retry_limit: Duration::MAX })
     }
 
-    /// Elements that keep changing while they are read are given up after that time, rather than after many
-    /// attempts. The one that is under way is not cut short.
+    /// Stops retrying dumps of elements that change meanwhile after this time, rather than after many attempts. Does not
+    /// interrupt the last attempt.
     #[must_use]
-    pub fn persistent_for(self, persistence: Duration) -> Self {
-        Self { persistence, ..self }
+    pub fn retrying_for(self, retry_limit: Duration) -> Self {
+        Self { retry_limit, ..self }
     }
 
-    /// What events caused by this connection carry as their port.
+    /// The netlink port, which events caused by this connection carry.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.socket.port()
     }
 
-    /// Makes all changes of the batch, or none.
+    /// Commits all changes of the batch, or none.
     pub fn commit(&mut self, batch: &Batch) -> Result<(), CommitError> {
         self.send(batch, None, Ending::Commit)
     }
 
-    /// As [`Self::commit`], but only if the ruleset is still at that generation. Any change to any table
-    /// of the namespace makes a new one, so this is for batches that follow a read.
+    /// Like [`Self::commit`], but only if the ruleset is still at this generation. Every commit to any table of the namespace
+    /// increments it, so this is for batches that depend on what was read.
     pub fn commit_at(&mut self, generation: u32, batch: &Batch) -> Result<(), CommitError> {
         self.send(batch, Some(generation), Ending::Commit)
     }
 
-    /// Says what [`Self::commit`] would say, and changes nothing.
+    /// Returns what [`Self::commit`] would return, and changes nothing.
     pub fn check(&mut self, batch: &Batch) -> Result<(), CommitError> {
-        self.send(batch, None, Ending::Abandon)
+        self.send(batch, None, Ending::Abort)
     }
 
     fn send(&mut self, batch: &Batch, generation: Option<u32>, ending: Ending) -> Result<(), CommitError> {
         let begin = Batch::begin(generation);
         let end = match ending {
             Ending::Commit => Some(batch.end()),
-            Ending::Abandon => None,
+            Ending::Abort => None,
         };
         self.socket.send(&batch.parts(&begin, end.as_ref())).map_err(|error| {
             if is(&error, Errno::MSGSIZE) {
@@ -107,9 +107,8 @@ impl Connection {
         self.first_refusal(batch)
     }
 
-    /// The kernel has done all its work by the time `send` returns, and we asked for no acknowledgement:
-    /// what it has to say is waiting, and silence is success. This holds for every kernel, while
-    /// acknowledging the end of a batch is new in 6.10.
+    /// The kernel has processed the batch when `send` returns, and no acknowledgement was requested: errors are in the receive
+    /// buffer, and their absence means success. This holds for all kernels, while the acknowledgement of a batch needs 6.10.
     fn first_refusal(&mut self, batch: &Batch) -> Result<(), CommitError> {
         let mut first = Ok(());
         loop {
@@ -119,7 +118,7 @@ impl Connection {
                     return first;
                 }
                 Ok(Some(messages)) => messages,
-                // So many refusals that some were lost; those that were not can still be read.
+                // Some errors were lost. The others can still be received.
                 Err(error) if is_loss(&error) => {
                     first = first.and(Err(CommitError::Socket(error)));
                     continue;
@@ -147,28 +146,28 @@ impl Connection {
         self.dump(NFT_MSG_GETTABLE, family, |_| {}, FoundTable::from_wire)
     }
 
-    /// In the order they were added; none if there is no such table.
+    /// In the order they were added. Empty if the table does not exist.
     pub fn chains(&mut self, family: Family, table: &str) -> io::Result<Vec<FoundChain>> {
-        // The kernel doesn't let us choose the table.
+        // The kernel has no filter by table.
         let in_table = |message: &Message<'_>| FoundChain::from_wire(message).filter(|c| c.table == table);
         self.dump(NFT_MSG_GETCHAIN, family, |_| {}, in_table)
     }
 
-    /// Chain by chain, in the order packets meet them there; none if there is no such table.
+    /// Chain by chain, in the order of evaluation. Empty if the table does not exist.
     pub fn rules(&mut self, family: Family, table: &str) -> io::Result<Vec<FoundRule>> {
         self.dump(NFT_MSG_GETRULE, family, |m| m.string(NFTA_TABLE, table), FoundRule::from_wire)
     }
 
-    /// `NotFound` if there is no such table.
+    /// Fails with `NotFound` if the table does not exist.
     pub fn sets(&mut self, family: Family, table: &str) -> io::Result<Vec<FoundSet>> {
         self.dump(NFT_MSG_GETSET, family, |m| m.string(NFTA_TABLE, table), FoundSet::from_wire)
     }
 
-    /// What `read` makes of each element, in no particular order; `NotFound` if there is no such set. If
-    /// the set changes while it is read we start again, and `read` sees elements twice.
+    /// What `read` returns for each element, in no particular order. Fails with `NotFound` if the set does not exist. If the set
+    /// changes meanwhile, the dump starts again and `read` sees elements twice.
     ///
-    /// Takes time with the square of their number, because the kernel walks over what it has told before:
-    /// 0.2 seconds for 50,000, 1.2 for 100,000, half a minute for 500,000.
+    /// Takes quadratic time, because the kernel skips the elements of earlier datagrams one by one: 0.2 seconds for 50,000, 1.2
+    /// for 100,000, half a minute for 500,000.
     pub fn elements<T>(
         &mut self,
         family: Family,
@@ -179,31 +178,31 @@ impl Connection {
         let began = Instant::now();
         for _ in 0..DUMP_ATTEMPTS {
             let state = RandomState::new();
-            let mut note = |element: FoundElement<'_>| {
+            let mut hash_and_read = |element: FoundElement<'_>| {
                 let identity = (element.key, element.key_end, element.interval_end);
                 (state.hash_one(identity), read(element))
             };
             let read_list = |message: &Message<'_>| {
-                let elements = FoundElement::all_from_wire(message)?.map(&mut note);
+                let elements = FoundElement::all_from_wire(message)?.map(&mut hash_and_read);
                 Some((generation_of(message)?, elements.collect::<Vec<_>>()))
             };
             let lists = self.dump(NFT_MSG_GETSETELEM, family, |m| name_set(m, table, set), read_list)?;
             let same_generation = lists.windows(2).all(|pair| matches!(pair, [(a, _), (b, _)] if a == b));
             let found = lists.into_iter().flat_map(|(_, list)| list).collect::<Vec<_>>();
-            if same_generation && no_element_twice(found.iter().map(|(hash, _)| *hash)) {
+            if same_generation && has_no_duplicates(found.iter().map(|(hash, _)| *hash)) {
                 return Ok(found.into_iter().map(|(_, element)| element).collect());
             }
-            if began.elapsed() >= self.persistence {
+            if began.elapsed() >= self.retry_limit {
                 break;
             }
         }
         Err(io::Error::new(io::ErrorKind::ResourceBusy, "set keeps changing while it is read"))
     }
 
-    /// What `read` makes of the elements with these keys, in the same order; `None` for what is not there.
-    /// Takes time with their number only, so that a large set is better compared this way: all wanted ones
-    /// with what they should lead to, and their count. Asks in many steps; whether something changed
-    /// between them is told by the generation before and after.
+    /// What `read` returns for the elements with these keys, in the same order; `None` for keys that do not exist.
+    ///
+    /// Takes linear time, so that a large set is better compared this way: look up all desired keys, and compare the count. Sends
+    /// many requests; compare the generation before and after to detect changes between them.
     pub fn elements_at<T>(
         &mut self,
         family: Family,
@@ -215,10 +214,10 @@ impl Connection {
         let fixed = fixed(family.to_wire());
         let request = Request { kind: kind(NFT_MSG_GETSETELEM), flags: 0, fixed: &fixed };
         let mut keys = keys.into_iter();
-        let mut asked: Vec<Value> = Vec::with_capacity(KEYS_AT_ONCE);
+        let mut asked: Vec<Value> = Vec::with_capacity(KEYS_PER_REQUEST);
         let mut found = Vec::new();
         loop {
-            asked.extend(keys.by_ref().take(KEYS_AT_ONCE - asked.len()));
+            asked.extend(keys.by_ref().take(KEYS_PER_REQUEST - asked.len()));
             if asked.is_empty() {
                 return Ok(found);
             }
@@ -235,13 +234,13 @@ impl Connection {
                 found.extend(FoundElement::all_from_wire(message)?.map(|element| Some(read(element))));
                 Some(())
             });
-            let told = found.len() - before;
+            let received = found.len() - before;
             match outcome {
-                Ok(_) if told == asked.len() => asked.clear(),
-                // The kernel stops at the first one that is not there, and has told those before it.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && told < asked.len() => {
+                Ok(_) if received == asked.len() => asked.clear(),
+                // The kernel stops at the first key that does not exist, after it has sent those before.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && received < asked.len() => {
                     found.push(None);
-                    asked.drain(..=told);
+                    asked.drain(..=received);
                 }
                 Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
                 Err(error) => return Err(error),
@@ -266,16 +265,16 @@ fn name_set(m: &mut Buffer, table: &str, set: &str) {
     m.string(NFTA_SET_ELEM_LIST_SET, set);
 }
 
-/// The low half of the generation a message was written in. Elements are the only list that the kernel
-/// doesn't mark as interrupted when it changes half-way.
+/// The low half of the generation that a message was created in. The kernel does not set `NLM_F_DUMP_INTR` in dumps of
+/// elements, unlike in all others.
 fn generation_of(message: &Message<'_>) -> Option<[u8; 2]> {
     let [_, _, high, low] = *message.fixed::<FIXED>()?;
     Some([high, low])
 }
 
-/// If a hash table is resized while the kernel walks it, elements come twice and as many don't come at
-/// all. The kernel doesn't tell; it was seen right after adding 50,000 elements.
-fn no_element_twice(hashes: impl Iterator<Item = u64>) -> bool {
+/// If a hash table is resized while the kernel walks it, some elements are dumped twice and as many not at all. The kernel does
+/// not report this; it was observed right after adding 50,000 elements.
+fn has_no_duplicates(hashes: impl Iterator<Item = u64>) -> bool {
     let mut hashes: Vec<u64> = hashes.collect();
     hashes.sort_unstable();
     hashes.is_sorted_by(|a, b| a < b)
@@ -284,12 +283,12 @@ fn no_element_twice(hashes: impl Iterator<Item = u64>) -> bool {
 #[derive(Clone, Copy)]
 enum Ending {
     Commit,
-    Abandon,
+    Abort,
 }
 
 fn refused(batch: &Batch, sequence: u32, refusal: Refusal) -> CommitError {
-    // Another generation is what the message that begins the batch is refused for. But if the kernel has loaded a module
-    // and begins again, it names the message at which it noticed that it had to: net/netfilter/nfnetlink.c.
+    // If the generation differs, the kernel rejects the message that begins the batch. But if it has to restart after loading a
+    // module, it names the message that needed the module: net/netfilter/nfnetlink.c.
     if is(&refusal.errno, Errno::RESTART) {
         return CommitError::Stale;
     }
@@ -314,7 +313,7 @@ mod tests {
     use crate::testing::in_fresh_netns;
 
     #[test]
-    fn a_batch_that_does_not_fit_is_to_be_cut() {
+    fn a_batch_larger_than_the_send_buffer_is_too_large() {
         in_fresh_netns(|| {
             let mut connection = Connection::open().unwrap();
             connection.socket.make_no_room();

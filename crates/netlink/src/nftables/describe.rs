@@ -1,6 +1,4 @@
-//! Says in words what a message of a batch wanted, for the day the kernel refuses it.
-//!
-//! Read back from the message itself, so that writing a batch keeps no notes.
+//! Describes a message of a batch for errors. Decodes the message itself, so that encoding a batch records nothing.
 
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
@@ -9,8 +7,8 @@ use crate::nftables::userdata;
 use crate::nftables::value::hex;
 use crate::nftables::wire::*;
 
-/// The message in the manner of an `nft` command. `offset` is where in it the kernel found fault, which
-/// picks one out of many elements.
+/// Formats the message like an `nft` command. `offset` is that of the attribute the kernel rejected, which identifies one of many
+/// elements.
 pub(super) fn describe(message: &Message<'_>, offset: Option<u32>) -> String {
     let Some((verb, noun)) = message_of(message.header.kind).and_then(words) else {
         return format!("message {:#x}", message.header.kind);
@@ -46,7 +44,7 @@ const fn words(message: u8) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// A rule by its comment, or by its handle, or by the expressions it is made of.
+/// Describes a rule by its comment, its handle, or the names of its expressions.
 fn rule(attributes: Attributes<'_>) -> String {
     let comment = attributes
         .find(NFTA_RULE_USERDATA)
@@ -62,7 +60,7 @@ fn rule(attributes: Attributes<'_>) -> String {
     format!(" [{}]", names.collect::<Vec<_>>().join(" "))
 }
 
-/// The element the kernel pointed at, or how many there were to choose from.
+/// The element that the kernel rejected or, if unknown, the number of elements.
 fn element(message: &Message<'_>, offset: Option<u32>) -> String {
     let Some(list) = message.attributes(FIXED).find(NFTA_SET_ELEM_LIST_ELEMENTS) else {
         return String::new();
@@ -75,7 +73,7 @@ fn element(message: &Message<'_>, offset: Option<u32>) -> String {
     }
 }
 
-/// The list entry that begins there, counted from the beginning of the message.
+/// The list entry at this offset from the beginning of the message.
 fn entry_at<'a>(message: &Message<'a>, offset: u32) -> Option<Attribute<'a>> {
     let begin = usize::try_from(offset).ok()?.checked_sub(HEADER)?;
     let entry = Attributes::new(message.body.get(begin..)?).next()?;

@@ -1,4 +1,4 @@
-//! Elements of sets and maps: many to a message, split so that no list outgrows its 16-bit length.
+//! Encodes elements of sets and maps. Splits them into several messages, since the length of a list has 16 bits.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::nftables::userdata;
 use crate::nftables::value::{Value, Verdict, write_value};
 use crate::nftables::wire::*;
 
-/// When a list has grown to this, the next element starts a new one: two keys, a datum, a chain name and
-/// a comment of the greatest size take less than the rest.
-const FULL: usize = 0xffff - 1024;
+/// The next element starts a new list when the current one has this size. The largest element, with two keys, a datum, a chain name
+/// and a comment, takes less than the remaining kilobyte.
+const MAX_LIST: usize = 0xffff - 1024;
 
-/// An element of a set, or of a map if it has data. Start from [`Element::new`].
+/// An element of a set, or of a map if it has data. See [`Element::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct Element<'a> {
     pub key: Value,
@@ -24,11 +24,11 @@ pub struct Element<'a> {
     /// The key is the first one after a range, in interval sets of single fields.
     pub interval_end: bool,
     pub timeout: Option<Duration>,
-    /// Cut if it is longer than the kernel keeps.
+    /// Truncated to what the kernel can keep.
     pub comment: Option<&'a str>,
 }
 
-/// What an element of a map leads to.
+/// The data of a map element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datum<'a> {
     Value(Value),
@@ -41,7 +41,7 @@ impl Element<'_> {
         Self { key: key.into(), key_end: None, data: None, interval_end: false, timeout: None, comment: None }
     }
 
-    /// The key leads to that value.
+    /// An element of a map.
     #[must_use]
     pub fn pair(key: impl Into<Value>, value: impl Into<Value>) -> Self {
         Self { data: Some(Datum::Value(value.into())), ..Self::new(key) }
@@ -72,7 +72,7 @@ impl Element<'_> {
         }
     }
 
-    /// What finds an element: its data and comment don't matter.
+    /// The part that identifies an element.
     fn write_to_delete(&self, m: &mut Buffer) {
         if self.interval_end {
             m.be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
@@ -82,7 +82,7 @@ impl Element<'_> {
 }
 
 impl Batch {
-    /// No error for one that is there already with the same data; refused if it is there with other data.
+    /// The kernel accepts an element that exists with the same data, and rejects one that exists with other data.
     pub fn add_elements<'a, 's>(
         &mut self,
         set: impl Into<SetRef<'s>>,
@@ -91,7 +91,7 @@ impl Batch {
         self.elements(NFT_MSG_NEWSETELEM, NLM_F_CREATE, set.into(), elements, Element::write);
     }
 
-    /// Refused if one is not there.
+    /// The kernel rejects an element that does not exist.
     pub fn delete_elements<'a, 's>(
         &mut self,
         set: impl Into<SetRef<'s>>,
@@ -108,8 +108,8 @@ impl Batch {
         elements: impl IntoIterator<Item = Element<'a>>,
         write: impl Fn(&Element<'a>, &mut Buffer),
     ) {
-        let mut rest = elements.into_iter();
-        while let Some(first) = rest.next() {
+        let mut remaining = elements.into_iter();
+        while let Some(first) = remaining.next() {
             self.message(message, flags, |m, table| {
                 m.string(NFTA_TABLE, table);
                 m.string(NFTA_SET_ELEM_LIST_SET, set.name);
@@ -117,10 +117,10 @@ impl Batch {
                     m.be32(NFTA_SET_ELEM_LIST_SET_ID, id);
                 }
                 m.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |m| {
-                    let full = m.len() + FULL;
+                    let full = m.len() + MAX_LIST;
                     m.nest(NFTA_LIST_ELEM, |m| write(&first, m));
                     while m.len() < full
-                        && let Some(element) = rest.next()
+                        && let Some(element) = remaining.next()
                     {
                         m.nest(NFTA_LIST_ELEM, |m| write(&element, m));
                     }

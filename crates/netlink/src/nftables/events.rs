@@ -1,7 +1,6 @@
-//! Who changes the ruleset: the kernel tells of every object of every commit, and then of the commit.
+//! Receives notifications of changes to the ruleset: one for each object of a commit, then one for the commit.
 //!
-//! Listening makes each commit dearer, since the kernel writes a message for each object of it, our own
-//! commits included.
+//! A subscription makes every commit slower, including our own, since the kernel encodes a message for each object.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,44 +12,44 @@ use crate::nftables::read::{Generation, family};
 use crate::nftables::wire::*;
 use crate::socket::{Protocol, Socket, is_loss};
 
-/// Something that happened to the ruleset.
+/// A change to the ruleset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A commit is complete; the events before it, back to the last such one, were its parts.
+    /// The end of a commit. The events since the previous one are its parts.
     Committed {
         generation: Generation,
-        /// Of the socket that committed. Unlike the pid it means the same inside containers.
+        /// The port of the socket that committed. Unlike the pid, it is the same in all pid namespaces.
         port: u32,
     },
     Added {
         object: Object,
         family: Family,
         table: &'a str,
-        /// The one added, or the one the rule is in; none for other objects.
+        /// The chain itself, or that of the rule; `None` for other objects.
         chain: Option<&'a str>,
         port: u32,
     },
-    /// Of a deleted table only the table may be told, not what was in it.
+    /// The kernel may send a single event for a table and everything in it.
     Deleted { object: Object, family: Family, table: &'a str, chain: Option<&'a str>, port: u32 },
-    /// Some events found no room: anything may have happened.
+    /// Some events were lost: anything may have changed.
     Lost,
 }
 
-/// What kind of thing was added or deleted.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
     Table,
     Chain,
     Rule,
     Set,
-    /// One or more of a set.
+    /// One or more elements of a set.
     Elements,
-    /// Something we never make: a stateful object or a flow table.
+    /// A stateful object or a flow table, which this crate never creates.
     Other,
 }
 
 impl<'a> Event<'a> {
-    /// `None` for what is no event, or in a family that isn't ours.
+    /// `None` unless the message is an event of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'a>) -> Option<Self> {
         let port = message.header.port;
@@ -90,19 +89,19 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Hears of all changes to the ruleset of one network namespace.
+/// Receives all changes to the ruleset of one network namespace.
 #[derive(Debug)]
 pub struct Monitor {
     socket: Socket,
 }
 
 impl Monitor {
-    /// Belongs to the namespace of the calling thread. Open it before reading what is to be watched.
+    /// Belongs to the namespace of the calling thread. Open it before the first read, so that no change is missed.
     pub fn open() -> io::Result<Self> {
         Ok(Self { socket: Socket::subscribe(Protocol::Netfilter, &[NFNLGRP_NFTABLES])? })
     }
 
-    /// Shows `see` the next few events, waiting up to that time for the first. Whether there were any.
+    /// Calls `see` with the events of the next datagram, and returns whether there was one. Waits up to `time` for it.
     pub fn receive_within(&mut self, time: Duration, mut see: impl FnMut(Event<'_>)) -> io::Result<bool> {
         match self.socket.receive_within(time) {
             Ok(None) => Ok(false),
@@ -120,7 +119,7 @@ impl Monitor {
 }
 
 impl AsFd for Monitor {
-    /// To be polled; read through [`Monitor::receive_within`].
+    /// For polling. Receive by [`Monitor::receive_within`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

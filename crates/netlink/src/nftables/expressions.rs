@@ -1,4 +1,4 @@
-//! What rules are made of: each expression loads a register, works on it, or decides.
+//! Expressions, which rules consist of. Each loads a register, operates on registers, or decides about the packet.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use crate::nftables::sets::{SetRef, milliseconds};
 use crate::nftables::value::{Register, Value, Verdict, write_value};
 use crate::nftables::wire::*;
 
-/// One step of a rule. A step that doesn't match ends the rule.
+/// One expression. If it does not match, the rest of the rule is not evaluated.
 #[derive(Clone, Copy, Debug)]
 pub enum Expression<'a> {
-    /// Loads what is known about the packet without looking into it.
+    /// Loads metadata of the packet.
     Meta {
         key: MetaKey,
         to: Register,
     },
-    /// Only the mark can be set, of the keys there are here.
+    /// Only the mark can be set, of the keys in [`MetaKey`].
     SetMeta {
         key: MetaKey,
         from: Register,
@@ -28,45 +28,32 @@ pub enum Expression<'a> {
         length: u32,
         to: Register,
     },
-    /// Loads what connection tracking knows. Addresses and ports need a direction.
+    /// Loads a property of the conntrack entry. Addresses and ports need a direction.
     Conntrack {
         key: ConntrackKey,
         direction: Option<Direction>,
         to: Register,
     },
-    /// Loads what the routing table says of the packet's addresses.
+    /// Loads the result of a routing lookup of the packet's addresses.
     Fib {
         source: bool,
         destination: bool,
         result: FibResult,
         to: Register,
     },
-    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host order.
+    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host byte order.
     Numgen {
         generator: NumberGenerator,
         modulus: u32,
         offset: u32,
         to: Register,
     },
-    /// Loads a constant.
-    Immediate {
-        value: Value,
-        to: Register,
-    },
-    /// Loads `from & mask ^ xor`; the mask's length is that of the operation.
+    /// Loads `from & mask ^ xor`. The length of the mask is that of the operation.
     Bitwise {
         from: Register,
         to: Register,
         mask: Value,
         xor: Value,
-    },
-    /// Swaps `length` bytes in units of `size`.
-    ByteOrder {
-        order: Order,
-        from: Register,
-        to: Register,
-        length: u32,
-        size: u32,
     },
     /// Matches, or not.
     Compare {
@@ -74,35 +61,28 @@ pub enum Expression<'a> {
         comparison: Comparison,
         value: Value,
     },
-    /// Matches what lies between the two, both included, bytewise; or what doesn't.
-    Range {
-        from: Register,
-        inside: bool,
-        low: Value,
-        high: Value,
-    },
-    /// Matches what is in a set.
+    /// Matches if the key is in the set.
     Lookup {
         set: SetRef<'a>,
         key: Register,
     },
-    /// Matches what is not in a set.
+    /// Matches if the key is not in the set.
     LookupMissing {
         set: SetRef<'a>,
         key: Register,
     },
-    /// Loads what a map holds, and doesn't match where it holds nothing.
+    /// Loads the data of the key in the map. Does not match if the key is not in it.
     LookupData {
         map: SetRef<'a>,
         key: Register,
         to: Register,
     },
-    /// Does what a verdict map says, and goes on where it says nothing.
+    /// Applies the verdict of the key in the map, or continues if the key is not in it.
     LookupVerdict {
         map: SetRef<'a>,
         key: Register,
     },
-    /// Adds to a dynamic set, or renews what is there. `with` is kept with the element.
+    /// Adds an element to a dynamic set or updates it. `with` are the expressions of the element.
     Dynamic {
         operation: DynamicOperation,
         set: SetRef<'a>,
@@ -111,9 +91,9 @@ pub enum Expression<'a> {
         timeout: Option<Duration>,
         with: &'a [Expression<'a>],
     },
-    /// Decides.
+    /// Applies a verdict.
     Verdict(Verdict<'a>),
-    /// Rewrites addresses; decides, too.
+    /// Translates addresses, which also ends the evaluation.
     Nat {
         kind: NatKind,
         family: Family,
@@ -125,7 +105,7 @@ pub enum Expression<'a> {
         flags: NatFlags,
     },
     Reject(RejectWith),
-    /// Counts packets that come this far.
+    /// Counts the packets that reach it.
     Counter,
 }
 
@@ -136,12 +116,11 @@ pub enum MetaKey {
     /// Host order
     Mark = 3,
     InputName = 6,
-    OutputName = 7,
     /// One byte
     L4Protocol = 16,
 }
 
-/// Which header `Payload` counts from.
+/// The header that the offset of `Payload` counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Base {
@@ -155,19 +134,10 @@ pub enum Base {
 pub enum ConntrackKey {
     /// Bits, host order
     State = 0,
-    /// One byte
-    Direction = 1,
     /// Bits, host order
     Status = 2,
-    /// Host order
-    Mark = 3,
-    /// One byte
-    Protocol = 10,
-    SourcePort = 11,
     DestinationPort = 12,
-    SourceIpv4 = 19,
     DestinationIpv4 = 20,
-    SourceIpv6 = 21,
     DestinationIpv6 = 22,
 }
 
@@ -178,19 +148,17 @@ impl ConntrackKey {
     pub const STATUS_DNAT: u32 = 0x20;
 }
 
-/// Of the connection as it was opened, or of the packets that answer.
+/// The direction of a tuple of a conntrack entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Direction {
     Original = 0,
-    Reply = 1,
 }
 
 /// `NFT_FIB_RESULT_*`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FibResult {
-    OutputInterface = 1,
     /// `RTN_*`, host order
     AddressType = 3,
 }
@@ -203,34 +171,20 @@ impl FibResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NumberGenerator {
-    Incremental = 0,
     Random = 1,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Order {
-    ToHost = 0,
-    ToNetwork = 1,
-}
-
-/// As bytes: what is ordered must be in network order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum Comparison {
     Equal = 0,
     NotEqual = 1,
-    Less = 2,
-    LessOrEqual = 3,
-    Greater = 4,
-    GreaterOrEqual = 5,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum DynamicOperation {
-    Add = 0,
-    /// Also gives an element that is there a new timeout; its data stay.
+    /// Also renews the timeout of an existing element. Its data stay the same.
     Update = 1,
     Delete = 2,
 }
@@ -238,7 +192,6 @@ pub enum DynamicOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NatKind {
-    Source = 0,
     Destination = 1,
 }
 
@@ -247,8 +200,6 @@ pub enum NatKind {
 pub enum NatFlags {
     #[default]
     None,
-    /// What `nft` sends with a port that is a constant, not with one from a map.
-    PortGiven,
     FullyRandom,
 }
 
@@ -256,7 +207,6 @@ impl NatFlags {
     const fn to_wire(self) -> Option<u32> {
         match self {
             Self::None => None,
-            Self::PortGiven => Some(0x2),
             Self::FullyRandom => Some(0x10),
         }
     }
@@ -264,9 +214,8 @@ impl NatFlags {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectWith {
-    /// Port unreachable, which `nft` means by `reject` alone, for every protocol.
+    /// ICMP port unreachable, the default of `nft`, for all protocols.
     PortUnreachable(Family),
-    TcpReset,
 }
 
 impl<'a> Expression<'a> {
@@ -286,13 +235,13 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// TCP, UDP and SCTP have it in the same place.
+    /// At the same offset for TCP, UDP and SCTP.
     #[must_use]
     pub const fn destination_port(to: Register) -> Self {
         Self::Payload { base: Base::Transport, offset: 2, length: 2, to }
     }
 
-    /// The name and attributes of this expression, as list entries and sets hold them.
+    /// Encodes the name and the attributes, as in list entries and sets.
     pub(super) fn write(&self, m: &mut Buffer) {
         m.string(NFTA_EXPR_NAME, self.name());
         m.nest(NFTA_EXPR_DATA, |m| self.write_attributes(m));
@@ -305,11 +254,9 @@ impl<'a> Expression<'a> {
             Self::Conntrack { .. } => "ct",
             Self::Fib { .. } => "fib",
             Self::Numgen { .. } => "numgen",
-            Self::Immediate { .. } | Self::Verdict(_) => "immediate",
+            Self::Verdict(_) => "immediate",
             Self::Bitwise { .. } => "bitwise",
-            Self::ByteOrder { .. } => "byteorder",
             Self::Compare { .. } => "cmp",
-            Self::Range { .. } => "range",
             Self::Lookup { .. }
             | Self::LookupMissing { .. }
             | Self::LookupData { .. }
@@ -322,7 +269,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// In the order `nft` writes them.
+    /// In the order of `nft`.
     fn write_attributes(&self, m: &mut Buffer) {
         match *self {
             Self::Meta { key, to } => {
@@ -359,10 +306,6 @@ impl<'a> Expression<'a> {
                 m.be32(NFTA_NG_TYPE, generator as u32);
                 m.be32(NFTA_NG_OFFSET, offset);
             }
-            Self::Immediate { value, to } => {
-                m.be32(NFTA_IMMEDIATE_DREG, to.to_wire());
-                write_value(m, NFTA_IMMEDIATE_DATA, &value);
-            }
             Self::Verdict(verdict) => {
                 m.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
                 verdict.write(m, NFTA_IMMEDIATE_DATA);
@@ -375,23 +318,10 @@ impl<'a> Expression<'a> {
                 write_value(m, NFTA_BITWISE_MASK, &mask);
                 write_value(m, NFTA_BITWISE_XOR, &xor);
             }
-            Self::ByteOrder { order, from, to, length, size } => {
-                m.be32(NFTA_BYTEORDER_SREG, from.to_wire());
-                m.be32(NFTA_BYTEORDER_DREG, to.to_wire());
-                m.be32(NFTA_BYTEORDER_OP, order as u32);
-                m.be32(NFTA_BYTEORDER_LEN, length);
-                m.be32(NFTA_BYTEORDER_SIZE, size);
-            }
             Self::Compare { from, comparison, value } => {
                 m.be32(NFTA_CMP_SREG, from.to_wire());
                 m.be32(NFTA_CMP_OP, comparison as u32);
                 write_value(m, NFTA_CMP_DATA, &value);
-            }
-            Self::Range { from, inside, low, high } => {
-                m.be32(NFTA_RANGE_SREG, from.to_wire());
-                m.be32(NFTA_RANGE_OP, u32::from(!inside));
-                write_value(m, NFTA_RANGE_FROM_DATA, &low);
-                write_value(m, NFTA_RANGE_TO_DATA, &high);
             }
             Self::Lookup { set, key } => write_lookup(m, set, key, None),
             Self::LookupMissing { set, key } => {
@@ -432,12 +362,11 @@ impl<'a> Expression<'a> {
                 }
             }
             Self::Reject(with) => {
-                let (kind, code) = match with {
-                    RejectWith::PortUnreachable(Family::Ipv4) => (NFT_REJECT_ICMP_UNREACH, 3),
-                    RejectWith::PortUnreachable(Family::Ipv6) => (NFT_REJECT_ICMP_UNREACH, 4),
-                    RejectWith::TcpReset => (NFT_REJECT_TCP_RST, 0),
+                let code = match with {
+                    RejectWith::PortUnreachable(Family::Ipv4) => 3,
+                    RejectWith::PortUnreachable(Family::Ipv6) => 4,
                 };
-                m.be32(NFTA_REJECT_TYPE, kind);
+                m.be32(NFTA_REJECT_TYPE, NFT_REJECT_ICMP_UNREACH);
                 m.u8(NFTA_REJECT_ICMP_CODE, code);
             }
             Self::Counter => {}
@@ -460,7 +389,7 @@ fn write_lookup(m: &mut Buffer, set: SetRef<'_>, key: Register, to: Option<u32>)
     }
 }
 
-/// One expression has an attribute of its own; several are a list, which the kernel wants announced.
+/// A single expression has an attribute of its own. A list of them needs a flag.
 fn write_kept(m: &mut Buffer, expressions: &[Expression<'_>]) {
     match expressions {
         [] => {}

@@ -1,4 +1,4 @@
-//! Tables, chains, rules and verdicts, as they are written.
+//! Encodes tables, chains, rules and verdicts.
 
 use crate::message::{NLM_F_APPEND, NLM_F_CREATE};
 use crate::nftables::batch::Batch;
@@ -6,22 +6,23 @@ use crate::nftables::expressions::Expression;
 use crate::nftables::userdata::{self, Userdata};
 use crate::nftables::wire::*;
 
-/// A table. Its family and name are the batch's.
+/// A table. The batch has its family and name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Table<'a> {
     pub ownership: Ownership,
     pub comment: Option<&'a str>,
 }
 
-/// Who may change a table, and for how long it lives.
+/// Which sockets may change a table, and how long it exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ownership {
-    /// Anyone, until it is deleted.
+    /// Any socket may change it. It exists until it is deleted.
     #[default]
     Shared,
-    /// Only this socket, and gone with it.
+    /// Only this socket may change it. It is deleted when the socket is closed.
     Owned,
-    /// Only this socket, and after it whoever claims it by adding it anew. Kernel 6.9 and later.
+    /// Only this socket may change it. When the socket is closed, the table stays until another socket claims it by adding it.
+    /// Needs kernel 6.9.
     OwnedPersistent,
 }
 
@@ -35,7 +36,7 @@ impl Ownership {
     }
 }
 
-/// A chain, with a hook if packets come to it by themselves.
+/// A chain, with a hook if it is a base chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a> {
     pub name: &'a str,
@@ -43,13 +44,13 @@ pub struct Chain<'a> {
     pub comment: Option<&'a str>,
 }
 
-/// Where a base chain stands. Adding a chain that exists with another hook is refused.
+/// The hook of a base chain. The kernel rejects a chain that exists with another hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hook {
     pub kind: ChainKind,
     pub point: HookPoint,
     pub priority: i32,
-    /// `None` leaves it to the kernel, which accepts.
+    /// The kernel defaults to accept.
     pub policy: Option<Policy>,
 }
 
@@ -107,20 +108,19 @@ impl Policy {
     }
 }
 
-/// A rule, which has no name: it is known by its chain, its place and what it says of itself.
+/// A rule. It has no name: its chain, position and comment identify it.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule<'a> {
     pub chain: &'a str,
     pub expressions: &'a [Expression<'a>],
     pub comment: Option<&'a str>,
-    /// Anything that tells this rule from another, kept by the kernel and unseen in listings. The kernel
-    /// doesn't give expressions back as they were sent, so this is how to tell whether a rule is the
-    /// wanted one.
+    /// Identifies the content of the rule. The kernel keeps it and listings do not show it. The kernel does not return expressions
+    /// as they were sent, so only the fingerprint shows whether a rule is the desired one.
     pub fingerprint: Option<u64>,
 }
 
 impl Batch {
-    /// A no-op if the table is there; its comment stays as it was. With an owner: claims it.
+    /// No-op if the table exists, except that a table with an owner is claimed. The comment of an existing table stays the same.
     pub fn add_table(&mut self, table: &Table<'_>) {
         self.message(NFT_MSG_NEWTABLE, 0, |m, name| {
             m.string(NFTA_TABLE_NAME, name);
@@ -129,17 +129,12 @@ impl Batch {
         });
     }
 
-    /// Takes everything in the table with it.
+    /// Deletes everything in the table, too.
     pub fn delete_table(&mut self) {
         self.message(NFT_MSG_DELTABLE, 0, |m, name| m.string(NFTA_TABLE_NAME, name));
     }
 
-    /// Removes all rules and leaves chains and sets, as `nft flush table` does.
-    pub fn flush_table(&mut self) {
-        self.message(NFT_MSG_DELRULE, 0, |m, table| m.string(NFTA_TABLE, table));
-    }
-
-    /// A no-op if the chain is there with the same hook; its comment stays as it was.
+    /// No-op if the chain exists with the same hook. The comment of an existing chain stays the same.
     pub fn add_chain(&mut self, chain: &Chain<'_>) {
         self.message(NFT_MSG_NEWCHAIN, NLM_F_CREATE, |m, table| {
             m.string(NFTA_TABLE, table);
@@ -158,17 +153,17 @@ impl Batch {
         });
     }
 
-    /// Refused while something still leads to it; its own rules go with it.
+    /// Deletes the rules of the chain, too. The kernel rejects this while other rules or elements refer to the chain.
     pub fn delete_chain(&mut self, name: &str) {
         self.named(NFT_MSG_DELCHAIN, NFTA_CHAIN_NAME, name);
     }
 
-    /// Removes the rules of a chain, which must exist.
+    /// Deletes the rules of a chain, which must exist.
     pub fn flush_chain(&mut self, name: &str) {
         self.named(NFT_MSG_DELRULE, NFTA_RULE_CHAIN, name);
     }
 
-    /// Puts a rule at the end of its chain.
+    /// Appends a rule to its chain.
     pub fn add_rule(&mut self, rule: &Rule<'_>) {
         self.message(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |m, table| {
             m.string(NFTA_TABLE, table);
@@ -189,7 +184,7 @@ impl Batch {
         });
     }
 
-    /// By the handle the kernel gave it.
+    /// Deletes a rule by the handle that the kernel assigned.
     pub fn delete_rule(&mut self, chain: &str, handle: u64) {
         self.message(NFT_MSG_DELRULE, 0, |m, table| {
             m.string(NFTA_TABLE, table);

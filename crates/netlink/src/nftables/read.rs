@@ -1,30 +1,29 @@
-//! What the kernel holds, read from its dumps. Only what a comparison needs; the rest is skipped.
+//! Decodes objects from dumps, as far as comparisons need them.
 
 use std::time::Duration;
 
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
 use crate::message::Message;
-use crate::nftables::events::Event;
 use crate::nftables::objects::{ChainKind, Hook, HookPoint, Policy};
 use crate::nftables::sets::{MapData, SET_COMMENT, Set, length, type_number};
 use crate::nftables::userdata;
 use crate::nftables::value::Verdict;
 use crate::nftables::wire::*;
 
-/// A state of the ruleset, all tables of the namespace together.
+/// A version of the ruleset, which consists of all tables of the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generation {
-    /// Counts commits.
+    /// Incremented by each commit.
     pub id: u32,
-    /// Who asks, in an answer; who committed, in an event. A thread's id, seen from outside all containers.
+    /// The thread that requested the generation or, in an event, that committed. In the initial pid namespace.
     pub pid: u32,
     /// The name of that thread.
     pub process: String,
 }
 
 impl Generation {
-    /// `None` for anything else.
+    /// `None` unless the message is of this kind.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = body(message, NFT_MSG_NEWGEN)?;
@@ -42,15 +41,15 @@ pub struct FoundTable {
     pub family: Family,
     pub name: String,
     pub handle: u64,
-    /// The port of the socket it belongs to. None for a persistent table whose owner is gone.
+    /// The port of the socket that owns it. `None` for a persistent table whose owner was closed.
     pub owner: Option<u32>,
-    /// Outlives its owner.
+    /// Whether it outlives its owner.
     pub persistent: bool,
     pub comment: Option<String>,
 }
 
 impl FoundTable {
-    /// `None` for anything else, and for families that aren't ours.
+    /// `None` unless the message is of this kind and of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = body(message, NFT_MSG_NEWTABLE)?;
@@ -72,13 +71,13 @@ pub struct FoundChain {
     pub table: String,
     pub name: String,
     pub handle: u64,
-    /// None also for a hook of a kind we never make.
+    /// Also `None` for a hook of an unknown kind.
     pub hook: Option<Hook>,
     pub comment: Option<String>,
 }
 
 impl FoundChain {
-    /// `None` for anything else, and for families that aren't ours.
+    /// `None` unless the message is of this kind and of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = body(message, NFT_MSG_NEWCHAIN)?;
@@ -111,13 +110,12 @@ pub struct FoundRule {
     pub handle: u64,
     pub comment: Option<String>,
     pub fingerprint: Option<u64>,
-    /// As the kernel writes them: the same rule always gives the same bytes, counters apart, but not
-    /// those it was made from.
+    /// As the kernel encodes them: deterministic except for counters, but different from what was sent.
     pub expressions: Box<[u8]>,
 }
 
 impl FoundRule {
-    /// `None` for anything else, and for families that aren't ours.
+    /// `None` unless the message is of this kind and of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = body(message, NFT_MSG_NEWRULE)?;
@@ -136,13 +134,13 @@ impl FoundRule {
         })
     }
 
-    /// What the rule is made of, by name: `payload`, `lookup`, `nat`.
+    /// The names of the expressions, such as `payload`, `lookup` or `nat`.
     pub fn expression_names(&self) -> impl Iterator<Item = &str> {
         Attributes::new(&self.expressions).filter_map(|entry| entry.nested().find(NFTA_EXPR_NAME)?.str())
     }
 }
 
-/// A set or map without its elements. To be compared by [`Set::agrees_with`](super::Set::agrees_with).
+/// A set or map without its elements. Compare it by [`Set::agrees_with`](super::Set::agrees_with).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSet {
     pub family: Family,
@@ -156,15 +154,15 @@ pub struct FoundSet {
     pub(super) data_length: Option<u32>,
     pub timeout: Option<Duration>,
     pub size: Option<u32>,
-    /// How many elements it holds, from kernels that tell (seen on 6.18).
+    /// The number of elements, from kernels that report it (observed on 6.18).
     pub count: Option<u32>,
     pub counter: bool,
     pub comment: Option<String>,
 }
 
 impl Set<'_> {
-    /// Whether adding this set to a table that holds `found` would be accepted and change nothing but
-    /// timeout and size. If not, the old one must be deleted first.
+    /// Whether the kernel would accept this set in place of `found`, and change at most timeout and size. If not, the old one
+    /// must be deleted first.
     #[must_use]
     pub fn agrees_with(&self, found: &FoundSet) -> bool {
         found.name == self.name
@@ -177,7 +175,7 @@ impl Set<'_> {
 }
 
 impl MapData<'_> {
-    /// The kernel doesn't keep the length of verdicts as it was sent.
+    /// The kernel does not keep the length of verdicts.
     fn agrees_with(self, found: &FoundSet) -> bool {
         let lengths_agree = match self {
             Self::Verdict => true,
@@ -188,7 +186,7 @@ impl MapData<'_> {
 }
 
 impl FoundSet {
-    /// `None` for anything else, and for families that aren't ours.
+    /// `None` unless the message is of this kind and of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = body(message, NFT_MSG_NEWSET)?;
@@ -214,7 +212,7 @@ impl FoundSet {
     }
 }
 
-/// An element, borrowed from the dump it came with.
+/// An element that borrows from the message of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundElement<'a> {
     pub key: &'a [u8],
@@ -223,19 +221,17 @@ pub struct FoundElement<'a> {
     pub interval_end: bool,
     pub counter: Option<Counter>,
     pub timeout: Option<Duration>,
-    /// What is left of the timeout.
-    pub expires_in: Option<Duration>,
     pub comment: Option<&'a str>,
 }
 
-/// What an element of a map leads to.
+/// The data of a map element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundDatum<'a> {
     Value(&'a [u8]),
     Verdict(Verdict<'a>),
 }
 
-/// What passed a rule or an element since it was made.
+/// The packets that a rule or element has matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
     pub packets: u64,
@@ -243,15 +239,15 @@ pub struct Counter {
 }
 
 impl<'a> FoundElement<'a> {
-    /// The elements of one message of a dump; those without a key, which we never make, are left out.
-    /// `None` for any other message.
+    /// The elements of one message of a dump, except those without a key, which this crate never creates. `None` for any other
+    /// message.
     pub fn all_from_wire(message: &Message<'a>) -> Option<impl Iterator<Item = Self> + use<'a>> {
         let attributes = body(message, NFT_MSG_NEWSETELEM)?;
         let list = attributes.find(NFTA_SET_ELEM_LIST_ELEMENTS).map(|list| list.nested());
         Some(list.into_iter().flatten().filter_map(|entry| Self::from_attributes(entry.nested())))
     }
 
-    /// In one walk: there are as many of these as endpoints.
+    /// In one iteration, since elements are as numerous as endpoints.
     fn from_attributes(attributes: Attributes<'a>) -> Option<Self> {
         let mut element = Self {
             key: &[],
@@ -260,7 +256,6 @@ impl<'a> FoundElement<'a> {
             interval_end: false,
             counter: None,
             timeout: None,
-            expires_in: None,
             comment: None,
         };
         let value = |attribute: Attribute<'a>| Some(attribute.nested().find(NFTA_DATA_VALUE)?.value);
@@ -276,7 +271,6 @@ impl<'a> FoundElement<'a> {
                 NFTA_SET_ELEM_EXPR => element.counter = counter_of(attribute.nested()),
                 NFTA_SET_ELEM_EXPRESSIONS => element.counter = counter_among(attribute.nested()),
                 NFTA_SET_ELEM_TIMEOUT => element.timeout = time(attribute),
-                NFTA_SET_ELEM_EXPIRATION => element.expires_in = time(attribute),
                 NFTA_SET_ELEM_USERDATA => {
                     element.comment = userdata::find_comment(attribute.value, userdata::COMMENT);
                 }
@@ -302,7 +296,7 @@ impl<'a> FoundDatum<'a> {
     }
 }
 
-/// The counter of an object that keeps one expression or a list of them.
+/// The counter of an object that has one expression or a list of them.
 fn counter(attributes: Attributes<'_>, single: u16, list: u16) -> Option<Counter> {
     let single = attributes.find(single).and_then(|a| counter_of(a.nested()));
     single.or_else(|| counter_among(attributes.find(list)?.nested()))
@@ -321,7 +315,7 @@ fn counter_of(expression: Attributes<'_>) -> Option<Counter> {
     Some(Counter { packets: number(NFTA_COUNTER_PACKETS), bytes: number(NFTA_COUNTER_BYTES) })
 }
 
-/// The attributes of a message of that kind.
+/// The attributes, if the message is of this kind.
 fn body<'a>(message: &Message<'a>, kind: u8) -> Option<Attributes<'a>> {
     (message_of(message.header.kind)? == kind).then(|| message.attributes(FIXED))
 }
@@ -347,7 +341,8 @@ fn milliseconds(attributes: Attributes<'_>, kind: u16) -> Option<Duration> {
     attributes.find(kind)?.be64().map(Duration::from_millis)
 }
 
-/// Runs every decoder over one message; see [`crate::decode_all`].
+/// Runs every decoder of this module over one message; see [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
     let _ = (
         Generation::from_wire(message),
@@ -356,7 +351,7 @@ pub(crate) fn decode_all(message: &Message<'_>) {
         FoundRule::from_wire(message).map(|rule| rule.expression_names().count()),
         FoundSet::from_wire(message),
         FoundElement::all_from_wire(message).map(Iterator::count),
-        Event::from_wire(message),
+        super::events::Event::from_wire(message),
         super::describe::describe(message, message.header.sequence.checked_sub(1)),
     );
 }

@@ -1,4 +1,4 @@
-//! Sets and maps: what their keys and data are made of, and how `nft` is told to print them.
+//! Encodes sets and maps: the types of keys and data, and the user data by which `nft` prints them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::nftables::expressions::Expression;
 use crate::nftables::userdata::Userdata;
 use crate::nftables::wire::*;
 
-/// One field of a key or datum, under the type `nft` prints it as.
+/// One field of a key or datum, by the type that `nft` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Ipv4Address,
@@ -20,15 +20,14 @@ pub enum Field {
     Port,
     /// Host order
     Mark,
-    InterfaceName,
-    /// A result of `numgen random mod modulus`, host order. The only one whose type has no name, so
-    /// that a named set with it is declared by `typeof` instead.
+    /// A result of `numgen random mod modulus`, in host byte order. This type has no name, so `nft` declares sets with it by
+    /// `typeof`.
     Index {
         modulus: u32,
     },
 }
 
-/// User data of sets, which count differently from those of everything else.
+/// Types of user data of sets, which differ from those of other objects.
 const KEY_BYTE_ORDER: u8 = 0;
 const DATA_BYTE_ORDER: u8 = 1;
 const KEY_TYPEOF: u8 = 3;
@@ -36,24 +35,24 @@ const DATA_TYPEOF: u8 = 4;
 const DATA_INTERVAL: u8 = 6;
 pub(super) const SET_COMMENT: u8 = 7;
 
-/// Byte orders as `nft` counts them there.
+/// Byte orders as `nft` numbers them.
 const NO_ORDER: u32 = 0;
 const HOST_ORDER: u32 = 1;
 const NETWORK_ORDER: u32 = 2;
 
 impl Field {
-    /// Without the bytes that fill it up in a concatenation.
+    /// In bytes, without the padding in a concatenation.
     #[must_use]
     pub const fn length(self) -> u32 {
         match self {
             Self::Protocol => 1,
             Self::Port => 2,
             Self::Ipv4Address | Self::Mark | Self::Index { .. } => 4,
-            Self::Ipv6Address | Self::InterfaceName => 16,
+            Self::Ipv6Address => 16,
         }
     }
 
-    /// The kernel only keeps these numbers; they are an agreement among users of `nft`.
+    /// Assigned by `nft`. The kernel only stores these numbers.
     const fn type_number(self) -> u32 {
         match self {
             Self::Index { .. } => 4,
@@ -62,19 +61,18 @@ impl Field {
             Self::Protocol => 12,
             Self::Port => 13,
             Self::Mark => 19,
-            Self::InterfaceName => 41,
         }
     }
 
     const fn byte_order(self) -> u32 {
         match self {
             Self::Protocol => NO_ORDER,
-            Self::Mark | Self::InterfaceName | Self::Index { .. } => HOST_ORDER,
+            Self::Mark | Self::Index { .. } => HOST_ORDER,
             Self::Ipv4Address | Self::Ipv6Address | Self::Port => NETWORK_ORDER,
         }
     }
 
-    /// An expression that has this type, in the form `nft` 1.0.6 and later write it for `typeof`.
+    /// An expression of this type, in the format of `nft` 1.0.6 and later for `typeof`.
     fn put_typeof(self, userdata: &mut Userdata) {
         const PAYLOAD: u32 = 7;
         const META: u32 = 9;
@@ -85,7 +83,6 @@ impl Field {
             Self::Ipv6Address => (PAYLOAD, &[13, 9]),  // ip6 daddr
             Self::Port => (PAYLOAD, &[11, 2]),         // th dport
             Self::Mark => (META, &[3]),
-            Self::InterfaceName => (META, &[6]),
             Self::Protocol => (META, &[16]),
             Self::Index { modulus } => (NUMGEN, &[RANDOM, modulus, 0]),
         };
@@ -97,7 +94,7 @@ impl Field {
     }
 }
 
-/// Fields as one key or datum. Several are filled up to words; one alone is not.
+/// The length of a key or datum. The fields of a concatenation are padded to four bytes, a single field is not.
 pub(super) fn length(fields: &[Field]) -> u32 {
     match fields {
         [field] => field.length(),
@@ -134,10 +131,10 @@ fn put_typeof_fields(userdata: &mut Userdata, kind: u8, fields: &[Field]) {
     });
 }
 
-/// What a map leads to.
+/// The data type of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapData<'a> {
-    /// Adding an element makes the kernel check every chain it can reach: not for what is many.
+    /// For each added element, the kernel validates all reachable chains: not for large maps.
     Verdict,
     Fields(&'a [Field]),
 }
@@ -165,33 +162,30 @@ impl MapData<'_> {
     }
 }
 
-/// A set, or a map if it has data. Start from [`Set::new`].
+/// A set, or a map if it has data. See [`Set::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct Set<'a> {
-    /// Anonymous sets are named by a template such as `__set%d`.
     pub name: &'a str,
     pub key: &'a [Field],
     pub data: Option<MapData<'a>>,
     /// Elements are ranges: of single fields as pairs of elements, the second with `interval_end`; of
     /// concatenations as elements with `key_end`.
     pub interval: bool,
-    /// Packets may add elements; see [`Expression::Dynamic`].
+    /// Rules may add elements; see [`Expression::Dynamic`].
     pub dynamic: bool,
     /// Elements may have timeouts.
     pub timeouts: bool,
-    /// For elements that don't say theirs.
+    /// The default timeout of elements.
     pub timeout: Option<Duration>,
-    /// Belongs to the one rule that looks into it, and must be bound by it in the same batch.
-    pub anonymous: bool,
-    /// The most it may hold. Dynamic sets without it get 65,535 from the kernel.
+    /// The maximum number of elements. The kernel defaults to 65,535 for dynamic sets.
     pub size: Option<u32>,
-    /// Each element counts the packets that matched it.
+    /// Each element counts the packets that match it.
     pub counter: bool,
     pub comment: Option<&'a str>,
 }
 
 impl<'a> Set<'a> {
-    /// A plain set of such keys.
+    /// A set without any options.
     #[must_use]
     pub const fn new(name: &'a str, key: &'a [Field]) -> Self {
         Self {
@@ -202,7 +196,6 @@ impl<'a> Set<'a> {
             dynamic: false,
             timeouts: false,
             timeout: None,
-            anonymous: false,
             size: None,
             counter: false,
             comment: None,
@@ -210,11 +203,9 @@ impl<'a> Set<'a> {
     }
 
     pub(super) fn flags(&self) -> u32 {
-        // Only ranges of concatenations are declared as such; the flag would make plain ones differ
-        // from what `nft` creates.
+        // `nft` sets the flag for ranges of concatenations only.
         let concatenated_ranges = self.interval && self.key.len() > 1;
         [
-            (self.anonymous, NFT_SET_ANONYMOUS | NFT_SET_CONSTANT),
             (self.interval, NFT_SET_INTERVAL),
             (self.data.is_some(), NFT_SET_MAP),
             (self.timeouts || self.timeout.is_some(), NFT_SET_TIMEOUT),
@@ -264,8 +255,8 @@ impl<'a> Set<'a> {
         });
     }
 
-    /// What `nft list` needs to print elements readably. Type-of expressions only where nothing else
-    /// will do: `nft` 1.0.6 crashes on some that later versions write.
+    /// Lets `nft list` print elements readably. `typeof` expressions only where they are needed: `nft` 1.0.6 crashes on some that
+    /// later versions write.
     fn userdata(&self) -> Userdata {
         let mut userdata = Userdata::new();
         userdata.put_u32(KEY_BYTE_ORDER, byte_order(self.key));
@@ -273,7 +264,7 @@ impl<'a> Set<'a> {
             userdata.put_u32(DATA_BYTE_ORDER, data.byte_order());
         }
         let has_no_name = |field: &Field| matches!(field, Field::Index { .. });
-        if !self.anonymous && self.key.iter().any(has_no_name) {
+        if self.key.iter().any(has_no_name) {
             put_typeof_fields(&mut userdata, KEY_TYPEOF, self.key);
             if let Some(MapData::Fields(fields)) = self.data {
                 put_typeof_fields(&mut userdata, DATA_TYPEOF, fields);
@@ -293,8 +284,7 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A set as elements and expressions refer to it: by its name, which is enough for named ones, or by
-/// what [`Batch::add_set`] returned.
+/// Refers to a set, by its name or by what [`Batch::add_set`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetRef<'a> {
     pub(super) name: &'a str,
@@ -308,7 +298,7 @@ impl<'a> From<&'a str> for SetRef<'a> {
 }
 
 impl Batch {
-    /// A no-op but for timeout and size if such a set is there; refused if another of that name is.
+    /// Changes at most timeout and size if the set exists. The kernel rejects a set that exists with another type.
     pub fn add_set<'a>(&mut self, set: &Set<'a>) -> SetRef<'a> {
         let id = self.next_set_id();
         self.message(NFT_MSG_NEWSET, NLM_F_CREATE, |m, table| {
@@ -318,12 +308,12 @@ impl Batch {
         SetRef { name: set.name, id: Some(id) }
     }
 
-    /// Refused while a rule still refers to it.
+    /// The kernel rejects this while a rule refers to the set.
     pub fn delete_set(&mut self, name: &str) {
         self.named(NFT_MSG_DELSET, NFTA_SET_NAME, name);
     }
 
-    /// Removes all elements.
+    /// Deletes all elements.
     pub fn flush_set(&mut self, name: &str) {
         self.named(NFT_MSG_DELSETELEM, NFTA_SET_ELEM_LIST_SET, name);
     }

@@ -1,5 +1,4 @@
-//! Bytes against those of `nft`, laws, and the real kernel: kernel tests are each alone in a network
-//! namespace.
+//! Compares encodings with those of `nft`, states laws, and runs against the real kernel in network namespaces.
 
 mod events;
 mod golden;
@@ -20,7 +19,7 @@ fn commit(batch: &Batch) {
     Connection::open().unwrap().commit(batch).unwrap();
 }
 
-/// A table with a set of that name, in a fresh connection.
+/// A connection to a table with these sets.
 fn table_with(sets: &[Set<'_>]) -> Connection {
     let mut batch = Batch::new(Ipv4, program::TABLE);
     batch.add_table(&Table::default());

@@ -1,18 +1,18 @@
-//! User data: what the kernel keeps for us without reading it. Comments, and hints for `nft list`.
+//! User data, which the kernel stores without interpreting it: comments, and types for `nft list`.
 //!
-//! A list of one byte type, one byte length, value; at most 256 bytes per object.
+//! A list of entries: one byte type, one byte length, value. At most 256 bytes per object.
 
 use crate::attributes::text;
 use crate::buffer::Buffer;
 
 /// `NFT_USERDATA_MAXLEN`
 const CAPACITY: usize = 256;
-/// Comments of everything but sets.
+/// The comment of any object but a set.
 pub(super) const COMMENT: u8 = 0;
-/// Ours: a fingerprint of what a rule was made from. `nft` leaves out what it doesn't know.
+/// The fingerprint of a rule, a type of our own. `nft` ignores unknown types.
 pub(super) const FINGERPRINT: u8 = 200;
 
-/// User data being collected on the stack. What doesn't fit is left out, but a comment is cut to fit.
+/// Encodes user data on the stack. Entries that do not fit are left out, but a comment is truncated.
 #[derive(Debug)]
 pub(super) struct Userdata {
     bytes: [u8; CAPACITY],
@@ -41,12 +41,12 @@ impl Userdata {
         }
     }
 
-    /// Host order, as `nft` on the same machine reads it.
+    /// In host byte order, as `nft` does.
     pub(super) fn put_u32(&mut self, kind: u8, value: u32) {
         self.put(kind, &value.to_ne_bytes());
     }
 
-    /// Ends at the first NUL, if there is one, since a reader would.
+    /// Ends at the first NUL, like a reader.
     pub(super) fn put_comment(&mut self, kind: u8, comment: &str) {
         let room = CAPACITY.saturating_sub(self.length + 3);
         let comment = text(comment.as_bytes()).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Userdata {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// Nothing to say is said by leaving the attribute out.
+    /// Appends the attribute unless it would be empty.
     pub(super) fn write(&self, buffer: &mut Buffer, attribute: u16) {
         if self.length > 0 {
             buffer.bytes(attribute, self.as_bytes());
@@ -73,7 +73,7 @@ impl Userdata {
     }
 }
 
-/// User data of an object that has nothing but a comment.
+/// User data with at most a comment.
 pub(super) fn comment(comment: Option<&str>) -> Userdata {
     let mut userdata = Userdata::new();
     if let Some(comment) = comment {
@@ -82,11 +82,11 @@ pub(super) fn comment(comment: Option<&str>) -> Userdata {
     userdata
 }
 
-/// The value of the first entry of that type.
-pub(super) fn find(mut bytes: &[u8], wanted: u8) -> Option<&[u8]> {
+/// The value of the first entry of this type.
+pub(super) fn find(mut bytes: &[u8], searched: u8) -> Option<&[u8]> {
     while let [kind, length, rest @ ..] = bytes {
         let value = rest.get(..usize::from(*length))?;
-        if *kind == wanted {
+        if *kind == searched {
             return Some(value);
         }
         bytes = rest.get(usize::from(*length)..)?;
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comment_too_long_is_cut_between_characters() {
+    fn a_long_comment_is_truncated_between_characters() {
         let mut userdata = Userdata::new();
         userdata.put_comment(COMMENT, &"ü".repeat(200));
         assert_eq!(find_comment(userdata.as_bytes(), COMMENT), Some(&*"ü".repeat(126)));
@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_fits_reads_back(text in "[^\0]{0,60}", fingerprint: u64) {
+        fn entries_are_read_as_written(text in "[^\0]{0,60}", fingerprint: u64) {
             let mut userdata = Userdata::new();
             userdata.put(FINGERPRINT, &fingerprint.to_be_bytes());
             userdata.put_comment(COMMENT, &text);
@@ -122,14 +122,14 @@ mod tests {
         }
 
         #[test]
-        fn no_comment_makes_it_panic_or_overflow(text in ".{0,400}") {
+        fn long_comments_do_not_overflow(text in ".{0,400}") {
             let mut userdata = Userdata::new();
             userdata.put_comment(COMMENT, &text);
             prop_assert!(userdata.as_bytes().len() <= CAPACITY);
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..100), kind: u8) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..100), kind: u8) {
             let _ = find(&bytes, kind);
         }
     }

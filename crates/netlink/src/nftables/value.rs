@@ -1,4 +1,4 @@
-//! What registers hold: up to 64 bytes or a verdict, and the numbers by which the kernel calls them.
+//! Values of up to 64 bytes, verdicts, and the registers that hold them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::buffer::Buffer;
 use crate::nftables::wire::*;
 
-/// As much as all registers together hold; keys and data can't be longer.
+/// The size of all registers together, and the maximum length of keys and data.
 const CAPACITY: usize = 64;
-/// Fields of a concatenation start on a multiple of this.
+/// The alignment of fields in a concatenation.
 const WORD: u8 = 4;
 
-/// Bytes of a key, a datum or a comparison. Lives on the stack: there are as many as endpoints.
+/// A key, a datum or the operand of a comparison. On the stack, since they are as numerous as endpoints.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Value {
     bytes: [u8; CAPACITY],
@@ -21,8 +21,8 @@ pub struct Value {
 impl Value {
     const EMPTY: Self = Self { bytes: [0; CAPACITY], length: 0 };
 
-    /// Fields one after the other, each filled up to a multiple of four bytes, as concatenations are
-    /// kept. What doesn't fit into 64 bytes is a mistake of the caller's types, not of its data.
+    /// Concatenates fields, each padded to four bytes. Panics if they do not fit into 64 bytes, which depends on their types and
+    /// not on their content.
     #[must_use]
     pub fn concatenation(fields: &[&[u8]]) -> Self {
         let mut value = Self::EMPTY;
@@ -33,7 +33,7 @@ impl Value {
         value
     }
 
-    /// `None` if it doesn't fit into 64 bytes.
+    /// `None` if there are more than 64 bytes.
     #[must_use]
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         let mut value = Self::EMPTY;
@@ -57,7 +57,7 @@ impl Value {
 }
 
 impl<const N: usize> From<[u8; N]> for Value {
-    /// Exactly these bytes; too many don't compile.
+    /// Does not compile for more than 64 bytes.
     fn from(bytes: [u8; N]) -> Self {
         const { assert!(N <= CAPACITY) };
         let mut value = Self::EMPTY;
@@ -93,22 +93,22 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Bytes as a person can compare them: words of four, as `nft --debug=netlink` groups them.
+/// Hexadecimal digits in groups of four bytes, like `nft --debug=netlink`.
 pub(super) fn hex(bytes: &[u8]) -> String {
     let word = |word: &[u8]| word.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     bytes.chunks(WORD.into()).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Where an expression reads or leaves its value.
+/// The register that an expression reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(u32);
 
 impl Register {
-    /// Where values that aren't part of a concatenation go.
+    /// The register for values that are not part of a concatenation.
     pub const FIRST: Self = Self::at(0);
 
-    /// The register that begins at that word of four bytes, 0 to 15. Those on a 16-byte boundary go by
-    /// their old number: `nft` prints only these in full.
+    /// The register at this word of four bytes, 0 to 15. Those at a multiple of 16 bytes have an old number, too, which is used
+    /// because `nft` prints only these in full.
     #[must_use]
     pub const fn at(word: u32) -> Self {
         if word.is_multiple_of(4) { Self(1 + word / 4) } else { Self(8 + word) }
@@ -119,14 +119,14 @@ impl Register {
     }
 }
 
-/// Hands out registers one after the other, as the fields of a concatenation need them.
+/// Allocates consecutive registers for the fields of a concatenation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Registers {
     next_word: u32,
 }
 
 impl Registers {
-    /// The register for a field of that many bytes.
+    /// The register for a field of this length.
     pub fn take(&mut self, bytes: u32) -> Register {
         let register = Register::at(self.next_word);
         self.next_word += bytes.div_ceil(WORD.into());
@@ -138,12 +138,10 @@ pub(super) fn write_value(m: &mut Buffer, attribute: u16, value: &Value) {
     m.nest(attribute, |m| m.bytes(NFTA_DATA_VALUE, value.as_bytes()));
 }
 
-/// Where a packet goes from here.
+/// What happens to the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
     Drop,
-    Accept,
-    Continue,
     Return,
     Jump(&'a str),
     Goto(&'a str),
@@ -153,8 +151,6 @@ impl<'a> Verdict<'a> {
     const fn code(self) -> i32 {
         match self {
             Self::Drop => 0,
-            Self::Accept => 1,
-            Self::Continue => -1,
             Self::Jump(_) => -3,
             Self::Goto(_) => -4,
             Self::Return => -5,
@@ -164,7 +160,7 @@ impl<'a> Verdict<'a> {
     const fn chain(self) -> Option<&'a str> {
         match self {
             Self::Jump(chain) | Self::Goto(chain) => Some(chain),
-            Self::Drop | Self::Accept | Self::Continue | Self::Return => None,
+            Self::Drop | Self::Return => None,
         }
     }
 
@@ -180,7 +176,7 @@ impl<'a> Verdict<'a> {
     }
 
     pub(super) fn from_wire(code: u32, chain: Option<&'a str>) -> Option<Self> {
-        let plain = [Self::Drop, Self::Accept, Self::Continue, Self::Return];
+        let plain = [Self::Drop, Self::Return];
         let named = chain.map(|chain| [Self::Jump(chain), Self::Goto(chain)]);
         let mut all = plain.into_iter().chain(named.into_iter().flatten());
         all.find(|verdict| verdict.code() == code.cast_signed())
@@ -197,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_follow_each_other_as_nft_numbers_them() {
+    fn registers_are_numbered_like_those_of_nft() {
         for (lengths, want, what) in [
             (&[4, 1, 2][..], &[1, 9, 10][..], "IPv4 frontend"),
             (&[16, 1, 2], &[1, 2, 13], "IPv6 frontend"),
@@ -210,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_a_concatenation_are_filled_up_and_single_ones_are_not() {
+    fn fields_of_a_concatenation_are_padded_and_single_ones_are_not() {
         let key = Value::concatenation(&[&[172, 30, 0, 41], &[6], &80_u16.to_be_bytes()]);
         assert_eq!(key.as_bytes(), [172, 30, 0, 41, 6, 0, 0, 0, 0, 80, 0, 0]);
         assert_eq!(Value::from([6]).as_bytes(), [6]);
@@ -218,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_does_not_fit_is_no_value() {
+    fn a_value_has_at_most_64_bytes() {
         assert_eq!(Value::from_slice(&[7; 64]).map(|value| value.as_bytes().len()), Some(64));
         assert_eq!(Value::from_slice(&[7; 65]), None);
     }

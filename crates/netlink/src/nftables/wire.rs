@@ -1,8 +1,7 @@
-//! The numbers of nf_tables, under the kernel's own names.
+//! The constants of nf_tables, by the names of the kernel.
 //!
-//! All integers in attributes are big-endian. The bytes inside `NFTA_DATA_VALUE` are in the order the
-//! packet path keeps them: addresses and ports as on the wire; marks, `ct` state and status, `fib` types
-//! and `numgen` results in host order.
+//! Integers in attributes are big-endian. The bytes in `NFTA_DATA_VALUE` are in the order of the packet path: network byte
+//! order for addresses and ports, host byte order for marks, `ct` state and status, `fib` types and `numgen` results.
 
 // include/uapi/linux/netfilter/nfnetlink.h
 pub(super) const NFNLGRP_NFTABLES: u32 = 7;
@@ -44,7 +43,7 @@ pub(super) const NFTA_TABLE_OWNER: u16 = 7;
 pub(super) const NFT_TABLE_F_OWNER: u32 = 0x2;
 pub(super) const NFT_TABLE_F_PERSIST: u32 = 0x4;
 
-/// The table a chain, rule, set or list of elements belongs to: the same number for all of them.
+/// The table of a chain, rule, set or list of elements: the same number for all of them.
 pub(super) const NFTA_TABLE: u16 = 1;
 
 pub(super) const NFTA_CHAIN_HANDLE: u16 = 2;
@@ -78,14 +77,12 @@ pub(super) const NFTA_SET_COUNT: u16 = 20;
 pub(super) const NFTA_SET_DESC_SIZE: u16 = 1;
 pub(super) const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub(super) const NFTA_SET_FIELD_LEN: u16 = 1;
-pub(super) const NFT_SET_ANONYMOUS: u32 = 0x1;
-pub(super) const NFT_SET_CONSTANT: u32 = 0x2;
 pub(super) const NFT_SET_INTERVAL: u32 = 0x4;
 pub(super) const NFT_SET_MAP: u32 = 0x8;
 pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
 pub(super) const NFT_SET_EVAL: u32 = 0x20;
 pub(super) const NFT_SET_CONCAT: u32 = 0x80;
-/// Says of a map that its data are verdicts.
+/// The data type of maps whose data are verdicts.
 pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
 
 pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
@@ -95,7 +92,6 @@ pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(super) const NFTA_SET_ELEM_TIMEOUT: u16 = 4;
-pub(super) const NFTA_SET_ELEM_EXPIRATION: u16 = 5;
 pub(super) const NFTA_SET_ELEM_USERDATA: u16 = 6;
 pub(super) const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
@@ -110,7 +106,7 @@ pub(super) const NFTA_VERDICT_CHAIN: u16 = 2;
 pub(super) const NFTA_EXPR_NAME: u16 = 1;
 pub(super) const NFTA_EXPR_DATA: u16 = 2;
 
-/// The register that holds where the packet goes.
+/// The register that holds the verdict.
 pub(super) const NFT_REG_VERDICT: u32 = 0;
 
 pub(super) const NFTA_META_DREG: u16 = 1;
@@ -148,20 +144,9 @@ pub(super) const NFTA_BITWISE_XOR: u16 = 5;
 pub(super) const NFTA_BITWISE_OP: u16 = 6;
 pub(super) const NFT_BITWISE_MASK_XOR: u32 = 0;
 
-pub(super) const NFTA_BYTEORDER_SREG: u16 = 1;
-pub(super) const NFTA_BYTEORDER_DREG: u16 = 2;
-pub(super) const NFTA_BYTEORDER_OP: u16 = 3;
-pub(super) const NFTA_BYTEORDER_LEN: u16 = 4;
-pub(super) const NFTA_BYTEORDER_SIZE: u16 = 5;
-
 pub(super) const NFTA_CMP_SREG: u16 = 1;
 pub(super) const NFTA_CMP_OP: u16 = 2;
 pub(super) const NFTA_CMP_DATA: u16 = 3;
-
-pub(super) const NFTA_RANGE_SREG: u16 = 1;
-pub(super) const NFTA_RANGE_OP: u16 = 2;
-pub(super) const NFTA_RANGE_FROM_DATA: u16 = 3;
-pub(super) const NFTA_RANGE_TO_DATA: u16 = 4;
 
 pub(super) const NFTA_LOOKUP_SET: u16 = 1;
 pub(super) const NFTA_LOOKUP_SREG: u16 = 2;
@@ -192,7 +177,6 @@ pub(super) const NFTA_MASQ_FLAGS: u16 = 1;
 pub(super) const NFTA_REJECT_TYPE: u16 = 1;
 pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
 pub(super) const NFT_REJECT_ICMP_UNREACH: u32 = 0;
-pub(super) const NFT_REJECT_TCP_RST: u32 = 1;
 
 pub(super) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(super) const NFTA_COUNTER_PACKETS: u16 = 2;
@@ -201,12 +185,12 @@ pub(super) const NFTA_GEN_ID: u16 = 1;
 pub(super) const NFTA_GEN_PROC_PID: u16 = 2;
 pub(super) const NFTA_GEN_PROC_NAME: u16 = 3;
 
-/// Messages of nf_tables carry the number of their subsystem in the high byte.
+/// The high byte of a message kind is the number of the subsystem.
 pub(super) const fn kind(message: u8) -> u16 {
     u16::from_be_bytes([NFNL_SUBSYS_NFTABLES, message])
 }
 
-/// The message number, if it is one of nf_tables.
+/// The message number, if the kind is of nf_tables.
 pub(super) const fn message_of(kind: u16) -> Option<u8> {
     match kind.to_be_bytes() {
         [NFNL_SUBSYS_NFTABLES, message] => Some(message),

@@ -8,7 +8,7 @@ fn ip_command(arguments: &str) {
     run(&format!("ip {arguments}"));
 }
 
-/// An interface that is up, without the link-local address that would come some time later.
+/// An interface that is up, without the link-local address that the kernel would add later.
 fn add_link(name: &str) {
     ip_command(&format!("link add {name} type veth peer name {name}-peer"));
     ip_command(&format!("link set {name} addrgenmode none"));
@@ -23,7 +23,7 @@ fn source(family: Family) -> Option<(String, String)> {
 }
 
 #[test]
-fn a_fresh_namespace_has_nothing_but_a_loopback_that_is_down() {
+fn a_new_namespace_has_only_a_loopback_that_is_down() {
     in_fresh_netns(|| {
         let mut connection = Connection::open().unwrap();
         let links = connection.links().unwrap();
@@ -36,7 +36,7 @@ fn a_fresh_namespace_has_nothing_but_a_loopback_that_is_down() {
 }
 
 #[test]
-fn addresses_carry_the_name_of_their_interface_and_not_their_label() {
+fn addresses_have_the_name_of_their_interface_and_not_their_label() {
     in_fresh_netns(|| {
         ip_command("link set lo up");
         add_link("d0");
@@ -91,13 +91,13 @@ fn the_default_source_is_that_of_the_route_with_the_lowest_metric() {
         assert_eq!(
             source(Family::Ipv4),
             Some(("d1".into(), "198.51.100.5".into())),
-            "only the main table counts"
+            "other tables are ignored"
         );
     });
 }
 
 #[test]
-fn a_preferred_source_wins_over_the_first_address() {
+fn the_preferred_source_of_a_route_precedes_the_first_address() {
     in_fresh_netns(|| {
         add_link("d0");
         ip_command("addr add 192.0.2.5/24 dev d0");
@@ -108,7 +108,7 @@ fn a_preferred_source_wins_over_the_first_address() {
 }
 
 #[test]
-fn the_first_hop_of_several_counts() {
+fn the_first_of_several_next_hops_is_used() {
     in_fresh_netns(|| {
         add_link("d0");
         ip_command("addr add 192.0.2.5/24 dev d0");
@@ -118,7 +118,7 @@ fn the_first_hop_of_several_counts() {
 }
 
 #[test]
-fn addresses_of_narrower_scope_are_no_source() {
+fn addresses_of_narrower_scope_are_not_used() {
     in_fresh_netns(|| {
         add_link("d0");
         ip_command("addr add 169.254.0.5/24 dev d0 scope link");
@@ -130,12 +130,12 @@ fn addresses_of_narrower_scope_are_no_source() {
 }
 
 #[test]
-fn an_address_that_comes_or_goes_is_announced() {
+fn added_and_deleted_addresses_are_reported() {
     in_fresh_netns(|| {
         add_link("d0");
         let mut changes = AddressChanges::open().unwrap();
         let deadline = Duration::from_secs(10);
-        assert!(!changes.seen_within(Duration::ZERO).unwrap(), "nothing happened");
+        assert!(!changes.seen_within(Duration::ZERO).unwrap(), "no change");
         for command in [
             "addr add 192.0.2.5/24 dev d0",
             "addr del 192.0.2.5/24 dev d0",
@@ -149,7 +149,7 @@ fn an_address_that_comes_or_goes_is_announced() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(kind in 14_u16..30, body in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(kind in 14_u16..30, body in prop::collection::vec(any::<u8>(), 0..200)) {
         decode_all(&Message { header: Header { kind, flags: 0, sequence: 0, port: 0 }, body: &body });
     }
 }

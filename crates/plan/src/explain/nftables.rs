@@ -1,17 +1,15 @@
 //! The reasons for a walk through the program of the nftables mode: each rule says by its sets why it is there.
 #![expect(clippy::wildcard_enum_match_arm, reason = "only a few statements and sets say why a rule is there")]
 
-use std::net::IpAddr;
-
 use model::address::Family;
 use model::cluster::Considered;
 use model::names::ServicePortName;
 use model::routing::Traffic;
 
 use super::{Answer, Candidate, End, Kind, Masquerade, Question, Reason, Settings, traffic};
+use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::Seats;
-use crate::nftables::plan::Plan;
 use crate::nftables::program::{self, Program};
 use crate::nftables::run::{Path, Walk, run};
 use crate::nftables::sets::{Bank, Set};
@@ -22,21 +20,21 @@ pub(super) fn answer<'q, 's>(
     question: &'q Question<'q>,
     slots: impl Fn(&ServicePortName) -> Seats<'s>,
 ) -> Answer<'q> {
-    let mut plan = Plan::default();
+    let settings = question.settings;
+    let mut table = DesiredTable::new(settings.nftables(Family::of(question.destination().ip())));
+    table.replace_service_cidrs(question.service_cidrs.clone());
+    table.replace_node_port_ips(settings.node_port_addresses.among(question.context.addresses));
     for concerned in &question.concerned {
-        plan.insert(concerned.name.clone(), concerned.routing.clone(), slots(&concerned.name));
+        table.insert(concerned.name.clone(), concerned.routing.clone(), slots(&concerned.name));
     }
-    let (settings, addresses) = (question.settings, question.context.addresses);
-    let family = Family::of(question.destination().ip());
-    let program = Program::new(&settings.nftables(family), &plan.timeouts());
-    let node_port_ips = settings.node_port_ips(addresses);
-    let mut sets = DesiredSets::new(&plan, family, &question.service_cidrs, &node_port_ips);
+    let program = table.program();
+    let mut sets = DesiredSets::new(&table);
     let Ok(walk) = run(&program, &question.context, &mut sets);
     reasons(question, &program, &walk)
 }
 
 impl Settings {
-    fn nftables(&self, family: Family) -> program::Settings {
+    pub(super) fn nftables(&self, family: Family) -> program::Settings {
         program::Settings {
             family,
             mark: self.mark,
@@ -44,10 +42,6 @@ impl Settings {
             from_pod: self.from_pod.clone(),
             node_ports_everywhere: self.node_port_addresses.match_all(),
         }
-    }
-
-    fn node_port_ips(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
-        self.node_port_addresses.among(addresses).into_iter().filter(|ip| !ip.is_loopback()).collect()
     }
 }
 

@@ -10,8 +10,8 @@ use crate::iptables::chains::Jump;
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::listing::Listing;
 use crate::iptables::rules::EndpointComments;
+use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
-use crate::nftables::plan::Plan;
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Bank, Element, Key, Set};
 use crate::nftables::slots::shares;
@@ -365,10 +365,10 @@ impl Sets for Table<'_> {
 /// What a kernel does that holds what the plan for this world wants, but for what is missing.
 fn live(world: &World, explanation: &Explanation, is_missing: &dyn Fn(&Element) -> bool) -> Live {
     let mut cluster = world.cluster();
-    let mut plan = Plan::default();
-    plan.replace(cluster.take_changes().routings);
-    let cidrs = cluster.service_cidrs();
-    let desired = DesiredSets::new(&plan, Family::V4, &cidrs, &[]);
+    let mut table = DesiredTable::new(world.settings.nftables(Family::V4));
+    table.accept(cluster.take_changes().routings);
+    table.replace_service_cidrs(cluster.service_cidrs());
+    let desired = DesiredSets::new(&table);
     through_sets(explanation, &addresses(), &mut Table { desired, is_missing }).unwrap()
 }
 

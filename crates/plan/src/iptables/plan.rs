@@ -1,7 +1,7 @@
-//! What all service ports together want in the kernel, and what to send to get there.
+//! What all service ports together need in the kernel, and what to send to get there.
 //!
 //! ```text
-//!   replace ─▶ units: as wanted ──────┐
+//!   accept ──▶ units: as desired ─────┐
 //!                                     ├─▶ full | partial ─▶ Attempt ─▶ restores ─▶ settle
 //!              settled: as the kernel ┘                                     └────▶ dropped: the next one is full
 //!              has those that changed
@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
+use model::cluster::Changes;
 use model::names::ServicePortName;
 use model::routing::Routing;
 
 use crate::iptables::chains::{Purpose, ServiceChain, Shared, Table};
 use crate::iptables::desired::DesiredRules;
 use crate::iptables::edits::{PerChain, Splice};
-use crate::iptables::program::Settings;
+use crate::iptables::program::{Abilities, Counters, Settings};
 use crate::iptables::restore::{Batches, Restore, in_batches, whole};
 use crate::iptables::rules::{EndpointComments, Line, Unit};
 
@@ -43,11 +44,11 @@ pub struct Manner {
 
 impl Manner {
     /// Each run reads and writes the whole table: one run. That also makes single lines cheap to find, but hardly cheaper
-    /// to change: with 10,000 services 0.85 s instead of 1.05 s. Nobody tells when a stranger puts a rule into our chains,
-    /// and then a position is that of another line; for a fifth that is not worth it.
+    /// to change: with 10,000 services 0.85 s instead of 1.05 s. Nothing reports that a foreign writer puts a rule into our
+    /// chains, and then a position is that of another line; for a fifth that is not worth it.
     pub const LEGACY: Self = Self { batch: usize::MAX, edits: 0 };
     /// The time that one run takes grows with the square of its rules. With 10,000 services, writing `KUBE-SERVICES` again
-    /// takes 1.8 s, changing a line of it 0.2 s. The kernel tells of strangers, so what they displace is soon mended.
+    /// takes 1.8 s, changing a line of it 0.2 s. The kernel reports foreign writers, so what they displace is soon repaired.
     pub const NFT: Self = Self { batch: 3_000, edits: 100 };
 }
 
@@ -83,15 +84,36 @@ pub struct Plan {
     /// Rules in their own chains.
     rules: usize,
 
+    /// Of the whole cluster, usable or not.
+    endpoints: usize,
     node_port_ips: Vec<IpAddr>,
     settled_tail: Vec<String>,
-    /// Service ports' chains that are or may be in the kernel and that nobody wants.
+    /// Service ports' chains that are or may be in the kernel and that no service port needs.
     stale: BTreeSet<String>,
 
     needs_full: bool,
+    /// A foreign writer may have changed the tables.
+    is_doubtful: bool,
+    /// A foreign writer has, and that is not repaired yet.
+    has_drifted: bool,
+    counter_match: CounterMatch,
     is_large: bool,
     last_full: Option<Instant>,
     last_removal: Option<Instant>,
+}
+
+/// Whether rules can have the match that feeds packet counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CounterMatch {
+    /// Nothing speaks against it.
+    Usable,
+    /// A full sync was refused with it. The next one does without, and whether that succeeds tells more.
+    Suspect {
+        /// The refusal names it.
+        is_named: bool,
+    },
+    /// The commands or the kernel lack it.
+    Missing,
 }
 
 /// What has to be known of a service port to render it, and to count the rules above its own.
@@ -128,19 +150,31 @@ impl Plan {
             settled: BTreeMap::new(),
             lines: PerChain::default(),
             rules: 0,
+            endpoints: 0,
             node_port_ips: Vec::new(),
             settled_tail: Vec::new(),
             stale: BTreeSet::new(),
             needs_full: true,
+            is_doubtful: false,
+            has_drifted: false,
+            counter_match: CounterMatch::Usable,
             is_large: false,
             last_full: None,
             last_removal: None,
         }
     }
 
-    /// From now on no rule is changed by its number: somebody may put another one before it unnoticed.
+    /// From now on no rule is changed by its number: a foreign writer may put another one before it unnoticed.
     pub fn write_whole_chains(&mut self) {
         self.manner.edits = 0;
+    }
+
+    /// Makes the changes part of the desired state.
+    pub fn accept(&mut self, changes: Changes) {
+        for (name, routing) in changes.routings {
+            self.replace(name, routing);
+        }
+        self.endpoints = changes.endpoints.unwrap_or(self.endpoints);
     }
 
     /// Makes this the routing of the service port; `None` if it is gone.
@@ -160,6 +194,17 @@ impl Plan {
     pub fn change_settings(&mut self, settings: Settings) {
         self.needs_full |= self.settings != settings;
         self.settings = settings;
+    }
+
+    /// Whether packet counters should be ensured for the next full sync.
+    pub fn uses_counters(&self) -> bool {
+        self.counter_match == CounterMatch::Usable
+    }
+
+    /// The packet counters that the kernel has: a rule whose counter is missing is written without it.
+    pub fn use_counters(&mut self, counters: Counters) {
+        let abilities = Abilities { counters, ..self.settings.abilities };
+        self.change_settings(Settings { abilities, ..self.settings.clone() });
     }
 
     /// The addresses that the node has now. Returns those at which node ports were asked for but cannot be served.
@@ -187,9 +232,28 @@ impl Plan {
         if endpoints > LARGE_CLUSTER { EndpointComments::LeftOut } else { EndpointComments::Written }
     }
 
-    /// The kernel may hold something else than we think.
+    /// The next sync writes everything, whatever the tables hold.
     pub fn require_full(&mut self) {
         self.needs_full = true;
+    }
+
+    /// A foreign writer may have changed the tables. It may well have written the same: to write everything again
+    /// would only make that one do so, too.
+    pub fn distrust(&mut self) {
+        self.is_doubtful = true;
+    }
+
+    /// Whether the tables have to be compared with [`Plan::desired`] before changes are accepted; not if everything is
+    /// written anyway.
+    pub fn needs_comparison(&self, now: Instant) -> bool {
+        self.is_doubtful && self.scope(now) == Scope::Partial
+    }
+
+    /// The tables were compared with the desired state, or could not be: then they are taken to differ.
+    pub fn compared(&mut self, differs: bool) {
+        self.is_doubtful = false;
+        self.has_drifted |= differs;
+        self.needs_full |= differs;
     }
 
     pub fn scope(&self, now: Instant) -> Scope {
@@ -198,10 +262,10 @@ impl Plan {
         if self.needs_full || is_due { Scope::Full } else { Scope::Partial }
     }
 
-    /// Prepares to write everything. `endpoints` counts all of the cluster, usable or not; `found` are the chains of
-    /// the nat table. If they could not be read, only chains that we wrote are removed, and the next sync is full, too.
-    pub fn full(&mut self, now: Instant, endpoints: usize, found: Option<&[&str]>) -> Attempt<'_> {
-        self.is_large = endpoints > LARGE_CLUSTER;
+    /// Prepares to write everything. `found` are the chains of the nat table. If they could not be read, only chains that
+    /// we wrote are removed, and the next sync is full, too.
+    pub fn full(&mut self, now: Instant, found: Option<&[&str]>) -> Attempt<'_> {
+        self.is_large = self.endpoints > LARGE_CLUSTER;
         let units = self.render_all();
         self.stale = self.unwanted(&units, found);
         let removes_stale = self.removes_stale(now);
@@ -219,12 +283,12 @@ impl Plan {
         self.attempt(now, Scope::Full, restores, removes_stale, found.is_some())
     }
 
-    /// Prepares to write what changed. If nobody knows what from, that is everything.
-    pub fn partial(&mut self, now: Instant, endpoints: usize) -> Attempt<'_> {
+    /// Prepares to write what changed; everything if it is not known from where.
+    pub fn partial(&mut self, now: Instant) -> Attempt<'_> {
         if self.needs_full {
-            return self.full(now, endpoints, None);
+            return self.full(now, None);
         }
-        self.is_large = endpoints > LARGE_CLUSTER;
+        self.is_large = self.endpoints > LARGE_CLUSTER;
         let mut batches = Batches::of(self.manner.batch);
         let changes = self.write_chains(&mut batches);
 
@@ -240,6 +304,13 @@ impl Plan {
             batches.add_removals(&self.stale);
         }
         self.attempt(now, Scope::Partial, batches.into_restores(), removes_stale, true)
+    }
+
+    /// It may have been for something else that has passed meanwhile.
+    fn trust_counters_again(&mut self) {
+        if self.counter_match != CounterMatch::Missing {
+            self.counter_match = CounterMatch::Usable;
+        }
     }
 
     fn attempt(
@@ -303,7 +374,7 @@ impl Plan {
         units
     }
 
-    /// The chains of service ports that no service port wants, of those found or, if nobody looked, of those known.
+    /// The chains of service ports that no service port needs, of those found or, if they could not be read, of those known.
     fn unwanted(&self, units: &[Unit], found: Option<&[&str]>) -> BTreeSet<String> {
         let wanted: HashSet<ServiceChain, RandomState> =
             units.iter().flat_map(|unit| unit.chains.iter().map(|chain| chain.name)).collect();
@@ -473,10 +544,42 @@ impl Attempt<'_> {
         self.counts
     }
 
+    /// Whether it repairs what a foreign writer has changed.
+    pub fn has_drifted(&self) -> bool {
+        self.scope == Scope::Full && self.plan.has_drifted
+    }
+
+    /// A restore was refused, and `names_counters` says whether for the match of packet counters. Returns whether the next
+    /// sync tries something else, so that it should be made at once.
+    pub fn refused(self, names_counters: bool) -> bool {
+        let plan = &mut *self.plan;
+        let had_counters = plan.settings.abilities.counters != Counters::default();
+        match self.scope {
+            Scope::Partial => true,
+            Scope::Full if had_counters => {
+                // A kernel may keep counters and yet lack the match that feeds them.
+                plan.counter_match = CounterMatch::Suspect { is_named: names_counters };
+                true
+            }
+            Scope::Full => {
+                plan.trust_counters_again();
+                false
+            }
+        }
+    }
+
     /// The kernel has taken all of it.
     pub fn settle(mut self) {
         self.is_settled = true;
         let plan = &mut *self.plan;
+        if self.scope == Scope::Full {
+            plan.has_drifted = false;
+            match plan.counter_match {
+                CounterMatch::Suspect { is_named: true } => plan.counter_match = CounterMatch::Missing,
+                CounterMatch::Suspect { is_named: false } => plan.trust_counters_again(),
+                CounterMatch::Usable | CounterMatch::Missing => {}
+            }
+        }
         plan.settled.clear();
         plan.settled_tail = plan.tail();
         plan.needs_full = !self.knows_kernel;

@@ -2,60 +2,52 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use ipnet::IpNet;
 use model::address::Family;
 
+use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{Frontend, Shared, Unit};
-use crate::nftables::plan::Plan;
 use crate::nftables::run::{Sets, Slots};
 use crate::nftables::sets::{Bank, Element, Key, List, Set, Type, address};
 
-/// The sets as a plan wants them. Nothing is remembered of clients.
+/// The sets of the desired table. No client is remembered.
 #[derive(Debug)]
 pub struct DesiredSets<'a> {
-    plan: &'a Plan,
+    table: &'a DesiredTable,
     family: Family,
-    service_cidrs: &'a [IpNet],
-    node_port_ips: &'a [IpAddr],
-    /// What has been asked about, sorted.
+    /// The elements of each frontend that was asked for, sorted.
     frontends: HashMap<Frontend, Arc<[Element]>, RandomState>,
     slots: HashMap<(Set, Key), Slots, RandomState>,
 }
 
 impl<'a> DesiredSets<'a> {
-    pub fn new(
-        plan: &'a Plan,
-        family: Family,
-        service_cidrs: &'a [IpNet],
-        node_port_ips: &'a [IpAddr],
-    ) -> Self {
+    pub fn new(table: &'a DesiredTable) -> Self {
         let (frontends, slots) = Default::default();
-        Self { plan, family, service_cidrs, node_port_ips, frontends, slots }
+        Self { table, family: table.settings().family, frontends, slots }
     }
 
     fn lookup(&mut self, set: Set, key: Key) -> Option<Element> {
         let bytes = key.as_bytes();
         let is_there = match set {
-            Set::ClusterIps => self.plan.shares(&Shared::ClusterIp(address(bytes)?)),
+            Set::ClusterIps => self.table.shares(&Shared::ClusterIp(address(bytes)?)),
             Set::ServiceCidrs => {
                 let ip = address(bytes)?;
-                self.service_cidrs.iter().any(|cidr| cidr.contains(&ip))
+                self.table.service_cidrs().iter().any(|cidr| cidr.contains(&ip))
             }
-            Set::NodePortIps => self.node_port_ips.contains(&address(bytes)?),
-            Set::Hairpin => self.plan.shares(&self.hairpin(key)?),
+            Set::NodePortIps => self.table.node_port_ips().contains(&address(bytes)?),
+            Set::Hairpin => self.table.shares(&self.hairpin(key)?),
             Set::Affinity => false,
             Set::Timeouts(bank) => {
                 let seconds = Shared::Timeout(bank, u32::from_ne_bytes(bytes.try_into().ok()?));
-                return self.plan.shares(&seconds).then(|| seconds.element());
+                return self.table.shares(&seconds).then(|| seconds.element());
             }
             Set::StickyEndpoints => {
                 let (_, list) = bytes.split_last_chunk::<4>()?;
                 let mut elements = Vec::new();
-                self.plan.sticky_endpoints_of(List::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
+                self.table.sticky_endpoints_of(List::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
                 return elements.into_iter().find(|element| element.key == key);
             }
             Set::AllowedSources => {
@@ -94,7 +86,7 @@ impl<'a> DesiredSets<'a> {
     }
 
     fn elements(&mut self, frontend: Frontend) -> Arc<[Element]> {
-        let unit = || self.plan.owner_unit(&frontend);
+        let unit = || self.table.owner_unit(&frontend);
         let render = |unit: &Unit| {
             let mut elements = Vec::new();
             unit.elements_of(&frontend, &mut elements);

@@ -1,433 +1,183 @@
-//! What all service ports together want in the sets, and the steps from one state of that to the next.
+//! The desired state of the table, and what is known of the kernel's.
+//!
+//! ```text
+//!   changes ─▶ steps ──────────────────┬─▶ commit ─▶ settle       while the kernel's state is known
+//!              read back ─▶ steps_from ┘      └────▶ the next sync reads back
+//! ```
+//!
+//! Nothing is lost when a commit fails: what was asked for is part of the desired state already.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 
-use model::address::Family;
-use model::names::ServicePortName;
-use model::routing::{Endpoint, Routing};
+use model::cluster::Changes;
+use model::names::{Port, Protocol, ServicePortName};
 
-use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
-use crate::nftables::elements::{Frontend, Seats, Shared, Unit, frontends, shared};
-use crate::nftables::sets::{Data, Element, Set};
-use crate::nftables::timeouts::rounded;
-use crate::shards::Shards;
+use crate::flows::Destination;
+use crate::nftables::claims::Contention;
+use crate::nftables::desired::DesiredTable;
+use crate::nftables::elements::{Frontend, Seats};
+use crate::nftables::program::Settings;
+use crate::nftables::sets::Set;
+use crate::nftables::steps::{Held, HeldTable, Steps};
 
-/// What becomes of a service port; nothing if it is gone.
-pub type Changed = (ServicePortName, Option<Arc<Routing>>);
-
-/// The wanted content of all sets, kept by service port. To clone it is cheap, whatever it holds.
-#[derive(Clone, Debug, Default)]
+/// The plan for the table of one family.
+#[derive(Debug)]
 pub struct Plan {
-    units: Shards<ServicePortName, Unit>,
-    /// The service ports that claim a frontend, by their [`Rank`]: the first one gets it.
-    claims: Shards<Frontend, Vec<ServicePortName>>,
-    /// How often it is asked for what several may ask for.
-    shared: Shards<Shared, usize>,
-    /// The last id that a service port with session affinity was given. An id comes back after 2^31 of them, or after a
-    /// restart if no service port in the kernel has it. What is remembered under it of clients of another service port
-    /// counts only where it leads to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
-    last_id: u32,
-    /// Service ports with more endpoints than there are slots for, and how many of each have none.
-    left_out: BTreeMap<ServicePortName, usize>,
+    desired: DesiredTable,
+    actual: Actual,
+    /// The node-port IPs are not those of the last steps.
+    has_moved: bool,
+    /// A read-back since the last [`Plan::settle`] found drift.
+    has_drifted: bool,
+    /// Whether frontends have counted all packets since the first commit, of which there may not have been one.
+    counts_are_complete: Option<bool>,
+    /// UDP frontends of which that is not so: they were deleted once, and count from zero when they come back.
+    recounted: HashSet<Frontend>,
+    /// What became of contended frontends since that was last taken.
+    contentions: Vec<Contention>,
 }
 
-/// What the kernel holds.
-#[derive(Debug, Default)]
-pub struct Held {
-    pub elements: Vec<Element>,
-    /// Sets that hold we don't know what, none of it in `elements`.
-    pub unclear: Vec<Set>,
-}
-
-/// What to change in the sets, in this order: a key whose datum changes must leave before it can come back.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Steps {
-    pub empty: Vec<Set>,
-    pub delete: Vec<Element>,
-    pub add: Vec<Element>,
-    /// Frontends that several service ports claim: where that began, ended or changed the winner.
-    pub contentions: Vec<Contention>,
-}
-
-/// The claims to frontends that were contended before or during a change, as they were before it.
-type Contended = BTreeMap<Frontend, Vec<ServicePortName>>;
-
-impl Steps {
-    pub fn is_empty(&self) -> bool {
-        self.empty.is_empty() && self.delete.is_empty() && self.add.is_empty()
-    }
-
-    /// Timeouts of session affinity that come into use.
-    pub fn new_timeouts(&self) -> BTreeSet<u32> {
-        timeouts(&self.add)
-    }
-
-    /// Timeouts of session affinity that go out of use.
-    pub fn old_timeouts(&self) -> BTreeSet<u32> {
-        timeouts(&self.delete)
-    }
-}
-
-fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
-    let seconds = |element: &Element| match element.data {
-        Some(Data::Learn(seconds)) => Some(seconds),
-        Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
-    };
-    elements.iter().filter_map(seconds).collect()
+/// What is known of the kernel's table.
+#[derive(Debug)]
+enum Actual {
+    /// It holds the desired state.
+    Settled,
+    /// A foreign writer may have changed it. Before that it held this, or the desired state if that is unchanged.
+    Doubtful(Option<Box<DesiredTable>>),
+    /// Nothing: no commit has succeeded, or the last one failed.
+    Unknown,
 }
 
 impl Plan {
-    /// Makes these the routings of their service ports, and returns what that changes.
-    pub fn replace(&mut self, changes: Vec<Changed>) -> Steps {
-        // Whatever the change may touch: what is given up and what is asked for.
-        let mut affected: BTreeSet<Frontend> = BTreeSet::new();
-        let mut shared_before: BTreeMap<Shared, bool> = BTreeMap::new();
-        for (name, routing) in &changes {
-            let given_up = self.units.get(name).map(|unit| &unit.routing);
-            for routing in given_up.into_iter().chain(routing) {
-                affected.extend(frontends(routing));
-                shared_before.extend(shared(routing).map(|it| (it, self.shared.contains_key(&it))));
-            }
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            desired: DesiredTable::new(settings),
+            actual: Actual::Unknown,
+            has_moved: false,
+            has_drifted: false,
+            counts_are_complete: None,
+            recounted: HashSet::new(),
+            contentions: Vec::new(),
         }
-        let names = self.concerned(&changes, &affected);
-        let mut before = self.elements_of(&affected, &names);
-        let contentions = self.accept(changes);
-        let mut after = self.elements_of(&affected, &names);
-        for (shared, was_there) in shared_before {
-            match (was_there, self.shared.contains_key(&shared)) {
-                (true, false) => before.push(shared.element()),
-                (false, true) => after.push(shared.element()),
-                (true, true) | (false, false) => {}
-            }
-        }
-        before.sort_unstable();
-        after.sort_unstable();
-        let (delete, add) = difference(&before, &after);
-        Steps { empty: Vec::new(), delete, add, contentions }
     }
 
-    /// Those that may get or lose one of these frontends: the ones that change and, of the rest, the first that claims it.
-    /// However many claim it after that one, they have it neither before nor after.
-    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<Frontend>) -> BTreeSet<ServicePortName> {
-        let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
-        let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
-        change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
+    /// What the table should hold after everything that was asked for so far.
+    pub fn desired(&self) -> &DesiredTable {
+        &self.desired
     }
 
-    /// The same without looking what that changes in the sets.
-    pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contention> {
-        let mut contended = Contended::new();
-        for (name, routing) in changes {
-            self.accept_one(name, routing, &mut contended);
+    /// The node's addresses at which node ports are asked for, unless all of them serve those. Returns whether that
+    /// changes anything.
+    pub fn move_to(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
+        let before = matches!(self.actual, Actual::Doubtful(None)).then(|| self.desired.clone());
+        let has_moved = self.desired.replace_node_port_ips(node_port_ips);
+        if let Some(before) = before.filter(|_| has_moved) {
+            self.actual = Actual::Doubtful(Some(before.into()));
         }
-        contentions(contended.iter().map(|(frontend, before)| {
-            let after = self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default();
-            (*frontend, &before[..], after)
-        }))
+        self.has_moved |= has_moved;
+        has_moved
     }
 
-    /// Everything the sets should hold, in order.
-    pub fn elements(&self) -> Vec<Element> {
-        // What elements are made of is sorted sooner than they are.
-        let mut shared: Vec<Shared> = self.shared.iter().map(|(shared, _)| *shared).collect();
-        shared.sort_unstable();
-        let mut all: Vec<Element> = shared.iter().map(Shared::element).collect();
-        let mut claims: Vec<(Frontend, &Vec<ServicePortName>)> =
-            self.claims.iter().map(|(frontend, claims)| (*frontend, claims)).collect();
-        claims.sort_unstable_by_key(|(frontend, _)| *frontend);
-        for (frontend, claims) in claims {
-            if let Some(unit) = claims.first().and_then(|owner| self.units.get(owner)) {
-                unit.elements_of(&frontend, &mut all);
-            }
+    /// A foreign writer may have changed the table: the next sync reads it back.
+    pub fn distrust(&mut self) {
+        if matches!(self.actual, Actual::Settled) {
+            self.actual = Actual::Doubtful(None);
         }
-        self.units.iter().for_each(|(name, unit)| self.sticky_endpoints(name, unit, &mut all));
-        // There are few sets, and within each they are nearly in order: by name of protocol instead of by number. The
-        // second sort finds little to do.
-        all.sort_by_key(|element| element.set);
-        all.sort();
-        all
     }
 
-    /// The steps from what is in the kernel to what should be there, which is `wanted`; but endpoints that have a slot
-    /// in the kernel keep it.
-    pub fn steps_from(&mut self, mut held: Held, wanted: Vec<Element>) -> Steps {
-        let empty = held.unclear;
-        if held.elements.is_empty() {
-            return Steps { empty, add: wanted, ..Steps::default() };
+    /// Makes the changes part of the desired state and returns the steps that lead there; none if it is not known from
+    /// where: read the kernel back and ask for [`Plan::steps_from`].
+    pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
+        let Changes { routings, service_cidrs, .. } = changes;
+        if matches!(self.actual, Actual::Doubtful(None)) && (!routings.is_empty() || service_cidrs.is_some())
+        {
+            self.actual = Actual::Doubtful(Some(self.desired.clone().into()));
         }
-        held.elements.sort_unstable();
-        let (mut delete, mut add) = difference(&held.elements, &wanted);
-        if self.keep_seats(&held.elements, &delete) {
-            (delete, add) = difference(&held.elements, &self.elements());
+        let new_cidrs = service_cidrs.is_some_and(|cidrs| self.desired.replace_service_cidrs(cidrs));
+        if !matches!(self.actual, Actual::Settled) {
+            self.contentions.extend(self.desired.accept(routings));
+            return None;
         }
-        Steps { empty, delete, add, contentions: Vec::new() }
+        let (mut steps, contentions) = self.desired.replace(routings);
+        self.contentions.extend(contentions);
+        steps.service_cidrs = new_cidrs.then(|| self.desired.cidr_boundaries());
+        let has_moved = std::mem::take(&mut self.has_moved);
+        steps.node_port_ips = has_moved.then(|| self.desired.node_port_ips().iter().copied().collect());
+        // From here on what is known of the kernel depends on how the commit goes.
+        self.actual = Actual::Unknown;
+        self.remember_recounted(&steps);
+        Some(steps)
     }
 
-    /// Gives service ports the ids they have in the kernel, whose elements these are: what it remembers of clients is kept
-    /// by id. New ids are above those. Returns whether any of them changes, and with them [`Plan::elements`].
-    pub fn adopt_ids(&mut self, found: &[Element], family: Family) -> bool {
-        let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
-        let (mut taken, mut highest) = (BTreeSet::new(), 0);
-        for element in found {
-            let Some(Data::Sticky(sticky)) = element.data else { continue };
-            let id = sticky.service_port();
-            highest = id.max(highest);
-            let owner = element.frontend(family).and_then(|frontend| self.owner(&frontend)).cloned();
-            // A frontend may have gone from one service port to another meanwhile: no two get the same.
-            if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
-                && taken.insert(id)
-            {
-                ids.insert(owner, id);
-            }
+    /// The steps that lead from what the kernel holds to the desired state.
+    pub fn steps_from(&mut self, mut held: Held) -> Steps {
+        if let HeldTable::Ours(content) = &mut held.table {
+            content.elements.sort_unstable();
         }
-        self.last_id = self.last_id.max(highest);
-        let sticky = self.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?)));
-        let mut are_others = false;
-        for (name, id) in sticky.collect::<BTreeMap<_, _>>() {
-            let new = match ids.get(&name) {
-                Some(found) => *found,
-                None if id > highest => id,
-                None => self.new_id(),
-            };
-            if let Some(unit) = self.units.get(&name).filter(|_| new != id) {
-                let unit = unit.with_id(new);
-                self.units.insert(name, unit);
-                are_others = true;
-            }
+        let mut steps = self.desired.steps_from(&held);
+        self.has_drifted |= match &mut self.actual {
+            Actual::Doubtful(None) => !steps.is_empty(),
+            Actual::Doubtful(Some(before)) => !before.steps_from(&held).is_empty(),
+            Actual::Settled | Actual::Unknown => false,
+        };
+        steps.has_drifted = self.has_drifted;
+        self.has_moved = false;
+        // A frontend that has to be added again counts from zero.
+        if steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_))) {
+            self.counts_are_complete = self.counts_are_complete.and(Some(false));
         }
-        are_others
+        self.remember_recounted(&steps);
+        steps
     }
 
-    fn new_id(&mut self) -> u32 {
-        self.last_id = self.last_id.wrapping_add(2);
-        self.last_id
+    /// The kernel has committed the last steps.
+    pub fn settle(&mut self) {
+        self.actual = Actual::Settled;
+        self.has_drifted = false;
+        self.counts_are_complete.get_or_insert(true);
     }
 
-    /// Nobody asks for anything.
-    pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
+    /// Whether the next sync writes what changed, rather than what a read-back finds.
+    pub fn is_settled(&self) -> bool {
+        matches!(self.actual, Actual::Settled)
     }
 
-    /// Where the endpoints of a service port sit; nowhere if there is no such service port.
-    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
-        self.units.get(name).map(Unit::seats).unwrap_or_default()
+    /// What became of contended frontends since the last call, also in syncs that failed.
+    pub fn take_contentions(&mut self) -> Vec<Contention> {
+        std::mem::take(&mut self.contentions)
     }
 
     /// Service ports with more endpoints than there are slots for, and how many of each have none.
     pub fn left_out(&self) -> &BTreeMap<ServicePortName, usize> {
-        &self.left_out
+        self.desired.left_out()
     }
 
-    /// Whether any service port asks for what several may ask for.
-    pub fn shares(&self, shared: &Shared) -> bool {
-        self.shared.contains_key(shared)
+    /// Where the endpoints of a service port lie.
+    pub fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+        self.desired.seats(name)
     }
 
-    /// What the service port that has the frontend puts in.
-    pub fn owner_unit(&self, frontend: &Frontend) -> Option<&Unit> {
-        self.units.get(self.owner(frontend)?)
-    }
-
-    /// The endpoints that clients may stick to, of the service port with this id.
-    pub fn sticky_endpoints_of(&self, id: u32, out: &mut Vec<Element>) {
-        for (name, unit) in self.units.iter().filter(|(_, unit)| unit.id() == Some(id)) {
-            self.sticky_endpoints(name, unit, out);
-        }
-    }
-
-    /// Adds a service port whose endpoints lie in these slots already.
-    pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: Seats<'_>) {
-        self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
-    }
-
-    /// Who has the frontend.
-    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.claims.get(frontend)?.first()
-    }
-
-    /// The service ports that claim the frontend, in the order of precedence.
-    pub fn claims(&self, frontend: &Frontend) -> &[ServicePortName] {
-        self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// Why the first of several claims counts.
-    pub fn precedence(&self, frontend: &Frontend) -> Option<Precedence> {
-        let rank = |name| Some(Rank::of(frontend.ip, name, &self.units.get(name)?.routing));
-        let [first, second, ..] = self.claims(frontend) else { return None };
-        Some(rank(first)?.precedence_over(&rank(second)?))
-    }
-
-    /// Timeouts of session affinity in use, in seconds.
-    pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.units.iter().filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
-    }
-
-    /// Gives endpoints the slots they have in the kernel, wherever it has something in a slot that differs from what we
-    /// want there. Returns whether there was such a slot. All elements come in order.
-    fn keep_seats(&mut self, found: &[Element], different: &[Element]) -> bool {
-        let different = different.iter().filter_map(Frontend::of_endpoint).map(|(frontend, _, _)| frontend);
-        let owners: BTreeSet<_> = different.filter_map(|frontend| self.owner(&frontend).cloned()).collect();
-        for owner in &owners {
-            let Some(unit) = self.units.get(owner) else { continue };
-            let [cluster, local] = unit.seats_in(|set, frontend| {
-                (self.owner(frontend) == Some(owner)).then(|| seats(found, set, frontend))?
-            });
-            let unit = Unit::new(unit.routing.clone(), Seats { cluster: &cluster, local: &local }, unit.id());
-            self.units.insert(owner.clone(), unit);
-        }
-        !owners.is_empty()
-    }
-
-    fn elements_of(&self, frontends: &BTreeSet<Frontend>, names: &BTreeSet<ServicePortName>) -> Vec<Element> {
-        let mut elements = Vec::new();
-        for (name, unit) in names.iter().filter_map(|name| Some((name, self.units.get(name)?))) {
-            self.sticky_endpoints(name, unit, &mut elements);
-        }
-        for frontend in frontends {
-            let owner = self.owner(frontend);
-            if let Some(unit) = owner.and_then(|owner| self.units.get(owner)) {
-                unit.elements_of(frontend, &mut elements);
-            }
-        }
-        elements
-    }
-
-    fn sticky_endpoints(&self, name: &ServicePortName, unit: &Unit, out: &mut Vec<Element>) {
-        unit.sticky_endpoints(|frontend| self.owner(frontend) == Some(name), out);
-    }
-
-    fn accept_one(
-        &mut self,
-        name: ServicePortName,
-        routing: Option<Arc<Routing>>,
-        contended: &mut Contended,
-    ) {
-        self.accept_in(name, routing, None, contended);
-    }
-
-    /// The same where endpoints lie in these slots, rather than in those they had.
-    fn accept_in(
-        &mut self,
-        name: ServicePortName,
-        routing: Option<Arc<Routing>>,
-        slots: Option<Seats<'_>>,
-        contended: &mut Contended,
-    ) {
-        let old = self.units.remove(&name);
-        let seats = slots.or(old.as_ref().map(Unit::seats)).unwrap_or_default();
-        let id = old.as_ref().and_then(Unit::id);
-        let unit = routing.map(|routing| {
-            let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
-            Unit::new(routing, seats, id)
-        });
-        let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
-        let claimed = old.map(frontends).unwrap_or_default();
-        let asked_for = new.map(frontends).unwrap_or_default();
-        // A claim stays where it is if its rank does: many may claim the same frontend.
-        let stays = |frontend: &Frontend| {
-            claimed.contains(frontend)
-                && asked_for.contains(frontend)
-                && old.zip(new).is_some_and(|(old, new)| {
-                    Rank::of(frontend.ip, &name, old) == Rank::of(frontend.ip, &name, new)
-                })
+    /// The frontend of that UDP destination, if it has counted every packet since the first commit.
+    pub fn counted_from_start(&self, destination: Destination) -> Option<Frontend> {
+        let (ip, port) = match destination {
+            Destination::Address(at) => (Some(at.ip()), Port::from_api(at.port().into())?),
+            Destination::NodePort(port) => (None, port),
         };
-        for frontend in claimed.iter().filter(|frontend| !stays(frontend)) {
-            self.give_up(frontend, &name, contended);
-        }
-        if let Some(routing) = old {
-            shared(routing).for_each(|it| self.release(it));
-        }
-        if let Some(routing) = new {
-            for frontend in asked_for.iter().filter(|frontend| !stays(frontend)) {
-                self.claim(frontend, &name, routing, contended);
-            }
-        }
-        match unit.as_ref().map_or(0, Unit::left_out) {
-            0 => _ = self.left_out.remove(&name),
-            left_out => _ = self.left_out.insert(name.clone(), left_out),
-        }
-        if let Some(unit) = unit {
-            shared(&unit.routing).for_each(|it| self.share(it));
-            self.units.insert(name, unit);
-        }
+        let frontend = Frontend { ip, protocol: Protocol::Udp, port };
+        let is_complete = self.counts_are_complete == Some(true) && !self.recounted.contains(&frontend);
+        is_complete.then_some(frontend)
     }
 
-    fn claim(
-        &mut self,
-        frontend: &Frontend,
-        name: &ServicePortName,
-        routing: &Routing,
-        contended: &mut Contended,
-    ) {
-        let Some(claims) = self.claims.get_mut(frontend) else {
-            self.claims.insert(*frontend, vec![name.clone()]);
-            return;
-        };
-        contended.entry(*frontend).or_insert_with(|| claims.clone());
-        let rank = Rank::of(frontend.ip, name, routing);
-        let at = claims.partition_point(|other| {
-            self.units.get(other).is_some_and(|unit| Rank::of(frontend.ip, other, &unit.routing) < rank)
+    /// There are few: a frontend goes with the last endpoint that its policy allows, or with its service. Remembered
+    /// before the commit: its answer may get lost.
+    fn remember_recounted(&mut self, steps: &Steps) {
+        let family = self.desired.settings().family;
+        let gone = steps.delete.iter().filter_map(|element| {
+            let Set::Frontends(bank) = element.set else { return None };
+            Frontend::from_key(element.key.as_bytes(), bank, family)
         });
-        claims.insert(at, name.clone());
-    }
-
-    fn give_up(&mut self, frontend: &Frontend, name: &ServicePortName, contended: &mut Contended) {
-        let Some(claims) = self.claims.get_mut(frontend) else { return };
-        if claims.len() == 1 {
-            self.claims.remove(frontend);
-            return;
-        }
-        contended.entry(*frontend).or_insert_with(|| claims.clone());
-        claims.retain(|other| other != name);
-    }
-
-    fn share(&mut self, shared: Shared) {
-        match self.shared.get_mut(&shared) {
-            Some(count) => *count += 1,
-            None => _ = self.shared.insert(shared, 1),
-        }
-    }
-
-    fn release(&mut self, shared: Shared) {
-        if let Some(count) = self.shared.get_mut(&shared) {
-            *count -= 1;
-            if *count == 0 {
-                self.shared.remove(&shared);
-            }
-        }
-    }
-}
-
-/// What sits in the slots of a frontend; none if nothing does. The elements come in order.
-fn seats(found: &[Element], set: Set, frontend: &Frontend) -> Option<Vec<Endpoint>> {
-    let key = frontend.key();
-    let start = found.partition_point(|element| (element.set, element.key) < (set, key));
-    let its_own = found
-        .get(start..)?
-        .iter()
-        .take_while(|element| element.set == set && element.key.as_bytes().starts_with(key.as_bytes()));
-    let slots: BTreeMap<u32, Endpoint> = its_own
-        .filter_map(|element| Frontend::of_endpoint(element).map(|(_, slot, endpoint)| (slot, endpoint)))
-        .collect();
-    (!slots.is_empty()).then(|| slots.into_values().collect())
-}
-
-/// What is only in the first and what is only in the second; all in order.
-pub fn difference(before: &[Element], after: &[Element]) -> (Vec<Element>, Vec<Element>) {
-    let (mut delete, mut add) = (Vec::new(), Vec::new());
-    let (mut old, mut new) = (before.iter().copied().peekable(), after.iter().copied().peekable());
-    loop {
-        match (old.peek(), new.peek()) {
-            (Some(a), Some(b)) if a == b => {
-                old.next();
-                new.next();
-            }
-            (Some(a), Some(b)) if a > b => add.extend(new.next()),
-            (None, Some(_)) => add.extend(new.next()),
-            (Some(_), _) => delete.extend(old.next()),
-            (None, None) => return (delete, add),
-        }
+        self.recounted.extend(gone.map(|(frontend, _)| frontend).filter(|it| it.protocol == Protocol::Udp));
     }
 }
 

@@ -8,19 +8,19 @@ use model::names::ServicePortName;
 
 use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
 use crate::difference::{Difference, KernelObject, Kind};
+use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::Frontend;
-use crate::nftables::plan::Plan;
 use crate::nftables::sets::{Data, Element, Set, show_range};
 
 impl KernelComparison {
-    /// Of the elements that a plan desires, given how those in the kernel differ.
+    /// Of the desired elements, given how those in the kernel differ.
     pub fn of_elements(
-        plan: &Plan,
+        table: &DesiredTable,
         elements: &[Element],
         differences: Vec<Difference>,
         objects: usize,
-        family: Family,
     ) -> Self {
+        let family = table.settings().family;
         let of_kind = |kind| {
             let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
             of_kind.filter_map(|difference| match &difference.object {
@@ -35,7 +35,7 @@ impl KernelComparison {
         let held = elements.iter().filter(|element| !missing.contains(element));
         let mut actual = Served::from_elements(held.chain(of_kind(Kind::Unexpected)), family);
         let mut desired = Served::from_elements(elements, family);
-        desired.claim(plan);
+        desired.claim(table);
         actual.name_after(&desired);
         Self { objects, differences, desired, actual }
     }
@@ -49,10 +49,10 @@ impl Served {
     }
 
     /// Names the service ports that claim the frontends.
-    fn claim(&mut self, plan: &Plan) {
+    fn claim(&mut self, table: &DesiredTable) {
         for (frontend, service) in &mut self.frontends {
-            service.claims = plan.claims(frontend).to_vec();
-            service.precedence = plan.precedence(frontend);
+            service.claims = table.claims(frontend).to_vec();
+            service.precedence = table.precedence(frontend);
         }
     }
 

@@ -17,9 +17,11 @@ use crate::iptables::listing::Listing;
 use crate::iptables::program::{Abilities, Settings};
 use crate::iptables::rules::EndpointComments;
 use crate::mark::Mark;
+use crate::nftables::desired::{DesiredTable, difference};
 use crate::nftables::elements::frontends;
-use crate::nftables::plan::{Held, Plan, difference};
+use crate::nftables::program;
 use crate::nftables::sets::{Element, Set};
+use crate::nftables::steps::{Held, HeldTable, TableContent};
 
 const FAMILY: Family = Family::V4;
 
@@ -52,10 +54,16 @@ fn sorted(lines: &str) -> Routings {
     all
 }
 
-fn plan(lines: &str) -> Plan {
-    let mut plan = Plan::default();
-    plan.accept(sorted(lines).into_iter().map(|(name, routing)| (name, Some(routing))).collect());
-    plan
+fn table(lines: &str) -> DesiredTable {
+    let mut table = DesiredTable::new(program::Settings {
+        family: FAMILY,
+        mark: Mark::from_bit(14).unwrap(),
+        masquerade_all: false,
+        from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
+        node_ports_everywhere: true,
+    });
+    table.accept(sorted(lines).into_iter().map(|(name, routing)| (name, Some(routing))).collect());
+    table
 }
 
 fn tables(lines: &str) -> [Listing; 2] {
@@ -81,23 +89,23 @@ fn tables(lines: &str) -> [Listing; 2] {
 /// What a proxy with the objects `after` finds where one with the objects `before` has synced.
 fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
     match mode {
-        Mode::Nftables => elements_compared(plan(before).elements(), after),
+        Mode::Nftables => elements_compared(table(before).elements(), after),
         Mode::Iptables => rules_compared(&tables(before), after),
     }
 }
 
 fn elements_compared(held: Vec<Element>, after: &str) -> KernelComparison {
-    let mut plan = plan(after);
-    let of_affinity = held.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied();
-    plan.adopt_ids(&of_affinity.collect::<Vec<_>>(), FAMILY);
-    plan.steps_from(Held { elements: held.clone(), ..Held::default() }, plan.elements());
-    let desired = plan.elements();
+    let mut table = table(after);
+    let ids = held.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
+    let content = TableContent { elements: held.clone(), ids, ..TableContent::default() };
+    table.steps_from(&Held { generation: None, table: HeldTable::Ours(content) });
+    let desired = table.elements();
     let (unexpected, missing) = difference(&held, &desired);
     let of_kind = |kind, elements: Vec<Element>| {
         elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
     };
     let all = of_kind(Kind::Unexpected, unexpected).chain(of_kind(Kind::Missing, missing)).collect();
-    KernelComparison::of_elements(&plan, &desired, all, 0, FAMILY)
+    KernelComparison::of_elements(&table, &desired, all, 0)
 }
 
 fn rules_compared(held: &[Listing; 2], after: &str) -> KernelComparison {
@@ -310,7 +318,7 @@ fn a_service_that_goes_is_told_by_its_frontends() {
 /// The nouns may not see it, but it is found, and belongs to the right service.
 #[test]
 fn any_element_that_is_missing_is_found_with_its_service() {
-    let all = plan(CLUSTER).elements();
+    let all = table(CLUSTER).elements();
     for (at, element) in all.iter().enumerate() {
         let mut held = all.clone();
         held.remove(at);
@@ -332,13 +340,13 @@ fn any_element_that_is_missing_is_found_with_its_service() {
 
 #[test]
 fn any_element_that_is_unexpected_is_found() {
-    let all = plan(CLUSTER).elements();
+    let all = table(CLUSTER).elements();
     let more = format!(
         "{CLUSTER}
          service ns/new 10.96.0.20 LoadBalancer http:80@30090 lb-ips=198.51.100.20 ranges=10.0.0.0/8 external-policy=Local health=30999
          slice ns/new-1 of new http:8080 | 10.244.0.20 local"
     );
-    let (_, unexpected) = difference(&all, &plan(&more).elements());
+    let (_, unexpected) = difference(&all, &table(&more).elements());
     assert!(unexpected.len() > 10, "{unexpected:?}");
     for element in unexpected {
         let mut held = all.clone();

@@ -27,7 +27,7 @@ fn options() -> impl Strategy<Value = Options> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn partial_syncs_end_where_a_full_one_would(

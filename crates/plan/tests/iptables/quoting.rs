@@ -72,7 +72,7 @@ impl Names {
         for (name, routing) in cluster.take_changes().routings {
             plan.replace(name, routing);
         }
-        let attempt = plan.full(Instant::now(), 2, Some(&[]));
+        let attempt = plan.full(Instant::now(), Some(&[]));
         attempt.restores().iter().map(ToString::to_string).collect()
     }
 }
@@ -156,7 +156,7 @@ const SERVICE: &str = "service ns/name 10.96.0.10 port:80@30080 LoadBalancer lb-
 const SLICE: &str = "slice ns/name of name port:8080 10.244.1.5@node-1 10.244.2.6@node-2";
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn names_stay_within_their_arguments(

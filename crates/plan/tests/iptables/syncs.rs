@@ -1,6 +1,8 @@
 //! When a sync is full, what a partial one writes, and what happens after a failure.
 
-use plan::iptables::plan::{Manner, RuleCounts, Scope};
+use std::time::Instant;
+
+use plan::iptables::plan::{Attempt, Manner, Plan, RuleCounts, Scope};
 use plan::iptables::program::Counters;
 
 use crate::fake::Kernel;
@@ -48,7 +50,7 @@ fn every_change_is_partial_until_one_fails() {
 #[test]
 fn an_attempt_that_nobody_settles_has_failed() {
     let mut world = two_services();
-    drop(world.plan.partial(world.now, 2));
+    drop(world.plan.partial(world.now));
     assert_eq!(world.plan.scope(world.now), Scope::Full);
 }
 
@@ -280,4 +282,65 @@ fn rules_are_counted_as_the_reference_counts_them() {
         assert_eq!(counts(services, 0, ""), (4 + services, 5));
         assert_eq!(counts(services, 0, balancer), (4 + 4 * services, 5));
     }
+}
+
+const COUNTERS: Counters = Counters { invalid_dropped: true, localhost_node_ports: true };
+
+/// A full sync in which the kernel has these counters, if the plan asks for them.
+fn full(plan: &mut Plan, now: Instant) -> Attempt<'_> {
+    let counters = if plan.uses_counters() { COUNTERS } else { Counters::default() };
+    plan.use_counters(counters);
+    plan.full(now, Some(&[]))
+}
+
+fn counts(attempt: &Attempt<'_>) -> bool {
+    attempt.restores().iter().any(|restore| restore.to_string().contains("nfacct"))
+}
+
+#[test]
+fn a_refused_full_sync_is_tried_at_once_without_counters() {
+    // Whether the refusal names them, and whether it is accepted without them: then the next full sync has none either.
+    for (is_named, is_accepted, has_none) in
+        [(true, true, true), (true, false, false), (false, true, false), (false, false, false)]
+    {
+        let mut plan = World::new(Options::default()).plan;
+        let now = Instant::now();
+        let attempt = full(&mut plan, now);
+        assert!(counts(&attempt));
+        assert!(attempt.refused(is_named), "at once");
+        let attempt = full(&mut plan, now);
+        assert!(!counts(&attempt));
+        if is_accepted {
+            attempt.settle();
+        } else {
+            assert!(!attempt.refused(false), "nothing else can be tried");
+        }
+        plan.require_full();
+        assert_eq!(counts(&full(&mut plan, now)), !has_none, "{is_named} {is_accepted}");
+    }
+}
+
+#[test]
+fn tables_in_doubt_are_compared_and_written_only_if_they_differ() {
+    let mut plan = World::new(Options::default()).plan;
+    let now = Instant::now();
+    plan.distrust();
+    assert!(!plan.needs_comparison(now), "everything is to be written anyway");
+    plan.full(now, Some(&[])).settle();
+    assert!(plan.needs_comparison(now));
+    plan.compared(false);
+    assert!(!plan.needs_comparison(now));
+    let attempt = plan.partial(now);
+    assert!(attempt.restores().is_empty() && !attempt.has_drifted());
+    attempt.settle();
+
+    plan.distrust();
+    plan.compared(true);
+    assert_eq!(plan.scope(now), Scope::Full);
+    drop(plan.full(now, Some(&[])));
+    let attempt = plan.full(now, Some(&[]));
+    assert!(attempt.has_drifted(), "also after an attempt that failed");
+    attempt.settle();
+    assert_eq!(plan.scope(now), Scope::Partial);
+    assert!(!plan.partial(now).has_drifted());
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use model::cluster::Cluster;
+use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use plan::iptables::chains::Table;
 use plan::iptables::plan::{Manner, Plan, RuleCounts, Scope};
@@ -89,17 +89,16 @@ impl World {
 
     /// A sync in which each run, by its number, may be made to fail. Checks the kernel after each run.
     pub fn try_sync(&mut self, goes_well: impl Fn(usize, &str) -> bool) -> (Synced, Option<Refused>) {
-        for (name, routing) in self.cluster.take_changes().routings {
-            self.plan.replace(name, routing);
-        }
+        let changes = self.cluster.take_changes();
         let endpoints = self.endpoints();
+        self.plan.accept(Changes { endpoints: Some(endpoints), ..changes });
         let attempt = match self.plan.scope(self.now) {
             Scope::Full => {
                 self.kernel.ensure_jumps();
                 let found = self.kernel.nat_chains();
-                self.plan.full(self.now, endpoints, self.can_save.then_some(&found))
+                self.plan.full(self.now, self.can_save.then_some(&found))
             }
-            Scope::Partial => self.plan.partial(self.now, endpoints),
+            Scope::Partial => self.plan.partial(self.now),
         };
         let texts: Vec<String> = attempt.restores().iter().map(ToString::to_string).collect();
         let synced = Synced { scope: attempt.scope(), counts: attempt.counts(), texts };
@@ -137,7 +136,8 @@ impl World {
         let mut kernel = Kernel::empty();
         kernel.ensure_jumps();
         let found = kernel.nat_chains();
-        let attempt = plan.full(self.now, self.endpoints(), Some(&found));
+        plan.accept(Changes { endpoints: Some(self.endpoints()), ..Changes::default() });
+        let attempt = plan.full(self.now, Some(&found));
         let text = attempt.restores()[0].to_string();
         attempt.settle();
         kernel.restore(&text).unwrap();

@@ -1,71 +1,147 @@
-//! The iptables mode: the chains and rules of the reference.
+//! The iptables mode: the chains and rules of upstream.
 
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
-use kernel::iptables::{self, Failures, Outcome, Rules};
+use kernel::iptables::{Error, Rules};
+use kernel::outcome::Outcome;
+use model::cluster::Changes;
 use plan::flows::Contended;
-use plan::iptables::plan::RuleCounts;
-use settings::duration::Duration;
+use plan::iptables::plan::{Plan, RuleCounts, Scope};
+use plan::iptables::program::Settings;
+use settings::duration::Duration as GoDuration;
 
-use super::{Backend, Change, Pass, Watch};
+use super::{Backend, SyncError, Watch};
 use crate::metrics::{Metrics, count, ip_family};
+use crate::pace::Retry;
 
 #[derive(Debug)]
 pub struct Iptables {
+    plan: Plan,
     rules: Rules,
-    /// Those that the metrics know of.
-    failures: Failures,
+    sync_period: Duration,
     metrics: Arc<Metrics>,
 }
 
 impl Iptables {
-    pub fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
-        Self { rules, failures: Failures::default(), metrics }
+    pub fn new(rules: Rules, settings: Settings, sync_period: Duration, metrics: Arc<Metrics>) -> Self {
+        // There from the start, so that an alert sees the first failure.
+        let family = [ip_family(rules.family())];
+        metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);
+        metrics.sync_proxy_rules_iptables_partial_restore_failures.add(family, 0.0);
+        let plan = Plan::new(settings, rules.manner(), sync_period);
+        Self { plan, rules, sync_period, metrics }
     }
 
-    /// What was to be written counts also if it could not be.
-    fn measure(&mut self) {
-        let family = ip_family(self.rules.family());
-        let RuleCounts { filter, nat, filter_written, nat_written } = self.rules.counts();
-        for (table, total, last) in [("filter", filter, filter_written), ("nat", nat, nat_written)] {
-            self.metrics.sync_proxy_rules_iptables_total.set([family, table], count(total));
-            self.metrics.sync_proxy_rules_iptables_last.set([family, table], count(last));
+    /// Whether another process has changed what the last sync left.
+    fn look_for_drift(&mut self) {
+        let family = self.rules.family();
+        let difference = self.rules.first_difference(self.plan.desired());
+        match &difference {
+            Ok(None) => {
+                tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, and they are as they should be");
+            }
+            Ok(Some(first)) => {
+                tracing::debug!(v = 2, ipFamily = %family, %first, "The iptables rules are not as they should be");
+            }
+            Err(error) => {
+                tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to compare the iptables rules, writing them all again");
+            }
         }
-        let (now, before) = (self.rules.failures(), self.failures);
-        let (restores, partial) =
-            (now.restores - before.restores, now.partial_restores - before.partial_restores);
-        self.metrics.sync_proxy_rules_iptables_restore_failures.add([family], count(restores));
-        self.metrics.sync_proxy_rules_iptables_partial_restore_failures.add([family], count(partial));
-        self.failures = now;
+        self.plan.compared(!matches!(difference, Ok(None)));
+    }
+
+    /// Writes everything, or what changed since the last sync.
+    fn commit(&mut self, now: Instant) -> Result<(Outcome, RuleCounts), SyncError> {
+        let later = |error: Error| SyncError::new(Retry::Later, error);
+        let prepared;
+        let attempt = match self.plan.scope(now) {
+            Scope::Partial => self.plan.partial(now),
+            Scope::Full => {
+                prepared = self.rules.prepare(self.plan.uses_counters()).map_err(later)?;
+                self.plan.use_counters(prepared.counters);
+                self.plan.full(now, prepared.chains().as_deref())
+            }
+        };
+        let (scope, counts, family) = (attempt.scope(), attempt.counts(), self.rules.family());
+        count_rules(&self.metrics, ip_family(family), counts);
+        let error = match self.rules.restore(&attempt) {
+            Ok(outcome) => {
+                attempt.settle();
+                return Ok((outcome, counts));
+            }
+            Err(error) => error,
+        };
+        count_failure(&self.metrics, ip_family(family), scope);
+        // To write something else does not help against a process that holds the lock, or a command that is not there.
+        if !error.is_refusal() || !attempt.refused(error.names_counters()) {
+            return Err(later(error));
+        }
+        match scope {
+            Scope::Partial => {
+                tracing::warn!(ipFamily = %family, err = %error, "Partial sync failed, writing all rules again");
+            }
+            Scope::Full => {
+                tracing::warn!(ipFamily = %family, err = %error, "Full sync failed, trying without packet counters");
+            }
+        }
+        Err(SyncError::new(Retry::Stale, error))
+    }
+}
+
+/// What was to be written counts also if it could not be.
+fn count_rules(metrics: &Metrics, family: &'static str, counts: RuleCounts) {
+    let RuleCounts { filter, nat, filter_written, nat_written } = counts;
+    for (table, total, last) in [("filter", filter, filter_written), ("nat", nat, nat_written)] {
+        metrics.sync_proxy_rules_iptables_total.set([family, table], count(total));
+        metrics.sync_proxy_rules_iptables_last.set([family, table], count(last));
+    }
+}
+
+fn count_failure(metrics: &Metrics, family: &'static str, scope: Scope) {
+    metrics.sync_proxy_rules_iptables_restore_failures.increment([family]);
+    match scope {
+        Scope::Partial => metrics.sync_proxy_rules_iptables_partial_restore_failures.increment([family]),
+        Scope::Full => {}
     }
 }
 
 impl Backend for Iptables {
-    fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
+    fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let started = Instant::now();
-        let Change { routings, endpoints, node_port_ips, .. } = change;
-        let synced = self.rules.sync(iptables::Change { routings, endpoints, node_port_ips });
-        self.measure();
-        let family = self.rules.family();
-        let Outcome { full, drifted, restores, counts, unserved } = synced?;
+        // Before the changes: what they add is not there yet.
+        if self.plan.needs_comparison(started) {
+            self.look_for_drift();
+        }
+        self.plan.accept(changes);
+        let (outcome, counts) = self.commit(Instant::now())?;
+        let (family, elapsed) = (self.rules.family(), GoDuration::from(started.elapsed()));
+        let Outcome { is_full, writes, .. } = outcome;
+        let (filter, nat) = (counts.filter_written, counts.nat_written);
+        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, restores = writes, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
+        Ok(outcome)
+    }
+
+    fn move_to(&mut self, node_port_ips: Vec<IpAddr>) {
+        let unserved = self.plan.move_to(&node_port_ips);
         if !unserved.is_empty() {
+            let family = self.rules.family();
             tracing::error!(ipFamily = %family, ips = ?unserved, "--nodeport-addresses includes localhost but localhost NodePorts are not supported");
         }
-        let (filter, nat) = (counts.filter_written, counts.nat_written);
-        let elapsed = Duration::from(started.elapsed());
-        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, restores, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
-        Ok(Pass { full, mended: drifted })
     }
 
     fn distrust(&mut self) {
-        self.rules.distrust();
+        self.plan.distrust();
     }
 
     fn watch(&mut self) -> Option<Watch> {
-        let watch = self.rules.watch();
-        Some(Box::new(move |tell| watch.run(tell)))
+        let watch = self.rules.watch(self.sync_period);
+        if !watch.hears_everything() {
+            self.plan.write_whole_chains();
+        }
+        Some(Box::new(move |notify| watch.run(notify)))
     }
 
     fn contended(&self) -> Contended {
@@ -73,7 +149,7 @@ impl Backend for Iptables {
     }
 
     fn desired(&self) -> DesiredState {
-        DesiredState::Iptables(Box::new(self.rules.desired()))
+        DesiredState::Iptables(Box::new(self.rules.snapshot(self.plan.desired())))
     }
 
     fn mode(&self) -> &'static str {

@@ -1,49 +1,77 @@
 //! The nftables mode: elements of our own table.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{self, Outcome, Owners, Table};
+use kernel::nftables::{self, CommitError, Owners, Table};
+use kernel::outcome::Outcome;
 use model::address::Family;
+use model::cluster::Changes;
 use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
 use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::Seats;
+use plan::nftables::plan::Plan;
+use plan::nftables::program::Settings;
 use plan::nftables::slots::MOST;
 use settings::duration::Duration;
 
-use super::{Backend, Change, Pass, Watch};
+use super::{Backend, SyncError, Watch};
 use crate::contention::{Contentions, Line};
 use crate::metrics::{Metrics, count, ip_family};
+use crate::pace::Retry;
 
 #[derive(Debug)]
 pub struct Nftables {
+    plan: Plan,
     table: Table,
     contentions: Contentions,
-    /// Endpoints that have no slot, by service port, as was logged.
+    /// Endpoints that have no slot, by service port, as last logged.
     left_out: BTreeMap<ServicePortName, usize>,
     metrics: Arc<Metrics>,
 }
 
-/// Frontends that a line names; the rest is only counted.
+/// Frontends that a log line names; the rest is only counted.
 const NAMED: usize = 3;
 
 impl Nftables {
-    pub fn new(table: Table, metrics: Arc<Metrics>) -> Self {
+    pub fn new(table: Table, settings: Settings, metrics: Arc<Metrics>) -> Self {
         // There from the start, so that an alert sees the first failure. Nothing is left to clean up after a sync here,
         // but dashboards ask for it.
         let family = [ip_family(table.family())];
         metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
         metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
         metrics.endpoints_left_out.set(family, 0.0);
-        Self { table, contentions: Contentions::default(), left_out: BTreeMap::new(), metrics }
+        let plan = Plan::new(settings);
+        Self { plan, table, contentions: Contentions::default(), left_out: BTreeMap::new(), metrics }
+    }
+
+    fn commit(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
+        let steps = self.plan.steps(changes);
+        self.log_planned();
+        let steps = match steps {
+            Some(steps) => steps,
+            None => self.plan.steps_from(self.table.read(self.plan.desired())?),
+        };
+        let outcome = self.table.commit(&steps)?;
+        self.plan.settle();
+        Ok(outcome)
+    }
+
+    /// What the changes mean to users, whether or not they can be committed.
+    fn log_planned(&mut self) {
+        let family = self.table.family();
+        let lines = self.contentions.add(self.plan.take_contentions(), Instant::now());
+        lines.into_iter().for_each(|line| log_contention(family, line));
+        self.log_left_out();
     }
 
     /// Few service ports have so many endpoints, mostly none.
-    fn tell_left_out(&mut self) {
-        let (family, now) = (self.table.family(), self.table.left_out());
+    fn log_left_out(&mut self) {
+        let (family, now) = (self.table.family(), self.plan.left_out());
         if *now == self.left_out {
             return;
         }
@@ -59,32 +87,38 @@ impl Nftables {
 }
 
 impl Backend for Nftables {
-    fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
+    fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let started = Instant::now();
-        let Change { routings, service_cidrs, node_port_ips, .. } = change;
-        let changes = !routings.is_empty() || service_cidrs.is_some() || node_port_ips.is_some();
-        // Loopback can't serve them in this mode.
-        let node_port_ips = node_port_ips.map(|ips| ips.into_iter().filter(|ip| !ip.is_loopback()).collect());
         let family = self.table.family();
-        let synced = self.table.sync(nftables::Change { routings, service_cidrs, node_port_ips });
-        if synced.is_err() {
-            self.metrics.sync_proxy_rules_nftables_sync_failures.increment([ip_family(family)]);
-        }
-        let contentions = self.contentions.add(self.table.take_contentions(), Instant::now());
-        contentions.into_iter().for_each(|line| log_contention(family, line));
-        self.tell_left_out();
-        let Outcome { added, deleted, full, wrote } = synced?;
+        let was_settled = self.plan.is_settled();
+        let outcome = self.commit(changes).map_err(|error| {
+            if was_settled {
+                // Most likely the kernel does not hold what we thought.
+                tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading back what it holds");
+            }
+            SyncError::new(retry(&error, was_settled), error)
+        })?;
         let elapsed = Duration::from(started.elapsed());
-        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = full, added, deleted, "SyncProxyRules complete");
-        Ok(Pass { full, mended: wrote && !changes })
+        let Outcome { is_full, added, deleted, .. } = outcome;
+        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, added, deleted, "SyncProxyRules complete");
+        Ok(outcome)
+    }
+
+    fn failed(&mut self) {
+        let family = ip_family(self.table.family());
+        self.metrics.sync_proxy_rules_nftables_sync_failures.increment([family]);
+    }
+
+    fn move_to(&mut self, node_port_ips: Vec<IpAddr>) {
+        self.plan.move_to(node_port_ips);
     }
 
     fn distrust(&mut self) {
-        self.table.distrust();
+        self.plan.distrust();
     }
 
     fn watch(&mut self) -> Option<Watch> {
-        // A table of our own nobody else can change.
+        // The kernel lets no other process change it.
         if self.table.is_owned() {
             return None;
         }
@@ -97,15 +131,16 @@ impl Backend for Nftables {
     }
 
     fn owners(&self) -> Owners {
-        self.table.owners()
+        self.plan.desired().clone().into()
     }
 
     fn seats(&self, name: &ServicePortName) -> Seats<'_> {
-        self.table.seats(name)
+        self.plan.seats(name)
     }
 
     fn is_unused(&mut self, destination: Destination) -> bool {
-        self.table.is_unused(destination).unwrap_or(false)
+        let frontend = self.plan.counted_from_start(destination);
+        frontend.is_some_and(|frontend| self.table.count(frontend).is_ok_and(|count| count == Some(0)))
     }
 
     fn report(&mut self, now: Instant) -> Option<Instant> {
@@ -119,7 +154,7 @@ impl Backend for Nftables {
     }
 
     fn desired(&self) -> DesiredState {
-        DesiredState::Nftables(Box::new(self.table.desired()))
+        DesiredState::Nftables(Box::new(self.plan.desired().clone().into()))
     }
 
     fn mode(&self) -> &'static str {
@@ -128,6 +163,16 @@ impl Backend for Nftables {
 
     fn title(&self) -> &'static str {
         "NFTables"
+    }
+}
+
+/// What to do after an error; `was_settled` if the sync assumed something of the kernel.
+fn retry(error: &CommitError, was_settled: bool) -> Retry {
+    match error {
+        _ if was_settled => Retry::Stale,
+        _ if !nftables::is_transient(error) => Retry::Later,
+        CommitError::Refused { .. } => Retry::Occupied,
+        CommitError::Stale | CommitError::Socket(_) | CommitError::TooLarge { .. } => Retry::Stale,
     }
 }
 

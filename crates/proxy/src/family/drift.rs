@@ -1,27 +1,31 @@
 //! What listens for foreign writers, and when what they change is repaired.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::drift::Drift;
+use kernel::outcome::Outcome;
 use model::address::Family;
 
-use super::FamilyHandle;
-use crate::backend::{Backend, Pass};
+use crate::backend::Backend;
 use crate::repairs::{Repaired, Repairs};
 use crate::threads;
 
-#[derive(Debug)]
 pub struct DriftWatch {
     family: Family,
     repairs: Repairs,
     /// Whether the thread runs that listens for foreign writers.
     is_listening: bool,
-    worker: FamilyHandle,
+    /// Sends drift to the worker.
+    notify: Notify,
 }
 
+type Notify = Arc<dyn Fn(Drift) + Send + Sync>;
+
 impl DriftWatch {
-    pub fn new(family: Family, worker: FamilyHandle) -> Self {
-        Self { family, repairs: Repairs::default(), is_listening: false, worker }
+    pub fn new(family: Family, notify: impl Fn(Drift) + Send + Sync + 'static) -> Self {
+        Self { family, repairs: Repairs::default(), is_listening: false, notify: Arc::new(notify) }
     }
 
     /// Starts to listen, once foreign writers can change what the backend writes.
@@ -31,10 +35,10 @@ impl DriftWatch {
         }
         let Some(watch) = backend.watch() else { return };
         self.is_listening = true;
-        let worker = self.worker.clone();
+        let notify = self.notify.clone();
         let listen = move || {
             watch(&mut |drift| {
-                worker.drifted(drift);
+                notify(drift);
                 true
             });
         };
@@ -63,12 +67,18 @@ impl DriftWatch {
     }
 
     /// Whether a sync looked for drift, so that packets may have gone by other rules before it.
-    pub fn was_repaired_by(&self, pass: Pass) -> bool {
-        self.repairs.is_under_way() && pass.full
+    pub fn was_repaired_by(&self, outcome: Outcome) -> bool {
+        self.repairs.is_under_way() && outcome.is_full
     }
 
     /// A sync succeeded. Returns what to log about it: a foreign writer that does no harm is not worth a line.
-    pub fn synced(&mut self, pass: Pass, now: Instant) -> Option<Repaired> {
-        self.repairs.synced(pass.mended, now)
+    pub fn synced(&mut self, outcome: Outcome, now: Instant) -> Option<Repaired> {
+        self.repairs.synced(outcome.has_drifted, now)
+    }
+}
+
+impl fmt::Debug for DriftWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriftWatch").field("repairs", &self.repairs).finish_non_exhaustive()
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::{Changes, Cluster, Counts};
 
-use crate::backend::Pass;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::metrics::{Metrics, count, ip_family};
@@ -106,14 +106,14 @@ impl Reports {
     }
 
     /// How long a sync took; one that failed before it knew its kind counts as full, which the next one will be.
-    pub fn observe_duration(&self, elapsed: Duration, pass: Option<Pass>) {
+    pub fn observe_duration(&self, elapsed: Duration, outcome: Option<Outcome>) {
         let (family, seconds) = ([ip_family(self.family)], elapsed.as_secs_f64());
         self.metrics.sync_proxy_rules_duration.observe(family, seconds);
-        match pass {
-            Some(Pass { full: false, .. }) => {
+        match outcome {
+            Some(Outcome { is_full: false, .. }) => {
                 self.metrics.sync_partial_proxy_rules_duration.observe(family, seconds)
             }
-            Some(Pass { full: true, .. }) | None => {
+            Some(Outcome { is_full: true, .. }) | None => {
                 self.metrics.sync_full_proxy_rules_duration.observe(family, seconds)
             }
         }

@@ -4,12 +4,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use model::address::Family;
-use model::cluster::Changes;
 use model::local::NodePortAddresses;
 use plan::explain;
 
 use super::TakeOver;
-use crate::backend::{Backend, Change, Pass};
+use crate::backend::Backend;
 use crate::pace::{Pace, Pause};
 use settings::duration::Duration as GoDuration;
 
@@ -34,10 +33,8 @@ pub struct Syncing {
 /// Where node ports are served.
 struct NodePorts {
     addresses: NodePortAddresses,
-    /// The node's addresses that serve them; empty where all do.
+    /// The node's addresses that serve them, as the backend knows them; empty where all do.
     ips: Vec<IpAddr>,
-    /// Whether the backend doesn't know `ips` yet.
-    has_changed: bool,
 }
 
 impl Syncing {
@@ -67,7 +64,7 @@ impl Syncing {
             tracing,
             has_synced: false,
             take_over: Some(take_over),
-            node_ports: NodePorts { addresses: node_port_addresses, ips: Vec::new(), has_changed: true },
+            node_ports: NodePorts { addresses: node_port_addresses, ips: Vec::new() },
             log_due: None,
         }
     }
@@ -84,14 +81,6 @@ impl Syncing {
         self.pace.ask();
     }
 
-    /// Has the backend plan the steps that lead to these changes, and commit them.
-    pub fn commit(&mut self, changes: Changes, endpoints: usize) -> anyhow::Result<Pass> {
-        let Changes { routings, service_cidrs, .. } = changes;
-        let has_changed = std::mem::take(&mut self.node_ports.has_changed);
-        let node_port_ips = has_changed.then(|| self.node_ports.ips.clone());
-        self.backend.sync(Change { routings, service_cidrs, endpoints, node_port_ips })
-    }
-
     /// Logs what the backend held back, as far as that is due.
     pub fn log_held_back(&mut self, now: Instant) {
         self.log_due = self.backend.report(now);
@@ -100,14 +89,14 @@ impl Syncing {
     /// Returns the addresses among these that serve node ports. A change of them is a reason for a sync; other addresses, those of
     /// pods' interfaces, come and go all the time.
     pub fn node_addresses_changed(&mut self, addresses: &[IpAddr]) -> Vec<IpAddr> {
-        let NodePorts { addresses: serving, ips, has_changed } = &mut self.node_ports;
+        let NodePorts { addresses: serving, ips } = &mut self.node_ports;
         if serving.match_all() {
             return addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family).collect();
         }
         let serving = serving.among(addresses);
         if serving != *ips {
             ips.clone_from(&serving);
-            *has_changed = true;
+            self.backend.move_to(serving.clone());
             self.pace.ask();
         }
         serving

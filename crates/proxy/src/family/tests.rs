@@ -7,16 +7,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
+use kernel::outcome::Outcome;
 use model::address::Family;
+use model::cluster::Changes;
 use model::event::{Event, Kind};
 use model::local::NodePortAddresses;
 use model::names::ServicePortName;
 use plan::explain;
 use plan::flows::Contended;
+use plan::mark::Mark;
 use watch::recorder::Recorder;
 
 use super::*;
-use crate::backend::{Backend, Change, Pass, Watch};
+use crate::backend::{Backend, SyncError, Watch};
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::http::Http;
@@ -41,10 +44,10 @@ struct FakeBackend {
 }
 
 impl Backend for FakeBackend {
-    fn sync(&mut self, change: Change) -> anyhow::Result<Pass> {
+    fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let _ = self.gate.recv();
         let mut held = self.held.lock().unwrap();
-        for (name, routing) in change.routings {
+        for (name, routing) in changes.routings {
             match routing {
                 Some(routing) => {
                     let ports = routing.cluster.iter().map(|endpoint| endpoint.port.get()).collect();
@@ -53,8 +56,10 @@ impl Backend for FakeBackend {
                 None => held.remove(&name),
             };
         }
-        Ok(Pass { full: false, mended: false })
+        Ok(Outcome::default())
     }
+
+    fn move_to(&mut self, _: Vec<IpAddr>) {}
 
     fn distrust(&mut self) {}
 
@@ -127,6 +132,7 @@ fn start(family: Family) -> Started {
         node_port_addresses: node_port_addresses.clone(),
         tracing: explain::Settings {
             mode: explain::Mode::Nftables,
+            mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
             from_pod: None,
             serves_localhost: false,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
 use kernel::nftables::Owners;
+use kernel::outcome::Outcome;
 use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
@@ -19,10 +20,11 @@ use super::inbox::{Inbox, Mail};
 use super::report::{EventCounts, Reports};
 use super::syncing::Syncing;
 use super::{FamilyHandle, Start};
-use crate::backend::Pass;
+use crate::backend::SyncError;
 use crate::debug_api::question::{Question, kernel_picks};
 use crate::flows::FlowFollower;
 use crate::metrics::Metrics;
+use crate::pace::Ended;
 use crate::threads;
 
 /// A worker without anything to do looks at its inbox once in a while.
@@ -122,7 +124,8 @@ impl Worker {
         let family = self.family;
         let rhythm = (pause, sync_period);
         let syncing = Syncing::new(family, backend, rhythm, node_port_addresses, tracing, take_over);
-        let drift = DriftWatch::new(family, self.handle.clone());
+        let handle = self.handle.clone();
+        let drift = DriftWatch::new(family, move |drift| handle.drifted(drift));
         let reports = Reports::new(family, self.metrics.clone(), health, service_health, sync_period);
         let running = self.running.insert(Running { syncing, flows, drift, reports });
         running.node_addresses_changed(&self.node_addresses);
@@ -195,30 +198,43 @@ impl Running {
     /// One sync: takes the changes, has the backend plan and commit the steps to them, settles what follows from the rules being
     /// in place, and reports.
     fn sync(&mut self, cluster: &mut Cluster, handle: &FamilyHandle) {
-        let started = Instant::now();
         let mut changes = cluster.take_changes();
         self.flows.prepare(&mut changes);
         self.reports.begin(&mut changes);
-        let committed = self.syncing.commit(changes, cluster.counts().endpoints);
-        if let Ok(pass) = committed {
-            self.settle(pass, cluster, handle);
+        let committed = self.syncing.backend.sync(changes);
+        if let Ok(outcome) = committed {
+            self.settle(outcome, cluster, handle);
         }
-        let now = Instant::now();
-        self.syncing.pace.ended(now, committed.is_ok());
-        self.reports.observe_duration(started.elapsed(), committed.as_ref().ok().copied());
-        if let Err(error) = committed {
-            let (mode, retry) = (self.syncing.backend.mode(), self.syncing.pace.retry());
-            self.reports.failed(&format!("{error:#}"), mode, retry, now);
+        let ended = committed.as_ref().map_or_else(|error| Ended::Failed(error.retry), |_| Ended::Succeeded);
+        let elapsed = self.syncing.pace.ended(Instant::now(), ended);
+        match (elapsed, committed) {
+            (Some(elapsed), Ok(outcome)) => self.reports.observe_duration(elapsed, Some(outcome)),
+            (Some(elapsed), Err(error)) => {
+                self.reports.observe_duration(elapsed, None);
+                self.fail(&error);
+            }
+            (None, committed) => {
+                if let Err(SyncError { cause, .. }) = committed {
+                    let err = format!("{cause:#}");
+                    tracing::debug!(v = 2, ipFamily = %handle.family(), err, "Sync failed, trying again at once");
+                }
+            }
         }
     }
 
+    fn fail(&mut self, error: &SyncError) {
+        let Syncing { backend, pace, .. } = &mut self.syncing;
+        backend.failed();
+        self.reports.failed(&format!("{:#}", error.cause), backend.mode(), pace.retry(), Instant::now());
+    }
+
     /// The rules are committed.
-    fn settle(&mut self, pass: Pass, cluster: &Cluster, handle: &FamilyHandle) {
-        if self.drift.was_repaired_by(pass) {
+    fn settle(&mut self, outcome: Outcome, cluster: &Cluster, handle: &FamilyHandle) {
+        if self.drift.was_repaired_by(outcome) {
             // Until now packets may have gone anywhere, and made flows that still do.
             self.flows.recheck_everything(cluster.frontends());
         }
-        if let Some(repaired) = self.drift.synced(pass, Instant::now()) {
+        if let Some(repaired) = self.drift.synced(outcome, Instant::now()) {
             self.reports.repaired(repaired);
         }
         self.reports.synced(cluster.counts());

@@ -263,7 +263,7 @@ pub static TABLE: &[Flag] = &[
     flag(
         "oom-score-adj",
         |f| FlagValue::Int(f.config.oom_score_adj.get_or_insert_default()),
-        "The oom_score_adj of this process, -1000 to 1000: the lower, the less likely the OOM killer chooses it. Ignored with --config.",
+        "How likely the kernel is to kill this process when memory is short, from -1000 (never) to 1000 (first). Ignored with --config.",
     ),
     flag(
         "pod-bridge-interface",

@@ -21,20 +21,20 @@ impl Size {
     }
 }
 
-/// A node that has some of the endpoints.
+/// A node that runs some of the endpoints.
 pub fn here() -> Here {
     Here { node_name: "node-7".into(), ..node(Family::V4) }
 }
 
-/// The number of changes that [`replacements`] and [`flips`] make.
+/// The length of [`replacements`] and [`flips`].
 pub const CHANGES: usize = 500;
 
-/// Replaces one endpoint of a random Service by another; the next event puts it back.
+/// Each pair of events replaces one endpoint of a random Service and restores it.
 pub fn replacements(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
     there_and_back(size, Fate::Replaced, random)
 }
 
-/// Makes one endpoint of a random Service unready; the next event makes it ready again.
+/// Each pair of events makes one endpoint of a random Service unready and ready again.
 pub fn flips(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
     there_and_back(size, Fate::Unready, random)
 }
@@ -74,7 +74,7 @@ fn service_object(number: usize) -> api::Service {
     }
 }
 
-/// The same with session affinity.
+/// A Service with session affinity.
 pub fn sticky_service(number: usize, seconds: i64) -> Event {
     let mut service = service_object(number);
     service.spec.session_affinity = Some("ClientIP".into());
@@ -84,15 +84,15 @@ pub fn sticky_service(number: usize, seconds: i64) -> Event {
     Event::ServiceApplied(Box::new(service))
 }
 
-/// What happens to one endpoint of a slice.
+/// How one endpoint of a slice differs from the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It has another address.
+    /// Another address.
     Replaced,
     Unready,
 }
 
-/// The slice of a Service; at most one endpoint is not ready, or not the usual one.
+/// The slice of a Service, with a change to at most one endpoint.
 pub fn slice(number: usize, endpoints: usize, special: Option<(usize, Fate)>) -> Event {
     let mut metadata = metadata(number, "-x7k2p");
     metadata.labels.service_name = Some(format!("service-{number}"));
@@ -144,7 +144,7 @@ fn metadata(number: usize, suffix: &str) -> api::Metadata {
     }
 }
 
-/// The same numbers in every run: xorshift.
+/// Xorshift: the same numbers in every run.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 

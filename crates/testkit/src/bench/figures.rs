@@ -1,4 +1,5 @@
-//! Figures that a process of its own measures and prints, and what the benchmark makes of them.
+//! Figures that a child process measures and prints. Each measurement gets a process, so that none inherits the memory of
+//! another.
 
 use std::collections::BTreeSet;
 use std::env::current_exe;
@@ -9,13 +10,13 @@ use rustix::time::{ClockId, clock_gettime};
 use super::clusters::Size;
 use super::record::Record;
 
-/// What a child process has measured: lines of a name and a number.
+/// The output of a child process: each line is a name and a number.
 #[derive(Debug)]
 pub struct Figures(String);
 
-/// Runs this benchmark again as a child process, with these arguments.
-pub fn run(words: &[&str]) -> Figures {
-    let output = Command::new(current_exe().unwrap()).args(words).output().unwrap();
+/// Runs this benchmark as a child process with these arguments.
+pub fn run(arguments: &[&str]) -> Figures {
+    let output = Command::new(current_exe().unwrap()).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Figures(String::from_utf8(output.stdout).unwrap())
 }
@@ -49,15 +50,17 @@ impl Figures {
     }
 }
 
+/// Prints a figure for the parent process to read.
 pub fn say(name: &str, number: f64) {
     println!("{name} {number}");
 }
 
-pub fn goal(value: f64, most: f64) -> String {
-    format!("{value:.2} {}", if value <= most { "ok" } else { "MISSED" })
+/// The value, and whether it is within `limit`.
+pub fn goal(value: f64, limit: f64) -> String {
+    format!("{value:.2} {}", if value <= limit { "ok" } else { "MISSED" })
 }
 
-/// Milliseconds of processor time that this thread has used.
+/// The CPU time of this thread, in milliseconds.
 pub fn processor() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6

@@ -1,4 +1,4 @@
-//! Figures as lines of JSON, in the folder `bench` of the target folder. `make charts` draws some of them.
+//! Figures as lines of JSON in `target/bench`. `make charts` draws some of them.
 
 use std::env::current_exe;
 use std::fs::{File, create_dir_all};
@@ -11,16 +11,16 @@ pub struct Record {
 }
 
 impl Record {
-    /// Overwrites what an earlier run of this benchmark has recorded.
+    /// Overwrites the record of an earlier run.
     pub fn of(bench: &'static str) -> Self {
-        // A benchmark is in `release/deps`.
+        // The benchmark's executable is in `target/release/deps`.
         let folder = current_exe().unwrap().ancestors().nth(3).unwrap().join("bench");
         create_dir_all(&folder).unwrap();
         Self { bench, file: File::create(folder.join(format!("{bench}.json"))).unwrap() }
     }
 
     pub fn keep(&mut self, services: usize, endpoints: usize, figure: &str, value: f64) {
-        // JSON has no other numbers.
+        // JSON has neither infinity nor NaN.
         if value.is_finite() {
             writeln!(
                 self.file,

@@ -1,4 +1,4 @@
-//! What goes wrong between an API server and us, and how long a change may take in spite of it: in virtual time.
+//! Faults of the API server and of the connection, and the maximum delay of a change, in virtual time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 const NODES: &str = "/api/v1/nodes";
 
-/// When objects were written and when the event of them came out.
+/// When objects were written, and when their events were emitted.
 struct Observed<'a> {
     server: &'a Server,
     written: RefCell<BTreeMap<String, Instant>>,
@@ -43,7 +43,7 @@ impl Observed<'_> {
         started.elapsed()
     }
 
-    /// The longest that any object took. All must be there.
+    /// The longest delay of any object. Panics unless all events were emitted.
     fn longest(&self) -> Duration {
         let (written, applied) = (self.written.borrow(), self.applied.borrow());
         let took = |(name, at): (&String, &Instant)| {
@@ -83,7 +83,7 @@ fn follow(server: &Server, api: impl FnOnce() -> Api, scenario: impl AsyncFnOnce
     });
 }
 
-/// The first lists come before anything goes wrong.
+/// Waits for the first lists, before any fault.
 async fn settle(observed: &Observed<'_>) {
     for path in [SERVICES, SLICES, CIDRS, NODES] {
         observed.latency(path).await;
@@ -101,7 +101,7 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Times of the requests for `path` from `since` on.
+/// The times of requests for `path` since `since`.
 fn requests(server: &Server, path: &str, since: Instant) -> Vec<Instant> {
     let of_path = server.asked().into_iter().filter(|(at, asked)| asked.path == path && *at >= since);
     of_path.map(|(at, _)| at).collect()
@@ -131,7 +131,7 @@ fn watches_that_are_reset_every_15_s_delay_no_change_by_more_than_2_s() {
 }
 
 #[test]
-fn a_quiet_watch_is_left_alone_until_its_time_is_over() {
+fn a_quiet_watch_lasts_until_its_timeout() {
     let server = Server::new();
     follow(
         &server,
@@ -194,7 +194,7 @@ fn with_http2_all_share_a_connection_and_a_silent_peer_delays_a_change_by_less_t
 }
 
 #[test]
-fn watches_that_fall_silent_together_share_one_new_connection() {
+fn watches_that_become_silent_together_share_one_new_connection() {
     let place = Tls::new();
     let server = Server::new();
     server.speak_tls(place.server(&place.identity(2_100), None));
@@ -214,7 +214,7 @@ fn watches_that_fall_silent_together_share_one_new_connection() {
 }
 
 #[test]
-fn requests_that_are_never_answered_are_given_up_and_sent_through_a_new_connection() {
+fn unanswered_requests_are_retried_on_a_new_connection() {
     for http2 in [false, true] {
         let place = Tls::new();
         let server = Server::new();
@@ -242,7 +242,7 @@ fn requests_that_are_never_answered_are_given_up_and_sent_through_a_new_connecti
 }
 
 #[test]
-fn a_list_that_hangs_is_given_up() {
+fn a_list_that_hangs_is_retried() {
     let server = Server::new();
     follow(
         &server,
@@ -268,7 +268,7 @@ fn a_list_that_hangs_is_given_up() {
 }
 
 #[test]
-fn a_history_that_is_gone_is_listed_again_within_5_s_even_after_an_outage() {
+fn an_expired_watch_is_listed_again_within_5_s_even_after_an_outage() {
     let server = Server::new();
     follow(
         &server,
@@ -295,7 +295,7 @@ fn a_history_that_is_gone_is_listed_again_within_5_s_even_after_an_outage() {
 }
 
 #[test]
-fn a_history_that_is_always_gone_is_not_listed_without_end() {
+fn a_watch_that_always_expires_is_not_listed_without_delay() {
     let server = Server::new();
     follow(
         &server,
@@ -315,7 +315,7 @@ fn a_history_that_is_always_gone_is_not_listed_without_end() {
 }
 
 #[test]
-fn a_storm_of_errors_is_met_with_few_requests_and_its_end_is_noticed_within_a_minute() {
+fn errors_cause_few_requests_and_their_end_is_noticed_within_a_minute() {
     for fate in [refused(500, "InternalError"), refused(429, "TooManyRequests")] {
         let server = Server::new();
         follow(
@@ -338,7 +338,7 @@ fn a_storm_of_errors_is_met_with_few_requests_and_its_end_is_noticed_within_a_mi
 }
 
 #[test]
-fn a_server_that_restarts_is_found_again_in_a_few_seconds() {
+fn a_restarted_server_is_used_again_within_seconds() {
     let server = Server::new();
     follow(
         &server,
@@ -359,7 +359,7 @@ fn a_server_that_restarts_is_found_again_in_a_few_seconds() {
 }
 
 #[test]
-fn a_server_that_says_when_to_come_back_is_obeyed_within_reason() {
+fn retry_after_is_respected_up_to_a_limit() {
     for (retry_after, at_least, at_most) in [(5, 5, 6), (40, 40, 41), (86_400, 60, 61)] {
         let server = Server::new();
         follow(
@@ -387,7 +387,7 @@ fn a_server_that_says_when_to_come_back_is_obeyed_within_reason() {
 }
 
 #[test]
-fn what_we_may_not_see_stops_nothing_else() {
+fn a_forbidden_resource_does_not_affect_the_others() {
     let server = Server::new();
     server.script(|asked| match asked.path == CIDRS || asked.path == NODES {
         true => refused(403, "Forbidden"),
@@ -531,7 +531,7 @@ fn an_expired_certificate_is_named_where_the_server_only_says_unauthorized() {
     assert!(shown.ends_with("client.crt expired at 2020-01-01T00:00:00Z"), "{shown}");
 }
 
-/// A folder with what TLS takes. Every identity is its own authority, and all are trusted.
+/// A folder of certificates and keys. All are self-signed and trusted.
 struct Tls(tempfile::TempDir);
 
 struct Identity {
@@ -548,13 +548,13 @@ impl Tls {
         std::fs::write(self.0.path().join(name), content).unwrap();
     }
 
-    /// One that is good until that year.
+    /// A certificate that is valid until this year.
     fn identity(&self, year: i32) -> Identity {
-        let mut wanted = rcgen::CertificateParams::new(["server".to_owned()]).unwrap();
-        wanted.not_before = rcgen::date_time_ymd(2_000, 1, 1);
-        wanted.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let mut parameters = rcgen::CertificateParams::new(["server".to_owned()]).unwrap();
+        parameters.not_before = rcgen::date_time_ymd(2_000, 1, 1);
+        parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
         let key = rcgen::KeyPair::generate().unwrap();
-        let certificate = wanted.self_signed(&key).unwrap();
+        let certificate = parameters.self_signed(&key).unwrap();
         let ca = self.0.path().join("ca");
         let others = std::fs::read_to_string(&ca).unwrap_or_default();
         std::fs::write(ca, others + &certificate.pem()).unwrap();
@@ -566,7 +566,7 @@ impl Tls {
         self.write("client.key", &identity.key.serialize_pem());
     }
 
-    /// A server of that identity, which insists on one of `clients` if there are any.
+    /// A server with this certificate, which requires one of `clients` if there are any.
     fn server(&self, identity: &Identity, clients: Option<&[&Identity]>) -> rustls::ServerConfig {
         let config = rustls::ServerConfig::builder();
         let config = match clients {

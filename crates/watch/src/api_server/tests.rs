@@ -1,5 +1,4 @@
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use model::event::Kind;
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use crate::recorder::{Notice, Regarding, Severity, recorder};
 use crate::stub::{self, Stub};
 
 #[test]
-fn services_work_without_leave_to_list_service_cidrs() {
+fn services_work_without_permission_to_list_service_cidrs() {
     let stub = Stub::start(|asked, talk| {
         if asked.path.ends_with("servicecidrs") {
             return talk.refuse(403, "Forbidden", "servicecidrs.networking.k8s.io is forbidden");
@@ -23,8 +22,8 @@ fn services_work_without_leave_to_list_service_cidrs() {
     let (_recorder, poster) = recorder("host");
     let source = ApiServer::new(stub.api(), "n1", poster);
     std::thread::spawn(move || source.follow(&mut |event| drop(sender.send(event))));
-    let mut heard: Vec<_> = (0..5).map(|_| events.recv_timeout(stub::PATIENCE).unwrap()).collect();
-    heard.sort_by_key(|event| format!("{event:?}"));
+    let mut received: Vec<_> = (0..5).map(|_| events.recv_timeout(stub::TIMEOUT).unwrap()).collect();
+    received.sort_by_key(|event| format!("{event:?}"));
     let want = [
         Event::Listed(Kind::EndpointSlice),
         Event::Listed(Kind::Service),
@@ -32,13 +31,13 @@ fn services_work_without_leave_to_list_service_cidrs() {
         Event::Listing(Kind::Service),
         Event::NodeDeleted,
     ];
-    assert_eq!(heard, want);
+    assert_eq!(received, want);
     let asks_again = std::iter::repeat_with(|| stub.asked()).take(6);
     assert_eq!(asks_again.filter(|asked| asked.path.ends_with("servicecidrs")).count(), 3, "it keeps trying");
 }
 
 #[test]
-fn what_is_recorded_before_the_start_is_posted_and_counted() {
+fn events_recorded_before_the_start_are_posted_as_a_series() {
     let stub = Stub::start(|asked, talk| match asked.method.as_str() {
         "POST" => talk.json(201, &json!({})),
         "PATCH" => talk.refuse(404, "NotFound", "events \"n1.1\" not found"),
@@ -56,7 +55,7 @@ fn what_is_recorded_before_the_start_is_posted_and_counted() {
     recorder.record(notice);
     let source = ApiServer::new(stub.api(), "n1", poster);
     std::thread::spawn(move || source.follow(&mut |_| {}));
-    recorder.flush(stub::PATIENCE);
+    recorder.flush(stub::TIMEOUT);
     let writes: Vec<_> =
         std::iter::repeat_with(|| stub.asked()).filter(|asked| asked.method != "GET").take(3).collect();
     let [first, patch, again] = writes.as_slice() else { panic!("three writes") };
@@ -70,22 +69,7 @@ fn what_is_recorded_before_the_start_is_posted_and_counted() {
     assert_eq!(patch.method, "PATCH");
     assert_eq!(patch.path, format!("/apis/events.k8s.io/v1/namespaces/default/events/{name}"));
     assert_eq!(patch.headers["content-type"], "application/strategic-merge-patch+json");
-    assert_eq!(again.method, "POST", "what is gone is made again");
+    assert_eq!(again.method, "POST", "an event that is gone is created again");
     let again: Value = serde_json::from_str(&again.body).unwrap();
     assert_eq!(again["series"]["count"], 2);
-}
-
-#[test]
-fn a_full_queue_and_an_absent_server_hold_nobody_up() {
-    let (recorder, _poster) = recorder("host");
-    for _ in 0..1_100 {
-        recorder.record(Notice {
-            regarding: Regarding::Node("n1".into()),
-            severity: Severity::Warning,
-            reason: "FailedToStartMetricServer",
-            action: "StartKubeProxy",
-            note: "address already in use".into(),
-        });
-    }
-    recorder.flush(Duration::from_millis(1));
 }

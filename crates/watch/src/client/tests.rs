@@ -12,7 +12,7 @@ fn get(api: &Api) -> Result<Vec<u8>, ApiError> {
     runtime.block_on(api.ask(Request::builder().uri("/version").body(Vec::new()).unwrap()))
 }
 
-/// A TLS server and a kubeconfig file that leads to it, with `user` in it.
+/// A TLS server, and a kubeconfig file for it with `user`.
 struct Place {
     folder: tempfile::TempDir,
     stub: Stub,
@@ -92,7 +92,7 @@ fn a_ca_file_that_changes_is_noticed() {
 }
 
 #[test]
-fn an_exec_plugin_is_asked_again_when_its_token_is_refused() {
+fn an_exec_plugin_runs_again_when_its_token_is_rejected() {
     let refused = AtomicUsize::new(0);
     let place = Place::new(move |_, talk| {
         if refused.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -124,10 +124,10 @@ fn an_exec_plugin_is_asked_again_when_its_token_is_refused() {
 }
 
 #[test]
-fn what_an_exec_plugin_prints_is_never_shown() {
+fn the_output_of_an_exec_plugin_is_never_logged() {
     let credential = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status":
         {"token": "sesame", "expirationTimestamp": "2020-01-01T00:00:00Z"}}"#;
-    // The last one works once and has to be asked again at once.
+    // The last one is valid once and has to be renewed at once.
     let once = format!("[ -e DONE ] && {{ echo sesame; exit 1; }}; touch DONE; echo '{credential}'");
     for script in ["echo sesame; echo sesame >&2; exit 1", "echo '{\"status\": sesame'", "echo sesame", &once]
     {
@@ -167,7 +167,7 @@ fn http2_is_kept_as_client_go_keeps_it() {
 }
 
 #[test]
-fn requests_say_who_sends_them() {
+fn requests_have_a_user_agent() {
     let place = Place::new(ok);
     let api = place.open("insecure-skip-tls-verify: true", "as: boss, as-groups: [a]").unwrap();
     get(&api).unwrap();
@@ -181,7 +181,7 @@ fn requests_say_who_sends_them() {
 }
 
 #[test]
-fn a_certificate_is_checked_against_the_name_it_should_have() {
+fn a_certificate_is_verified_against_the_configured_name() {
     let place = Place::new(ok);
     let api = place.open("certificate-authority: ca, tls-server-name: kubernetes", "").unwrap();
     let refused = get(&api).unwrap_err().to_string();
@@ -189,7 +189,7 @@ fn a_certificate_is_checked_against_the_name_it_should_have() {
 }
 
 #[test]
-fn the_way_may_lead_through_a_proxy() {
+fn a_proxy_may_be_used() {
     let proxy = Stub::start(ok);
     let text = format!(
         "{{current-context: a, contexts: [{{name: a, context: {{cluster: c}}}}], clusters: [{{name: c, cluster:
@@ -208,7 +208,7 @@ fn the_way_may_lead_through_a_proxy() {
 }
 
 #[test]
-fn a_refusal_carries_the_servers_words() {
+fn an_error_contains_the_servers_message() {
     let stub = Stub::start(|_, talk| talk.refuse(403, "Forbidden", "services is forbidden"));
     let error = get(&stub.api()).unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (Some(403), "services is forbidden"));
@@ -217,7 +217,7 @@ fn a_refusal_carries_the_servers_words() {
 }
 
 #[test]
-fn silence_is_explained() {
+fn an_unanswered_request_has_a_reason() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = Settings { master: Some(address.to_string()), ..Settings::default() };
     let api = Api::open(&settings, Arc::new(Unobserved)).unwrap();

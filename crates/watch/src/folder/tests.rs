@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 #[test]
-fn every_link_on_the_way_is_a_place_to_watch() {
+fn every_link_of_a_path_is_watched() {
     let dir = tempfile::TempDir::new().unwrap();
     let root = dir.path().canonicalize().unwrap();
     fs::create_dir_all(root.join("store/..1")).unwrap();
@@ -27,7 +27,7 @@ fn every_link_on_the_way_is_a_place_to_watch() {
 }
 
 #[test]
-fn links_that_lead_in_a_circle_come_to_an_end() {
+fn cyclic_links_are_limited() {
     let dir = tempfile::TempDir::new().unwrap();
     symlink("b", dir.path().join("a")).unwrap();
     symlink("a", dir.path().join("b")).unwrap();
@@ -35,7 +35,7 @@ fn links_that_lead_in_a_circle_come_to_an_end() {
 }
 
 #[test]
-fn nothing_changing_is_nothing_changed() {
+fn without_changes_none_are_reported() {
     let dir = tempfile::TempDir::new().unwrap();
     let mut folder = Folder::open(dir.path(), &["yaml"]).unwrap();
     assert_eq!(folder.wait(Some(Duration::from_millis(1))).unwrap(), Changed::default());

@@ -25,7 +25,7 @@ fn user(kubeconfig: &Kubeconfig) -> &AuthInfo {
 }
 
 #[test]
-fn problems_are_told_in_the_words_of_the_reference() {
+fn errors_are_those_of_upstream() {
     assert_eq!(
         problem(None, None, &nowhere()),
         "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined"
@@ -64,7 +64,7 @@ fn problems_are_told_in_the_words_of_the_reference() {
 }
 
 #[test]
-fn a_pod_brings_its_own_credentials_and_may_lack_a_ca() {
+fn a_pod_has_its_own_credentials_and_may_lack_a_ca() {
     let folder = tempfile::tempdir().unwrap();
     let service_account = folder.path().to_owned();
     let pod = Pod { host: "fd00::1".into(), port: "6443".into(), service_account };
@@ -85,7 +85,7 @@ fn a_pod_brings_its_own_credentials_and_may_lack_a_ca() {
 }
 
 #[test]
-fn master_beats_the_server_of_the_file_and_nothing_else_of_it() {
+fn master_replaces_only_the_server_of_the_file() {
     let (_folder, path) = file(
         "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}],
           clusters: [{name: c, cluster: {server: 'https://x', tls-server-name: kube}}],
@@ -99,25 +99,25 @@ fn master_beats_the_server_of_the_file_and_nothing_else_of_it() {
 }
 
 #[test]
-fn credentials_are_not_sent_in_the_open() {
+fn credentials_are_not_sent_without_tls() {
     let (_folder, path) = file(
         "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}],
           clusters: [{name: c, cluster: {server: 'http://x'}}],
-          users: [{name: u, user: {token: secret, as: somebody}}]}",
+          users: [{name: u, user: {token: secret, as: admin}}]}",
     );
     let found = locate(Some(&path), None, &nowhere()).unwrap();
     assert!(user(&found).token.is_none());
-    assert_eq!(user(&found).impersonate.as_deref(), Some("somebody"));
+    assert_eq!(user(&found).impersonate.as_deref(), Some("admin"));
 }
 
 #[test]
-fn a_master_without_a_scheme_speaks_plainly() {
+fn a_master_without_a_scheme_uses_http() {
     let found = locate(None, Some("127.0.0.1:8080"), &nowhere()).unwrap();
     assert_eq!(cluster(&found).server.as_deref(), Some("http://127.0.0.1:8080"));
 }
 
 #[test]
-fn what_a_kubeconfig_file_holds_is_not_shown_when_it_makes_no_sense() {
+fn errors_do_not_contain_the_content_of_the_kubeconfig() {
     for text in [
         "{users: [{name: u, user: {token: sesame}}], clusters: 7}",
         "users:\n- name: u\n  user:\n    token: sesame\n   broken",

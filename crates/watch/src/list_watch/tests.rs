@@ -1,14 +1,17 @@
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::{Value, json};
 
+use model::event::Event;
+
 use super::*;
 use crate::stub::{self, Asked, Stub, Talk};
 
-/// What a source told, in few words.
-fn words(event: &Event) -> String {
+/// A short text for an event.
+fn text(event: &Event) -> String {
     match event {
         Event::Listing(kind) => format!("listing {kind:?}"),
         Event::Listed(kind) => format!("listed {kind:?}"),
@@ -28,15 +31,15 @@ fn follow(stub: &Stub, resource: Resource) -> Receiver<String> {
     let api = stub.api();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut emit = |event: Event| drop(sender.send(words(&event)));
+        let mut emit = |event: Event| drop(sender.send(text(&event)));
         let emit: Emit<'_> = RefCell::new(&mut emit);
         runtime.block_on(ListWatch::new(&api, resource).follow(&emit));
     });
     receiver
 }
 
-fn hear(events: &Receiver<String>, count: usize) -> Vec<String> {
-    (0..count).map(|_| events.recv_timeout(stub::PATIENCE).expect("an event")).collect()
+fn receive(events: &Receiver<String>, count: usize) -> Vec<String> {
+    (0..count).map(|_| events.recv_timeout(stub::TIMEOUT).expect("an event")).collect()
 }
 
 fn service(name: &str, version: u32) -> Value {
@@ -67,7 +70,7 @@ fn is_stream(asked: &Asked) -> bool {
     asked.query("sendInitialEvents") == "true"
 }
 
-/// A server that knows nothing of streams, and says so.
+/// The answer of a server that does not support lists as streams.
 fn refuse_stream(talk: &mut Talk<'_>) {
     talk.refuse(
         422,
@@ -78,7 +81,7 @@ fn refuse_stream(talk: &mut Talk<'_>) {
 }
 
 #[test]
-fn each_kind_is_asked_for_as_the_reference_asks() {
+fn requests_are_those_of_upstream() {
     for (resource, path, fields, labels) in [
         (Resource::Node("n1".into()), "/api/v1/nodes", "metadata.name=n1", ""),
         (
@@ -130,7 +133,7 @@ fn each_kind_is_asked_for_as_the_reference_asks() {
 }
 
 #[test]
-fn a_list_comes_as_a_stream_and_goes_on_as_a_watch() {
+fn a_list_as_a_stream_continues_as_a_watch() {
     let stub = Stub::start(|_, talk| {
         talk.begin();
         talk.event("ADDED", &service("a", 3));
@@ -142,11 +145,11 @@ fn a_list_comes_as_a_stream_and_goes_on_as_a_watch() {
     });
     let events = follow(&stub, Resource::Service);
     let want = ["listing Service", "+shop/a", "+shop/b", "listed Service", "+shop/a", "-shop/b"];
-    assert_eq!(hear(&events, 6), want);
+    assert_eq!(receive(&events, 6), want);
 }
 
 #[test]
-fn a_server_without_streams_is_asked_for_pages() {
+fn a_server_without_streams_is_listed_in_pages() {
     let stub =
         Stub::start(|asked, talk| match (is_stream(asked), asked.is_watch(), asked.query("continue")) {
             (true, ..) => refuse_stream(talk),
@@ -157,7 +160,7 @@ fn a_server_without_streams_is_asked_for_pages() {
         });
     let events = follow(&stub, Resource::Service);
     let want = ["listing Service", "+shop/a", "+shop/b", "+shop/c", "listed Service"];
-    assert_eq!(hear(&events, 5), want);
+    assert_eq!(receive(&events, 5), want);
     let asked: Vec<_> = (0..5).map(|_| stub.asked()).collect();
     let continues: Vec<_> =
         asked[1..4].iter().map(|asked| (asked.query("continue"), asked.query("resourceVersion"))).collect();
@@ -167,7 +170,7 @@ fn a_server_without_streams_is_asked_for_pages() {
 }
 
 #[test]
-fn pages_that_are_gone_are_asked_for_in_one_piece() {
+fn a_list_whose_pages_have_expired_is_requested_as_a_whole() {
     let stub =
         Stub::start(|asked, talk| match (is_stream(asked), asked.query("continue"), asked.query("limit")) {
             (true, ..) => refuse_stream(talk),
@@ -178,11 +181,11 @@ fn pages_that_are_gone_are_asked_for_in_one_piece() {
         });
     let events = follow(&stub, Resource::Service);
     let want = ["listing Service", "+shop/a", "listing Service", "+shop/b", "listed Service"];
-    assert_eq!(hear(&events, 5), want);
+    assert_eq!(receive(&events, 5), want);
 }
 
 #[test]
-fn a_watch_that_is_too_old_starts_over_with_a_list() {
+fn an_expired_watch_starts_over_with_a_list() {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
@@ -203,7 +206,7 @@ fn a_watch_that_is_too_old_starts_over_with_a_list() {
     let events = follow(&stub, Resource::Service);
     let want =
         ["listing Service", "+shop/a", "listed Service", "listing Service", "+shop/b", "listed Service"];
-    assert_eq!(hear(&events, 6), want);
+    assert_eq!(receive(&events, 6), want);
     stub.asked();
     let again = stub.asked();
     assert!(is_stream(&again));
@@ -211,7 +214,7 @@ fn a_watch_that_is_too_old_starts_over_with_a_list() {
 }
 
 #[test]
-fn a_list_after_the_first_does_not_lead_back_in_time() {
+fn a_list_after_the_first_does_not_go_back_in_time() {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
         (true, _) => refuse_stream(talk),
@@ -222,14 +225,14 @@ fn a_list_after_the_first_does_not_lead_back_in_time() {
         (false, true) => talk.stay(),
     });
     let events = follow(&stub, Resource::Service);
-    hear(&events, 4);
+    receive(&events, 4);
     let lists: Vec<_> = (0..4).map(|_| stub.asked()).filter(|asked| !asked.is_watch()).collect();
     let versions: Vec<_> = lists.iter().map(|asked| asked.query("resourceVersion")).collect();
     assert_eq!(versions, ["0", ""]);
 }
 
 #[test]
-fn a_watch_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() {
+fn a_watch_that_ends_within_a_line_resumes_after_the_last_complete_one() {
     let stub = Stub::start(|asked, talk| {
         talk.begin();
         match asked.query("resourceVersion") {
@@ -245,13 +248,13 @@ fn a_watch_cut_in_the_middle_of_a_line_goes_on_after_the_last_whole_one() {
         }
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(hear(&events, 4), ["listing Service", "listed Service", "+shop/a", "+shop/b"]);
+    assert_eq!(receive(&events, 4), ["listing Service", "listed Service", "+shop/a", "+shop/b"]);
     stub.asked();
     assert_eq!(stub.asked().query("resourceVersion"), "8");
 }
 
 #[test]
-fn bookmarks_move_the_place_to_go_on_from() {
+fn bookmarks_advance_the_position() {
     let stub = Stub::start(|asked, talk| {
         talk.begin();
         if asked.query("resourceVersion").is_empty() {
@@ -268,7 +271,7 @@ fn bookmarks_move_the_place_to_go_on_from() {
 }
 
 #[test]
-fn a_list_cut_short_is_listed_again() {
+fn a_truncated_list_is_listed_again() {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
@@ -280,11 +283,11 @@ fn a_list_cut_short_is_listed_again() {
     });
     let events = follow(&stub, Resource::Service);
     let want = ["listing Service", "+shop/a", "listing Service", "+shop/a", "listed Service"];
-    assert_eq!(hear(&events, 5), want);
+    assert_eq!(receive(&events, 5), want);
 }
 
 #[test]
-fn an_object_that_makes_no_sense_is_skipped_and_the_rest_is_kept() {
+fn an_undecodable_object_is_skipped() {
     let nonsense = json!({"metadata": {"name": "bad", "resourceVersion": "4"}, "spec": {"ports": "eighty"}});
     let in_stream = nonsense.clone();
     let stub = Stub::start(move |_, talk| {
@@ -296,7 +299,7 @@ fn an_object_that_makes_no_sense_is_skipped_and_the_rest_is_kept() {
         talk.stay();
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(hear(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
+    assert_eq!(receive(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
 
     let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
         (true, _) => refuse_stream(talk),
@@ -306,11 +309,11 @@ fn an_object_that_makes_no_sense_is_skipped_and_the_rest_is_kept() {
         }
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(hear(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
+    assert_eq!(receive(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
 }
 
 #[test]
-fn a_server_may_take_its_time_for_every_byte() {
+fn a_server_may_send_single_bytes() {
     let stub = Stub::start(|_, talk| {
         let pause = || std::thread::sleep(Duration::from_millis(1));
         std::thread::sleep(Duration::from_millis(300));
@@ -324,11 +327,11 @@ fn a_server_may_take_its_time_for_every_byte() {
         talk.stay();
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(hear(&events, 3), ["listing Service", "+shop/é", "listed Service"]);
+    assert_eq!(receive(&events, 3), ["listing Service", "+shop/é", "listed Service"]);
 }
 
 #[test]
-fn a_server_that_wants_us_to_wait_is_given_the_time() {
+fn retry_after_is_respected() {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         if turns.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -345,7 +348,7 @@ fn a_server_that_wants_us_to_wait_is_given_the_time() {
 }
 
 #[test]
-fn a_node_that_is_not_there_is_told_as_deleted() {
+fn a_missing_node_is_emitted_as_deleted() {
     let stub = Stub::start(|_, talk| {
         talk.begin();
         talk.event("BOOKMARK", &end_of_list(7));
@@ -353,11 +356,11 @@ fn a_node_that_is_not_there_is_told_as_deleted() {
         talk.stay();
     });
     let events = follow(&stub, Resource::Node("n1".into()));
-    assert_eq!(hear(&events, 2), ["-node", "+n1"]);
+    assert_eq!(receive(&events, 2), ["-node", "+n1"]);
 }
 
 #[test]
-fn a_line_that_is_no_event_is_not_asked_for_twice() {
+fn a_line_that_is_no_event_leads_to_a_list() {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
@@ -368,7 +371,10 @@ fn a_line_that_is_no_event_is_not_asked_for_twice() {
         talk.stay();
     });
     let events = follow(&stub, Resource::Service);
-    assert_eq!(hear(&events, 4), ["listing Service", "listed Service", "listing Service", "listed Service"]);
+    assert_eq!(
+        receive(&events, 4),
+        ["listing Service", "listed Service", "listing Service", "listed Service"]
+    );
     stub.asked();
     assert!(is_stream(&stub.asked()), "from the same place it would come again");
 }

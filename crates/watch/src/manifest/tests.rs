@@ -40,7 +40,7 @@ fn refusals(content: &Content) -> Vec<String> {
     content.refused.iter().map(|(_, problem)| problem.to_string()).collect()
 }
 
-/// The one refusal of an otherwise good object with one line replaced.
+/// The only error of a valid object in which one line was replaced.
 fn refusal(text: &str, line: &str, by: &str) -> String {
     assert!(text.contains(line), "{line:?} is not in the text");
     let content = yaml(&text.replace(line, by));
@@ -50,14 +50,14 @@ fn refusal(text: &str, line: &str, by: &str) -> String {
 }
 
 #[test]
-fn documents_of_one_file_are_objects_of_their_own() {
+fn each_document_of_a_file_is_an_object() {
     let content = yaml(&format!("# a comment\n---\n{WEB}---\n\n--- # nothing here\n{SLICE}...\n"));
     assert_eq!(keys(&content), ["Service shop/web", "EndpointSlice default/web-1"]);
     assert_eq!(refusals(&content), [""; 0]);
 }
 
 #[test]
-fn what_the_api_server_would_fill_in_is_filled_in() {
+fn defaults_are_those_of_the_api_server() {
     let content = yaml(&format!(
         "{SLICE}---\n{}",
         WEB.replace("clusterIP: 10.96.0.10", "clusterIPs: [10.96.0.10, 'fd00::10']")
@@ -72,7 +72,7 @@ fn what_the_api_server_would_fill_in_is_filled_in() {
 }
 
 #[test]
-fn lists_are_taken_apart_whether_their_items_name_their_kind_or_not() {
+fn lists_are_split_whether_their_items_have_a_kind_or_not() {
     let items = "
 - metadata: {name: a}
   spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
@@ -92,7 +92,7 @@ fn lists_are_taken_apart_whether_their_items_name_their_kind_or_not() {
 }
 
 #[test]
-fn text_that_cannot_be_read_names_the_line() {
+fn a_syntax_error_names_the_line() {
     for (text, form, want) in [
         ("kind: [a", Form::Yaml, "line 1"),
         ("a: 1\n---\nb: 2\n c: 3\n", Form::Yaml, "line 4"),
@@ -108,7 +108,7 @@ fn text_that_cannot_be_read_names_the_line() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_names_its_line_even_behind_other_documents() {
+fn a_type_error_names_its_line_even_after_other_documents() {
     let content = yaml(&format!("{SLICE}---\n{}", WEB.replace("port: 80", "port: eighty")));
     assert_eq!(keys(&content), ["EndpointSlice default/web-1"], "one bad object leaves the other alone");
     let refused = refusals(&content).remove(0);
@@ -118,7 +118,7 @@ fn a_value_of_the_wrong_type_names_its_line_even_behind_other_documents() {
 }
 
 #[test]
-fn kinds_that_are_not_ours_are_told_and_left() {
+fn other_kinds_are_noted_and_ignored() {
     let content =
         yaml(&format!("apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\n---\n{WEB}"));
     assert_eq!(keys(&content), ["Service shop/web"]);
@@ -131,7 +131,7 @@ fn kinds_that_are_not_ours_are_told_and_left() {
 }
 
 #[test]
-fn nothing_at_all_is_no_object() {
+fn an_empty_file_has_no_objects() {
     for text in ["", "\n\n", "# only a comment\n", "---\n---\n", "\u{feff}", "null"] {
         assert_eq!(yaml(text), Content::default(), "{text:?}");
     }
@@ -139,7 +139,7 @@ fn nothing_at_all_is_no_object() {
 }
 
 #[test]
-fn objects_without_a_name_or_kind_are_refused() {
+fn objects_without_a_name_or_kind_are_rejected() {
     assert_eq!(
         refusal(WEB, "name: web, ", ""),
         "line 1: Service: metadata.name: Required value: name or generateName is required"
@@ -158,7 +158,7 @@ const NOT_AN_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8:
 const NOT_A_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 const PORT: &str = "must be between 1 and 65535, inclusive";
 
-/// Replaces a line of an object, and compares what is said of the object then.
+/// Replaces a line of an object, and compares the error.
 fn refused(text: &str, title: &str, cases: &[(&str, &str, String)]) {
     for (line, by, want) in cases {
         assert_eq!(refusal(text, line, by), format!("line 1: {title}: {want}"), "{by}");
@@ -321,7 +321,7 @@ fn addresses_of_a_service_are_those_that_an_api_server_accepts() {
 }
 
 #[test]
-fn a_cluster_ip_cuts_nothing_off() {
+fn a_cluster_ip_must_not_be_an_address_of_the_node() {
     let own = "takes an address of this node, which could not be reached any more";
     for (ip, want) in [
         ("127.0.0.1", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
@@ -350,7 +350,7 @@ fn a_cluster_ip_cuts_nothing_off() {
 }
 
 #[test]
-fn a_slice_that_an_api_server_would_refuse_is_refused() {
+fn slices_are_those_that_an_api_server_accepts() {
     let address =
         |text: &str, detail: &str| format!("endpoints[0].addresses[0]: Invalid value: \"{text}\": {detail}");
     let hints = |text: &str| format!("[10.244.0.5]\n  hints: {text}");
@@ -387,7 +387,7 @@ fn a_slice_that_an_api_server_would_refuse_is_refused() {
 }
 
 #[test]
-fn what_an_api_server_accepts_is_left_to_the_proxy_to_ignore() {
+fn what_an_api_server_accepts_is_accepted_even_if_the_proxy_ignores_it() {
     for (line, by) in [
         ("- port: 8080", "- name: http"),
         ("- port: 8080", "- {name: http, port: null}"),
@@ -408,13 +408,13 @@ fn what_an_api_server_accepts_is_left_to_the_proxy_to_ignore() {
 
 proptest::proptest! {
     #[test]
-    fn no_bytes_bring_the_reader_down(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+    fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
         let _ = read(&bytes, Form::Yaml, &OWN);
         let _ = read(&bytes, Form::Json, &OWN);
     }
 
     #[test]
-    fn no_damage_to_a_good_file_brings_the_reader_down(
+    fn damaged_files_do_not_panic(
         at in 0..WEB.len() + SLICE.len(), junk in "[-\\[{:&*!|>'\"%@`a0\n\t ]{0,4}", cut in 0..5usize,
     ) {
         let mut bytes = format!("{WEB}---\n{SLICE}").into_bytes();

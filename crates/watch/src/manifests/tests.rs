@@ -7,15 +7,15 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder with a source that has listed it. What has been told and not yet looked at is in `told`.
+/// A folder, a source that has listed it, and the events that have not been checked yet.
 struct Lab {
     dir: TempDir,
     source: Manifests,
-    told: Vec<String>,
+    events: Vec<String>,
 }
 
 thread_local! {
-    /// How often listing the node's addresses is going to fail.
+    /// How often listing the node's addresses will fail.
     static FAILURES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -34,9 +34,9 @@ impl Lab {
         let path =
             if dir.path().join("current").exists() { dir.path().join("current") } else { dir.path().into() };
         let mut source = Manifests::open(&path, "node-1", own_addresses).unwrap();
-        let mut told = Vec::new();
-        source.list(&mut |event| told.extend(show(&event))).unwrap();
-        Self { dir, source, told }
+        let mut events = Vec::new();
+        source.list(&mut |event| events.extend(show(&event))).unwrap();
+        Self { dir, source, events }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -48,30 +48,30 @@ impl Lab {
     }
 
     fn take(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.events)
     }
 
-    /// What is told until `count` events have come; more than that is a failure of the caller's comparison.
+    /// Waits for `count` events, and returns all that were emitted.
     fn wait_for(&mut self, count: usize) -> Vec<String> {
         for _ in 0..100 {
-            if self.told.len() >= count {
+            if self.events.len() >= count {
                 break;
             }
             self.source
-                .follow(Some(Duration::from_millis(100)), &mut |event| self.told.extend(show(&event)))
+                .follow(Some(Duration::from_millis(100)), &mut |event| self.events.extend(show(&event)))
                 .unwrap();
         }
         self.settle()
     }
 
-    /// What is told by everything the kernel has reported so far.
+    /// Returns the events for everything that the kernel has reported so far.
     fn settle(&mut self) -> Vec<String> {
-        self.source.follow(Some(Duration::ZERO), &mut |event| self.told.extend(show(&event))).unwrap();
+        self.source.follow(Some(Duration::ZERO), &mut |event| self.events.extend(show(&event))).unwrap();
         self.take()
     }
 }
 
-/// `+name clusterIP` and `-name`; lists begin and end in silence.
+/// `+name clusterIP` or `-name`; empty for the beginning and end of lists.
 fn show(event: &Event) -> Option<String> {
     match event {
         Event::Listing(_) | Event::Listed(_) => None,
@@ -95,7 +95,7 @@ fn service(name: &str, ip: &str) -> String {
 }
 
 #[test]
-fn the_first_list_is_framed_and_holds_everything_in_order_of_file_names() {
+fn the_first_list_contains_everything_in_order_of_file_names() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("b.yml"), service("b", "10.0.0.2")).unwrap();
     fs::write(dir.path().join("a.yaml"), service("a", "10.0.0.1")).unwrap();
@@ -107,7 +107,7 @@ fn the_first_list_is_framed_and_holds_everything_in_order_of_file_names() {
 }
 
 #[test]
-fn only_manifests_count_and_only_our_own_node() {
+fn other_files_and_other_nodes_are_ignored() {
     let mut lab = Lab::new(|dir| {
         for name in ["web.yaml.bak", ".hidden.yaml", "notes.txt", "web.yaml~"] {
             fs::write(dir.join(name), service("wrong", "10.0.0.9")).unwrap();
@@ -158,7 +158,7 @@ fn edits_renames_and_deletions_are_followed() {
 }
 
 #[test]
-fn a_config_map_that_is_swapped_whole_is_followed() {
+fn a_config_map_that_is_swapped_is_followed() {
     let lay_out = |dir: &Path, version: &str, files: &[(&str, String)]| {
         fs::create_dir(dir.join(version)).unwrap();
         for (name, text) in files {
@@ -184,7 +184,7 @@ fn a_config_map_that_is_swapped_whole_is_followed() {
         assert_eq!(lab.wait_for(2), [format!("+a {ip}"), "+b 10.0.0.2".into()], "swap {round}");
     }
     fs::remove_dir_all(lab.path("..1")).unwrap();
-    assert_eq!(lab.settle(), [""; 0], "what was left behind is nobody's");
+    assert_eq!(lab.settle(), [""; 0], "the old directory is not watched");
     fs::remove_file(lab.path("..3/b.yaml")).unwrap();
     assert_eq!(lab.wait_for(1), ["-b"], "the end of a link's target is the end of the manifest");
 }
@@ -210,7 +210,7 @@ fn a_folder_that_is_itself_a_link_may_be_swapped() {
 }
 
 #[test]
-fn a_folder_that_vanishes_keeps_serving_and_may_come_back() {
+fn objects_stay_when_the_folder_is_removed_and_it_may_return() {
     let mut lab = Lab::new(|dir| {
         fs::create_dir(dir.join("current")).unwrap();
         fs::write(dir.join("current/web.yaml"), service("web", "10.0.0.1")).unwrap();
@@ -225,7 +225,7 @@ fn a_folder_that_vanishes_keeps_serving_and_may_come_back() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_keeps_its_last_good_content() {
+fn an_unreadable_file_keeps_its_last_content() {
     let mut lab = Lab::new(|dir| {
         fs::write(dir.join("bad.yaml"), service("bad", "10.0.0.1")).unwrap();
         fs::write(dir.join("good.yaml"), service("good", "10.0.0.2")).unwrap();
@@ -237,13 +237,13 @@ fn a_file_that_cannot_be_read_keeps_its_last_good_content() {
         assert_eq!(lab.wait_for(1), ["+good 10.0.0.3"], "{broken:?}");
     }
     lab.write("bad.yaml", service("bad", "10.0.0.4"));
-    assert_eq!(lab.wait_for(1), ["+bad 10.0.0.4"], "mended");
+    assert_eq!(lab.wait_for(1), ["+bad 10.0.0.4"], "repaired");
     fs::remove_file(lab.path("bad.yaml")).unwrap();
     assert_eq!(lab.wait_for(1), ["-bad"]);
 }
 
 #[test]
-fn an_object_that_is_refused_keeps_its_last_good_version_and_its_neighbours_move_on() {
+fn a_rejected_object_keeps_its_last_version_and_others_are_updated() {
     let both = |a: &str, b: &str| format!("{}---\n{}", service("a", a), service("b", b));
     let mut lab = Lab::new(|dir| fs::write(dir.join("x.yaml"), both("10.0.0.1", "10.0.0.2")).unwrap());
     lab.take();
@@ -254,7 +254,7 @@ fn an_object_that_is_refused_keeps_its_last_good_version_and_its_neighbours_move
 }
 
 #[test]
-fn an_object_in_two_files_is_the_first_ones_until_that_lets_go() {
+fn an_object_in_two_files_is_taken_from_the_first() {
     let mut lab = Lab::new(|dir| {
         fs::write(dir.join("1.yaml"), service("web", "10.0.0.1")).unwrap();
         fs::write(dir.join("2.yaml"), service("web", "10.0.0.2")).unwrap();
@@ -269,7 +269,7 @@ fn an_object_in_two_files_is_the_first_ones_until_that_lets_go() {
 }
 
 #[test]
-fn ten_megabytes_are_served_and_sixty_five_are_refused_without_harm() {
+fn ten_megabytes_are_read_and_sixty_five_are_rejected() {
     let padding = "#".repeat(1_000);
     let services = (0..10_000u32).map(|number| {
         let [_, b, c, d] = number.to_be_bytes();
@@ -284,13 +284,13 @@ fn ten_megabytes_are_served_and_sixty_five_are_refused_without_harm() {
         fs::write(dir.join("line.yaml"), vec![b'a'; 10 << 20]).unwrap();
         fs::write(dir.join("small.yaml"), service("small", "10.0.0.1")).unwrap();
     });
-    let told = lab.take();
-    assert_eq!(told.len(), 10_001);
-    assert_eq!(told.last().unwrap(), "+small 10.0.0.1");
+    let events = lab.take();
+    assert_eq!(events.len(), 10_001);
+    assert_eq!(events.last().unwrap(), "+small 10.0.0.1");
 }
 
 #[test]
-fn what_could_not_be_read_for_lack_of_a_resource_is_tried_again_ever_more_rarely() {
+fn reads_that_failed_for_lack_of_a_resource_are_retried_with_growing_delays() {
     let mut now = Instant::now();
     let mut retries = Retries::default();
     retries.settle(now);
@@ -331,13 +331,13 @@ fn a_file_is_read_with_the_last_known_addresses_of_the_node_and_again_once_they_
     FAILURES.set(2);
     let both = format!("{}---\n{}", service("own", "192.0.2.11"), service("web", "10.0.0.1"));
     lab.write("a.yaml", both);
-    let told = lab.wait_for(3);
-    assert!(told.len() >= 3 && told.iter().all(|it| it == "+web 10.0.0.1"), "{told:?}");
+    let events = lab.wait_for(3);
+    assert!(events.len() >= 3 && events.iter().all(|it| it == "+web 10.0.0.1"), "{events:?}");
     assert_eq!(FAILURES.get(), 0);
 }
 
 #[test]
-fn only_a_lack_of_something_passes_by_itself() {
+fn only_a_lack_of_a_resource_is_retried() {
     for (errno, want) in
         [(Errno::MFILE, true), (Errno::NFILE, true), (Errno::NOMEM, true), (Errno::ACCESS, false)]
     {
@@ -347,7 +347,7 @@ fn only_a_lack_of_something_passes_by_itself() {
 }
 
 #[test]
-fn what_is_left_out_is_told_by_file_and_reason() {
+fn errors_are_reported_by_file_and_reason() {
     let mut lab = Lab::new(|dir| {
         fs::write(dir.join("a.yaml"), "kind: {\n").unwrap();
         fs::write(dir.join("b.yaml"), service("own", "192.0.2.11")).unwrap();

@@ -1,4 +1,4 @@
-//! Which notices are the same thing happening again. Decides what is to be written; writes nothing.
+//! Groups notices that repeat into series, and decides what to write.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::{Notice, Regarding};
 
-/// What is quiet for so long is over.
-const QUIET: SignedDuration = SignedDuration::from_mins(6);
-/// A series that goes on is told again so often.
-const REFRESH: SignedDuration = SignedDuration::from_mins(30);
+/// A series ends after this time without another notice.
+const SERIES_TIMEOUT: SignedDuration = SignedDuration::from_mins(6);
+/// The count of a series that continues is written this often.
+const REFRESH_INTERVAL: SignedDuration = SignedDuration::from_mins(30);
 
 #[derive(Debug)]
 pub struct Series {
@@ -18,7 +18,7 @@ pub struct Series {
     known: BTreeMap<Key, Known>,
 }
 
-/// What makes two notices the same. The note does not: it may tell a time or a port.
+/// Identifies notices of the same series. Does not include the note, which may contain a time or a port.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     kind: &'static str,
@@ -31,7 +31,7 @@ struct Key {
 
 #[derive(Debug)]
 struct Known {
-    /// The event as first written.
+    /// The event as it was first written.
     event: Value,
     name: String,
     count: u32,
@@ -44,7 +44,7 @@ struct Known {
 pub struct Write {
     pub namespace: String,
     pub name: String,
-    /// What has changed of an event that should be there already.
+    /// The changes, if the event should exist already.
     pub patch: Option<Value>,
     pub event: Value,
 }
@@ -54,8 +54,8 @@ impl Series {
         Self { instance: format!("kube-proxy-{host_name}"), known: BTreeMap::new() }
     }
 
-    /// The first occurrence is written, the second makes it a series, and later ones are only counted.
-    pub fn hear(&mut self, notice: Notice, now: Timestamp) -> Option<Write> {
+    /// The first notice is written, the second makes it a series, and later ones are only counted.
+    pub fn add(&mut self, notice: Notice, now: Timestamp) -> Option<Write> {
         let key = Key::of(&notice);
         if let Some(known) = self.known.get_mut(&key) {
             known.count += 1;
@@ -71,12 +71,12 @@ impl Series {
         Some(write)
     }
 
-    /// Forgets what is over, and writes the final or the present count of what became a series.
+    /// Removes series that have ended, and returns the final or current counts to write.
     pub fn sweep(&mut self, now: Timestamp) -> Vec<Write> {
         let mut writes = Vec::new();
         self.known.retain(|key, known| {
-            let is_over = now.duration_since(known.last) > QUIET;
-            let is_due = is_over || now.duration_since(known.written) > REFRESH;
+            let is_over = now.duration_since(known.last) > SERIES_TIMEOUT;
+            let is_due = is_over || now.duration_since(known.written) > REFRESH_INTERVAL;
             if is_due && known.count > 1 {
                 writes.push(known.write(key, now));
             }
@@ -130,7 +130,7 @@ impl Key {
         Self { kind, namespace, name, severity, reason: notice.reason, action: notice.action }
     }
 
-    /// Events about what has no namespace live in this one.
+    /// The namespace of events about cluster-scoped objects.
     fn home(&self) -> String {
         if self.namespace.is_empty() { "default".into() } else { self.namespace.clone() }
     }
@@ -162,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_what_the_reference_says() {
-        let write = Series::new("host").hear(starting(), at(0)).unwrap();
+    fn an_event_has_the_fields_of_upstreams() {
+        let write = Series::new("host").add(starting(), at(0)).unwrap();
         assert_eq!(
             write.event,
             json!({
@@ -184,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn an_event_about_a_service_lives_in_its_namespace() {
+    fn an_event_about_a_service_is_in_its_namespace() {
         let service = Regarding::Service(NamespacedName::new("shop", "web"));
-        let write = Series::new("host").hear(Notice { regarding: service, ..starting() }, at(0)).unwrap();
+        let write = Series::new("host").add(Notice { regarding: service, ..starting() }, at(0)).unwrap();
         assert_eq!(write.namespace, "shop");
         assert_eq!(
             write.event["regarding"],
@@ -195,39 +195,39 @@ mod tests {
     }
 
     #[test]
-    fn the_second_time_makes_a_series_and_later_ones_only_count() {
+    fn the_second_notice_makes_a_series_and_later_ones_are_counted() {
         let mut series = Series::new("host");
-        let first = series.hear(starting(), at(0)).unwrap();
-        let second = series.hear(Notice { note: "again".into(), ..starting() }, at(1)).unwrap();
+        let first = series.add(starting(), at(0)).unwrap();
+        let second = series.add(Notice { note: "again".into(), ..starting() }, at(1)).unwrap();
         assert_eq!((first.patch, &second.name), (None, &first.name));
         assert_eq!(
             second.patch,
             Some(json!({"series": {"count": 2, "lastObservedTime": "2023-11-14T22:14:20.123456Z"}}))
         );
-        assert_eq!(series.hear(starting(), at(2)), None);
+        assert_eq!(series.add(starting(), at(2)), None);
         assert_eq!(series.sweep(at(8)), [], "six minutes of peace are not over");
         let last = series.sweep(at(9));
         assert_eq!(last[0].patch.as_ref().unwrap()["series"]["count"], 3);
         assert_eq!(last[0].event["series"]["count"], 3, "made again whole if it is gone");
-        assert_eq!(series.hear(starting(), at(10)).unwrap().patch, None, "a new event");
+        assert_eq!(series.add(starting(), at(10)).unwrap().patch, None, "a new event");
     }
 
     #[test]
-    fn a_series_without_end_is_told_every_half_hour() {
+    fn a_series_without_end_is_written_every_half_hour() {
         let mut series = Series::new("host");
-        let told: Vec<i64> = (0..65)
+        let written: Vec<i64> = (0..65)
             .filter(|minute| {
-                let heard = series.hear(starting(), at(*minute)).is_some();
-                heard | !series.sweep(at(*minute)).is_empty()
+                let added = series.add(starting(), at(*minute)).is_some();
+                added | !series.sweep(at(*minute)).is_empty()
             })
             .collect();
-        assert_eq!(told, [0, 1, 32, 63]);
+        assert_eq!(written, [0, 1, 32, 63]);
     }
 
     #[test]
-    fn what_happened_once_is_forgotten_in_silence() {
+    fn a_single_notice_is_removed_without_a_write() {
         let mut series = Series::new("host");
-        series.hear(starting(), at(0));
+        series.add(starting(), at(0));
         assert_eq!(series.sweep(at(7)), []);
         assert!(series.known.is_empty());
     }

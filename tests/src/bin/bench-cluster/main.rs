@@ -1,6 +1,6 @@
-//! What the proxy costs in a cluster with a real API server, beside what it should cost. `make bench-e2e` runs it.
+//! Measures kube-proxy in a cluster with a real API server, and compares with goals. `make bench-e2e` runs it.
 //!
-//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures what can be measured of any kube-proxy, and keeps it under that name.
+//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name.
 
 mod compare;
 mod figures;
@@ -11,42 +11,41 @@ mod population;
 use std::path::PathBuf;
 
 use tests::cluster::proxy::binary;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 fn main() {
-    let supervisor = beside_us("control-plane");
+    let supervisor = sibling("control-plane");
     let program = binary(&supervisor);
     let size = program.metadata().map(|file| file.len());
     let size = size.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
     println!("binary: {:.1} MiB", mebibytes(size));
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if let [what, name, services, endpoints] = &words[..]
-        && what == "compare"
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [command, name, services, endpoints] = &arguments[..]
+        && command == "compare"
     {
         let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
-        let stage = Stage::new(&supervisor);
-        compare::measure(&stage, name, services, endpoints);
-        end();
+        let cluster = TestCluster::new(&supervisor);
+        compare::measure(&cluster, name, services, endpoints);
+        exit();
     }
-    latency::measure(&Stage::new(&supervisor));
-    let stage = Stage::new(&supervisor);
-    memory::measure(&stage);
-    end();
+    latency::measure(&TestCluster::new(&supervisor));
+    let cluster = TestCluster::new(&supervisor);
+    memory::measure(&cluster);
+    exit();
 }
 
-/// Without dropping the stage: that would delete ten thousand services one by one, which takes longer than all before.
-/// The control plane goes with us, and they with it.
-fn end() -> ! {
+/// Exits without dropping the cluster, which would delete ten thousand Services one by one. The control plane ends with this
+/// process.
+fn exit() -> ! {
     std::process::exit(0)
 }
 
-fn beside_us(name: &str) -> PathBuf {
+fn sibling(name: &str) -> PathBuf {
     std::env::current_exe().unwrap().with_file_name(name)
 }
 
 fn mebibytes(bytes: u64) -> f64 {
-    // A figure for people.
-    #[allow(clippy::cast_precision_loss)]
+    #[allow(clippy::cast_precision_loss, reason = "printed with one decimal")]
     let bytes = bytes as f64;
     bytes / f64::from(1 << 20)
 }

@@ -1,9 +1,9 @@
-//! What the proxy holds in memory when there is a lot to hold, and the time it took to read and write it all.
+//! The memory of kube-proxy with many Services, and the CPU time until it serves all of them.
 
 use std::time::Duration;
 
 use tests::cluster::proxy::Mode;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use crate::mebibytes;
 use crate::population::{PLACES, populate_with_tcp, wait_for};
@@ -11,17 +11,17 @@ use crate::population::{PLACES, populate_with_tcp, wait_for};
 const SERVICES: usize = 10_000;
 const GOAL: u64 = 60;
 
-pub fn measure(stage: &Stage) {
-    populate_with_tcp(stage, SERVICES, &PLACES);
-    let proxy = stage.proxy(Mode::Nftables);
-    wait_for(stage, SERVICES - 1);
-    let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| status(proxy.id(), name));
+pub fn measure(cluster: &TestCluster) {
+    populate_with_tcp(cluster, SERVICES, &PLACES);
+    let proxy = cluster.proxy(Mode::Nftables);
+    wait_for(cluster, SERVICES - 1);
+    let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| status(proxy.pid(), name));
     println!("memory, {SERVICES} services x {} endpoints:", PLACES.len());
-    println!("  processor time from start until all are served: {:.2?}", processor_time(proxy.id()));
+    println!("  CPU time from start until all are served: {:.2?}", cpu_time(proxy.pid()));
     println!("  resident {resident:.1} MiB, at its peak {peak:.1} MiB; goal {GOAL} MiB");
 }
 
-/// A line of the process's status, in MiB.
+/// A line of `/proc/PID/status`, in MiB.
 pub fn status(process: u32, line: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let found = status.lines().find_map(|text| text.strip_prefix(line));
@@ -29,9 +29,9 @@ pub fn status(process: u32, line: &str) -> f64 {
     mebibytes(kibibytes * 1024)
 }
 
-/// In user space and in the kernel, and that of commands that it has run.
-pub fn processor_time(process: u32) -> Duration {
-    // Of a hundredth of a second, on every machine this runs on.
+/// User and system CPU time of a process and of the children it has waited for.
+pub fn cpu_time(process: u32) -> Duration {
+    // USER_HZ is 100 on all supported machines.
     const TICK: Duration = Duration::from_millis(10);
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();

@@ -1,4 +1,4 @@
-//! Bars lying on their side, in groups, for light and dark pages alike: no background, and text in a grey that both bear.
+//! Horizontal bar charts as SVG, readable on light and dark pages: no background, and text in a medium grey.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ pub struct Group {
 pub struct Bar {
     pub label: String,
     pub value: f64,
-    /// The value as people read it.
+    /// The formatted value.
     pub shown: String,
     pub colour: Colour,
 }
@@ -37,14 +37,14 @@ impl Colour {
 }
 
 const WIDTH: f64 = 760.0;
-/// Where bars begin, so that their names fit beside them.
+/// Room for the labels to the left of the bars.
 const LEFT: f64 = 170.0;
-/// What is kept free for the figure beside the longest bar.
+/// Room for the value to the right of the longest bar.
 const RIGHT: f64 = 90.0;
 const BAR: f64 = 22.0;
 const GAP: f64 = 6.0;
-/// However small the value, something is to be seen.
-const LEAST: f64 = 2.0;
+/// Keeps the smallest value visible.
+const MIN_BAR: f64 = 2.0;
 
 impl Chart {
     pub fn svg(&self) -> String {
@@ -57,7 +57,7 @@ impl Chart {
             text(&mut body, 0.0, y, "group", &group.title);
             y += 10.0;
             for bar in &group.bars {
-                let width = (bar.value / most * (WIDTH - LEFT - RIGHT)).max(LEAST);
+                let width = (bar.value / most * (WIDTH - LEFT - RIGHT)).max(MIN_BAR);
                 let (middle, colour) = (y + BAR / 2.0 + 5.0, bar.colour.hex());
                 text(&mut body, 0.0, middle, "label", &bar.label);
                 _ = writeln!(

@@ -1,4 +1,4 @@
-//! Figures that benchmarks have kept: a line of JSON each.
+//! Figures that benchmarks recorded, one line of JSON each.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord)]
-struct What {
+struct FigureKey {
     bench: String,
     services: usize,
     endpoints: usize,
@@ -18,42 +18,42 @@ struct What {
 #[derive(Deserialize, Serialize)]
 struct Line {
     #[serde(flatten)]
-    what: What,
+    key: FigureKey,
     value: f64,
 }
 
 #[derive(Default)]
-pub struct Figures {
-    all: BTreeMap<What, f64>,
-    asked_for: RefCell<BTreeSet<What>>,
+pub struct RecordedFigures {
+    all: BTreeMap<FigureKey, f64>,
+    used: RefCell<BTreeSet<FigureKey>>,
 }
 
-impl Figures {
-    /// What is read later counts.
+impl RecordedFigures {
+    /// Figures that are read later replace earlier ones.
     pub fn read(&mut self, file: &Path) {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         for line in text.lines() {
-            let Line { what, value } = serde_json::from_str(line)
+            let Line { key, value } = serde_json::from_str(line)
                 .unwrap_or_else(|error| panic!("{}: {error}: {line}", file.display()));
-            self.all.insert(what, value);
+            self.all.insert(key, value);
         }
     }
 
     pub fn get(&self, bench: &str, services: usize, endpoints: usize, figure: &str) -> Option<f64> {
-        let what = What { bench: bench.to_owned(), services, endpoints, figure: figure.to_owned() };
-        let value = self.all.get(&what).copied();
-        self.asked_for.borrow_mut().insert(what);
+        let key = FigureKey { bench: bench.to_owned(), services, endpoints, figure: figure.to_owned() };
+        let value = self.all.get(&key).copied();
+        self.used.borrow_mut().insert(key);
         value
     }
 
-    /// Those that somebody has asked for, as they can be read again.
-    pub fn shown(&self) -> String {
-        let asked_for = self.asked_for.borrow();
-        let shown = self.all.iter().filter(|(what, _)| asked_for.contains(what));
-        let line = |(what, value): (&What, &f64)| {
-            let line = serde_json::to_string(&Line { what: what.clone(), value: *value });
+    /// The figures that charts use, in the format of [`Self::read`].
+    pub fn used(&self) -> String {
+        let used = self.used.borrow();
+        let lines = self.all.iter().filter(|(key, _)| used.contains(key));
+        let line = |(key, value): (&FigureKey, &f64)| {
+            let line = serde_json::to_string(&Line { key: key.clone(), value: *value });
             line.expect("figures are numbers") + "\n"
         };
-        shown.map(line).collect()
+        lines.map(line).collect()
     }
 }

@@ -1,5 +1,5 @@
-//! Draws the charts of the book from figures that benchmarks have kept: `charts FOLDER FIGURES...` draws those in the
-//! folder again. What they show is kept in `figures.json` beside them; newer figures replace it.
+//! Draws the charts of the book: `charts FOLDER FIGURES...` redraws the charts in FOLDER from its `figures.json` and the
+//! newer figures of benchmarks, and updates `figures.json`.
 
 mod bars;
 mod figures;
@@ -8,9 +8,9 @@ use std::fs;
 use std::path::Path;
 
 use bars::{Bar, Chart, Colour, Group};
-use figures::Figures;
+use figures::RecordedFigures;
 
-const KEPT: &str = "figures.json";
+const FIGURES_FILE: &str = "figures.json";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -19,8 +19,8 @@ fn main() {
         std::process::exit(2);
     };
     let folder = Path::new(folder);
-    let kept = folder.join(KEPT);
-    let mut figures = Figures::default();
+    let kept = folder.join(FIGURES_FILE);
+    let mut figures = RecordedFigures::default();
     figures.read(&kept);
     newer.iter().for_each(|file| figures.read(Path::new(file)));
     for (name, chart) in charts(&figures) {
@@ -29,10 +29,10 @@ fn main() {
             None => eprintln!("charts: there are no figures for {name}"),
         }
     }
-    fs::write(kept, figures.shown()).unwrap();
+    fs::write(kept, figures.used()).unwrap();
 }
 
-fn charts(figures: &Figures) -> [(&'static str, Option<Chart>); 4] {
+fn charts(figures: &RecordedFigures) -> [(&'static str, Option<Chart>); 4] {
     [
         ("one-change.svg", one_change(figures)),
         ("memory.svg", memory(figures)),
@@ -46,8 +46,8 @@ const SIZES: [(usize, usize); 3] = [(1_000, 5), (10_000, 5), (44_000, 1)];
 const BOTH: [(&str, &str, Colour); 2] =
     [("cluster-sluice", "Sluice", Colour::Ours), ("cluster-upstream", "upstream v1.36.3", Colour::Other)];
 
-/// The same figure of both proxies at every size there is.
-fn compared(figures: &Figures, figure: &str, show: fn(f64) -> String) -> Option<Vec<Group>> {
+/// A figure of both proxies at every size that has been measured.
+fn compared(figures: &RecordedFigures, figure: &str, show: fn(f64) -> String) -> Option<Vec<Group>> {
     let group = |(services, endpoints): (usize, usize)| {
         let bar = |(bench, label, colour): (&str, &str, Colour)| {
             let value = figures.get(bench, services, endpoints, figure)?;
@@ -60,7 +60,7 @@ fn compared(figures: &Figures, figure: &str, show: fn(f64) -> String) -> Option<
     (!groups.is_empty()).then_some(groups)
 }
 
-fn one_change(figures: &Figures) -> Option<Chart> {
+fn one_change(figures: &RecordedFigures) -> Option<Chart> {
     Some(Chart {
         title: "One endpoint changes: processor time until the kernel has it",
         note: "nftables mode; all that the proxy and its commands use for one change, mean of 20. Less is better.",
@@ -68,7 +68,7 @@ fn one_change(figures: &Figures) -> Option<Chart> {
     })
 }
 
-fn cold_load(figures: &Figures) -> Option<Chart> {
+fn cold_load(figures: &RecordedFigures) -> Option<Chart> {
     Some(Chart {
         title: "An empty node starts: how long until every Service is served",
         note: "nftables mode; from the start of the process to an answer from the last Service. Less is better.",
@@ -76,7 +76,7 @@ fn cold_load(figures: &Figures) -> Option<Chart> {
     })
 }
 
-fn memory(figures: &Figures) -> Option<Chart> {
+fn memory(figures: &RecordedFigures) -> Option<Chart> {
     let mut groups = compared(figures, "rss_mib", mebibytes)?;
     groups.retain(|group| group.title == size(10_000, 5));
     Some(Chart {
@@ -86,8 +86,8 @@ fn memory(figures: &Figures) -> Option<Chart> {
     })
 }
 
-/// What a change costs inside, beside what the cluster holds.
-fn any_size(figures: &Figures) -> Option<Chart> {
+/// The cost of a change by the size of the cluster.
+fn any_size(figures: &RecordedFigures) -> Option<Chart> {
     let bar = |(services, endpoints)| {
         let value = figures.get("nftables", services, endpoints, "replaced_cpu50")?;
         let label = format!("{} x {endpoints}", thousands(services));
@@ -123,7 +123,7 @@ fn mebibytes(value: f64) -> String {
     rounded(value, "MiB")
 }
 
-/// To two digits, or to the whole.
+/// At least two significant digits.
 fn rounded(value: f64, unit: &str) -> String {
     match value {
         10.0.. => format!("{value:.0} {unit}"),
@@ -137,10 +137,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_charts_of_the_book_show_the_figures_that_are_kept() {
+    fn the_charts_of_the_book_match_figures_json() {
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/charts"));
-        let mut figures = Figures::default();
-        figures.read(&folder.join(KEPT));
+        let mut figures = RecordedFigures::default();
+        figures.read(&folder.join(FIGURES_FILE));
         for (name, chart) in charts(&figures) {
             let found = fs::read_to_string(folder.join(name)).unwrap();
             assert!(

@@ -1,4 +1,4 @@
-//! The processes, and what they are told.
+//! The processes of the control plane and their flags.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,49 +6,53 @@ use std::time::Duration;
 use serde_json::json;
 use testkit::namespace::Namespace;
 use testkit::process::Process;
-use tests::cluster::api::Api;
+use testkit::wait::within;
+use tests::cluster::api::ApiClient;
 use tests::cluster::control_plane::{ADDRESS, API_PORT};
 use tests::cluster::{etcd, kubeconfig};
-use tests::matrix::within;
 
 use crate::pki::Pki;
 
-/// Everything from first start to last end. Ends with it, in the order of the fields.
+/// The running components. Dropping ends them in the order of the fields.
 #[derive(Debug)]
 pub struct Components {
     _controller_manager: Process,
     api_server: Option<Process>,
-    /// Nothing only while it is started again.
+    /// `None` only during a restart.
     etcd: Option<Process>,
-    api: Api,
-    place: Place,
+    api: ApiClient,
+    installation: Installation,
 }
 
-/// Where programs are and files go.
+/// Where binaries are and files go.
 #[derive(Debug)]
-struct Place {
+struct Installation {
     namespace: Namespace,
     binaries: PathBuf,
     folder: PathBuf,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Components {
-    /// In the namespace that we are in. Returns when all are ready.
+    /// Starts all components in the current namespace, and returns when they are ready.
     pub fn start(binaries: &Path, folder: &Path) -> Self {
-        let place = Place { namespace: Namespace::here(), binaries: binaries.into(), folder: folder.into() };
-        place.prepare();
-        let etcd = place.start_etcd();
-        let api = Api::open(&place.namespace, &place.file("admin.kubeconfig"));
-        let api_server = place.start_api_server(&api);
-        let controller_manager = place.start_controller_manager();
+        let installation = Installation {
+            namespace: Namespace::current(),
+            binaries: binaries.into(),
+            folder: folder.into(),
+        };
+        installation.prepare();
+        let etcd = installation.start_etcd();
+        let api = ApiClient::open(&installation.namespace, &installation.file("admin.kubeconfig"));
+        let api_server = installation.start_api_server(&api);
+        let controller_manager = installation.start_controller_manager();
         Self {
             _controller_manager: controller_manager,
             api_server: Some(api_server),
             etcd: Some(etcd),
             api,
-            place,
+            installation,
         }
     }
 
@@ -56,20 +60,20 @@ impl Components {
         drop(self.api_server.take());
     }
 
-    /// If it does not run already.
+    /// Starts the API server if it does not run.
     pub fn start_api_server(&mut self) {
         if self.api_server.is_none() {
-            self.api_server = Some(self.place.start_api_server(&self.api));
+            self.api_server = Some(self.installation.start_api_server(&self.api));
         }
     }
 
     pub fn restart_etcd(&mut self) {
         drop(self.etcd.take());
-        self.etcd = Some(self.place.start_etcd());
+        self.etcd = Some(self.installation.start_etcd());
     }
 }
 
-impl Place {
+impl Installation {
     fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -79,33 +83,33 @@ impl Place {
         pki.server("api-server", &["127.0.0.1", ADDRESS]);
         pki.user("admin", "e2e-admin", Some("system:masters"));
         pki.user("kube-proxy", "system:kube-proxy", None);
-        // Its controllers would have users of their own; here it may do what any of them may.
+        // Without a service account per controller, this user needs all of their permissions.
         pki.user("controller-manager", "system:kube-controller-manager", Some("system:masters"));
         pki.signer("service-account");
         for name in ["admin", "controller-manager"] {
             let path = self.file(&format!("{name}.kubeconfig"));
-            let user = kubeconfig::certified(&self.folder, name);
+            let user = kubeconfig::certificate_user(&self.folder, name);
             kubeconfig::write(&path, &format!("{ADDRESS}:{API_PORT}"), &self.folder, &user);
         }
-        let everything = json!({
+        let policy = json!({
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
             "omitStages": ["RequestReceived"],
             "rules": [{"level": "Metadata"}],
         });
-        std::fs::write(self.file("audit-policy.yaml"), everything.to_string()).unwrap();
-        // Tests that need a token put one here, and start the API server again.
+        std::fs::write(self.file("audit-policy.yaml"), policy.to_string()).unwrap();
+        // A test that needs a token writes one here and restarts the API server.
         std::fs::write(self.file("tokens.csv"), "unused,nobody,nobody\n").unwrap();
     }
 
     fn start_etcd(&self) -> Process {
-        let clients = format!("http://{}", etcd::CLIENTS);
+        let clients = format!("http://{}", etcd::CLIENT_ADDRESS);
         let peers = "http://127.0.0.1:2380";
         let mut process = self.run(
             "etcd",
             &[
                 format!("--data-dir={}", self.file("etcd").display()),
-                // What is lost with the machine's power is not worth anything.
+                // The data need not survive the machine.
                 "--unsafe-no-fsync".into(),
                 "--log-level=warn".into(),
                 format!("--listen-client-urls={clients}"),
@@ -119,12 +123,12 @@ impl Place {
         process
     }
 
-    fn start_api_server(&self, api: &Api) -> Process {
+    fn start_api_server(&self, api: &ApiClient) -> Process {
         let file = |flag, name| format!("--{flag}={}", self.file(name).display());
         let mut process = self.run(
             "kube-apiserver",
             &[
-                format!("--etcd-servers=http://{}", etcd::CLIENTS),
+                format!("--etcd-servers=http://{}", etcd::CLIENT_ADDRESS),
                 format!("--advertise-address={ADDRESS}"),
                 format!("--secure-port={API_PORT}"),
                 file("tls-cert-file", "api-server.crt"),
@@ -136,9 +140,9 @@ impl Place {
                 file("service-account-key-file", "service-account.pub"),
                 file("service-account-signing-key-file", "service-account.key"),
                 "--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112".into(),
-                // No kubelet, no tokens in pods.
+                // There is no kubelet that could mount tokens into pods.
                 "--disable-admission-plugins=ServiceAccount".into(),
-                // As in every cluster: kube-proxies ask for it.
+                // The DaemonSets of kube-proxy need it.
                 "--allow-privileged=true".into(),
                 file("audit-policy-file", "audit-policy.yaml"),
                 file("audit-log-path", "audit.log"),
@@ -170,8 +174,8 @@ impl Place {
 }
 
 fn wait_for(process: &mut Process, what: &str, mut is_ready: impl FnMut() -> bool) {
-    within(PATIENCE, what, || {
-        assert!(process.ended().is_none(), "{what} ended:\n{}", process.last_words());
+    within(START_TIMEOUT, what, || {
+        assert!(process.try_wait().is_none(), "{what} ended:\n{}", process.log_tail());
         is_ready()
     });
 }

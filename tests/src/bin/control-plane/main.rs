@@ -1,8 +1,8 @@
-//! A real etcd, API server and controller manager in the network namespace that this is started in.
+//! Supervises etcd, the API server and the controller manager in the current network namespace.
 //!
-//! The argument is the folder of their programs. Prints the folder of their files once all are ready, then does what it
-//! is told line by line, saying `done` each time: `stop` the API server, `start` it again, `restart etcd`. When nobody can tell it
-//! anything any more it ends, and takes everything with it.
+//! The argument is the folder of their binaries. Prints the folder of their files once all are ready, then reads commands
+//! from standard input and answers each with `done`: `stop` and `start` for the API server, and `restart etcd`. Ends with its
+//! standard input, and ends all components then.
 
 mod components;
 mod pki;
@@ -22,7 +22,7 @@ fn main() {
             "stop" => components.stop_api_server(),
             "start" => components.start_api_server(),
             "restart etcd" => components.restart_etcd(),
-            other => panic!("what is {other:?}?"),
+            other => panic!("unknown command {other:?}"),
         }
         println!("done");
     }

@@ -1,4 +1,4 @@
-//! Who trusts whom in the control plane: one authority, and a certificate for each who talks.
+//! The certificates of the control plane: one CA, which signs those of servers and users.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use rcgen::{
     IsCa, KeyPair, KeyUsagePurpose,
 };
 
-/// The files, all in one folder: `NAME.crt` and `NAME.key`.
+/// Writes `NAME.crt` and `NAME.key` files to one folder.
 #[derive(Debug)]
 pub struct Pki {
     folder: PathBuf,
@@ -17,7 +17,7 @@ pub struct Pki {
 impl Pki {
     pub fn new(folder: &Path) -> Self {
         let mut params = CertificateParams::default();
-        params.distinguished_name = named("sluice-e2e", None);
+        params.distinguished_name = distinguished_name("sluice-e2e", None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -25,24 +25,24 @@ impl Pki {
         Self { folder: folder.into(), authority }
     }
 
-    /// For a server at these addresses.
+    /// A server certificate for these addresses.
     pub fn server(&self, name: &str, addresses: &[&str]) {
         let addresses: Vec<String> = addresses.iter().map(|address| String::from(*address)).collect();
         let mut params = CertificateParams::new(addresses).unwrap();
-        params.distinguished_name = named(name, None);
+        params.distinguished_name = distinguished_name(name, None);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.write(name, params);
     }
 
-    /// For a user of the API.
+    /// A client certificate for a user of the API.
     pub fn user(&self, name: &str, user: &str, group: Option<&str>) {
         let mut params = CertificateParams::default();
-        params.distinguished_name = named(user, group);
+        params.distinguished_name = distinguished_name(user, group);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.write(name, params);
     }
 
-    /// For signing tokens: `NAME.key` and `NAME.pub`.
+    /// A key pair that signs tokens: `NAME.key` and `NAME.pub`.
     pub fn signer(&self, name: &str) {
         let key = KeyPair::generate().unwrap();
         std::fs::write(self.folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
@@ -57,11 +57,11 @@ impl Pki {
     }
 }
 
-fn named(name: &str, group: Option<&str>) -> DistinguishedName {
-    let mut named = DistinguishedName::new();
-    named.push(DnType::CommonName, name);
+fn distinguished_name(name: &str, group: Option<&str>) -> DistinguishedName {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, name);
     if let Some(group) = group {
-        named.push(DnType::OrganizationName, group);
+        subject.push(DnType::OrganizationName, group);
     }
-    named
+    subject
 }

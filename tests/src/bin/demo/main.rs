@@ -6,14 +6,14 @@
 //!                                          +- pod-c 10.244.0.7
 //! ```
 //!
-//! Touches nothing outside these namespaces but a temporary folder, and that is gone in the end, as is the proxy.
+//! Touches nothing outside these namespaces but a temporary folder, which it removes in the end.
 
+mod cluster;
 mod manifests;
 mod network;
 mod proxy;
 mod report;
 mod screen;
-mod stage;
 mod timeline;
 mod traffic;
 
@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::report::Report;
+use crate::cluster::DemoCluster;
+use crate::report::DemoReport;
 use crate::screen::Screen;
-use crate::stage::Stage;
 use crate::timeline::{Stop, Tempo, Timeline};
 
 const USAGE: &str = "usage: demo [--quick | --stay]
@@ -34,7 +34,7 @@ const USAGE: &str = "usage: demo [--quick | --stay]
   --quick   the same in a third of the time
   --stay    afterwards leave the proxy running to look around, until Ctrl-C";
 
-/// As a shell says that Ctrl-C ended something.
+/// The exit code that shells use for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
@@ -44,23 +44,23 @@ fn main() -> ExitCode {
         [] => (Tempo::CALM, false),
         ["--quick"] => (Tempo::QUICK, false),
         ["--stay"] => (Tempo::CALM, true),
-        [proxy::INSIDE, namespace, parent, ref command @ ..] => {
-            return proxy::become_it(namespace, parent, command);
+        [proxy::EXEC_ARGUMENT, namespace, parent, ref command @ ..] => {
+            return proxy::exec_in_namespace(namespace, parent, command);
         }
-        _ => return complain(USAGE),
+        _ => return fail(USAGE),
     };
     if !rustix::process::geteuid().is_root() {
-        return complain("demo: needs root, to make network namespaces; try: sudo make demo");
+        return fail("demo: needs root, to make network namespaces; try: sudo make demo");
     }
     let stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, stopped.clone()).expect("these signals can be caught");
     }
-    // The lab tells by panicking what it can't do; a visitor wants the reason and not the place in our code.
-    let hush = stopped.clone();
+    // testkit panics on failure. Users need the reason, not the location in our code.
+    let is_silent = stopped.clone();
     std::panic::set_hook(Box::new(move |panic| {
-        if !hush.load(Ordering::Relaxed) {
-            let reason = panic.payload_as_str().unwrap_or("for an unknown reason");
+        if !is_silent.load(Ordering::Relaxed) {
+            let reason = panic.payload_as_str().unwrap_or("unknown reason");
             eprintln!("demo: gave up: {reason}");
         }
     }));
@@ -70,30 +70,33 @@ fn main() -> ExitCode {
     })
 }
 
-fn complain(line: &str) -> ExitCode {
+fn fail(line: &str) -> ExitCode {
     eprintln!("{line}");
     ExitCode::FAILURE
 }
 
-/// Whatever it makes is gone when it returns.
+/// Leaves no namespace, process or file behind when it returns.
 fn run(tempo: Tempo, stay: bool, stopped: &AtomicBool) -> ExitCode {
-    let mut stage = Stage::set();
-    let screen = Screen::here();
-    println!("{}", screen.introduction(&proxy::flags(stage.manifests.folder())));
-    let mut timeline = Timeline::new(&mut stage, tempo, screen, stopped);
-    let outcome = timeline.tell();
-    let report = Report::new(timeline.end());
-    // It may be another by now.
-    let screen = Screen::here();
-    println!("{}", report.on(screen));
+    let mut cluster = DemoCluster::new();
+    let screen = Screen::stdout();
+    println!("{}", screen.introduction(&proxy::flags(cluster.manifests.folder())));
+    let mut timeline = Timeline::new(&mut cluster, tempo, screen, stopped);
+    let outcome = timeline.run();
+    let report = DemoReport::new(timeline.finish());
+    // The terminal may have been resized.
+    let screen = Screen::stdout();
+    println!("{}", report.render(screen));
     let code = match outcome {
         Ok(proxy) => {
             if stay {
-                let (folder, log) = (stage.manifests.folder(), stage.log_file());
-                println!("{}", screen.invitation(folder, &log, &stage.node().path(), &proxy::binary()));
+                let (folder, log) = (cluster.manifests.folder(), cluster.log_file());
+                println!(
+                    "{}",
+                    screen.commands_to_try(folder, &log, &cluster.node().path(), &proxy::binary())
+                );
                 proxy.wait_until(stopped);
             }
-            if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if report.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(Stop::Interrupted) => INTERRUPTED.into(),
         Err(Stop::Failed(what)) => {
@@ -102,9 +105,9 @@ fn run(tempo: Tempo, stay: bool, stopped: &AtomicBool) -> ExitCode {
         }
     };
     if code == ExitCode::FAILURE {
-        println!("The last lines of kube-proxy's log:\n{}\n", stage.last_log_lines(10));
+        println!("The last lines of kube-proxy's log:\n{}\n", cluster.last_log_lines(10));
     }
-    drop(stage);
+    drop(cluster);
     println!("Cleaned up: no process, namespace or file of the demo is left.");
     if code == ExitCode::SUCCESS && !stay {
         println!("To look around in it: make demo DEMO=--stay");

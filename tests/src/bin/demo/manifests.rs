@@ -1,22 +1,22 @@
-//! A copy of `examples/demo` to edit: what is in the checkout stays as it is.
+//! A copy of `examples/demo`, so that the demo does not edit the checkout.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::stage::Pod;
+use crate::cluster::DemoPod;
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/demo");
 
-/// The file that says who answers for `web`.
+/// The file with the endpoints of `web`.
 const ENDPOINTS: &str = "web-endpoints.yaml";
 
 #[derive(Debug)]
-pub struct Manifests {
+pub struct DemoManifests {
     folder: PathBuf,
 }
 
-impl Manifests {
+impl DemoManifests {
     pub fn copy_to(folder: PathBuf) -> Self {
         fs::create_dir(&folder).expect("a folder can be made");
         for file in fs::read_dir(EXAMPLES).unwrap_or_else(|error| panic!("{EXAMPLES}: {error}")) {
@@ -30,8 +30,8 @@ impl Manifests {
         &self.folder
     }
 
-    /// Lets these pods answer for `web`. Returns when the edit began.
-    pub fn scale_web(&self, pods: &[Pod]) -> Instant {
+    /// Sets the endpoints of `web`. Returns the time of the edit.
+    pub fn scale_web(&self, pods: &[DemoPod]) -> Instant {
         let text = self.endpoints();
         let (head, _) = text.split_once("\nendpoints:\n").expect("the example lists endpoints last");
         let list: String = pods
@@ -41,14 +41,14 @@ impl Manifests {
         self.replace(&format!("{head}\nendpoints:\n{list}"))
     }
 
-    /// Makes the slip of a tired hand in it, and returns the text as it was.
+    /// Makes the file invalid YAML, and returns its previous content.
     pub fn break_web(&self) -> String {
         let text = self.endpoints();
         self.replace(&text.replacen(']', "", 1));
         text
     }
 
-    /// At once and as a whole, the way editors and `kubectl` do: a name that begins with a dot is not looked at.
+    /// Replaces the file atomically, as editors do. kube-proxy ignores files whose name begins with a dot.
     pub fn replace(&self, text: &str) -> Instant {
         let draft = self.folder.join(format!(".{ENDPOINTS}.new"));
         fs::write(&draft, text).expect("a manifest can be written");

@@ -1,4 +1,4 @@
-//! The real kube-proxy as a process in the node's namespace. It cannot outlive us.
+//! kube-proxy as a process in the node's namespace. It cannot outlive the demo.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,43 +12,43 @@ use std::time::Duration;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::stage::Stage;
+use crate::cluster::DemoCluster;
 
-/// The argument that makes this program become the proxy.
-pub const INSIDE: &str = "--inside";
+/// The first argument of the child process that becomes kube-proxy.
+pub const EXEC_ARGUMENT: &str = "--exec-in-namespace";
 
-/// Killed when dropped.
+/// A running kube-proxy, killed when dropped.
 #[derive(Debug)]
-pub struct Proxy(Child);
+pub struct DemoProxy(Child);
 
-/// What the demo runs. None of the flags changes how services are programmed.
+/// The flags of kube-proxy. None of them changes how it programs Services.
 pub fn flags(manifests: &Path) -> Vec<String> {
     vec![
         format!("--manifests={}", manifests.display()),
         "--proxy-mode=nftables".into(),
         "--hostname-override=demo-node".into(),
         "--cluster-cidr=10.244.0.0/16".into(),
-        // That limit is one for the whole machine, and not the demo's to set.
+        // The limit applies to the whole machine, which the demo must not change.
         "--conntrack-max-per-core=0".into(),
     ]
 }
 
-/// Built beside us.
+/// The binary beside this one.
 pub fn binary() -> PathBuf {
-    std::env::current_exe().expect("a program knows its file").with_file_name("kube-proxy")
+    std::env::current_exe().expect("the path of this executable").with_file_name("kube-proxy")
 }
 
-impl Proxy {
-    /// To be called on the main thread: the kernel takes the end of the starting thread for the end of the parent.
-    pub fn start(stage: &Stage) -> io::Result<Self> {
-        let log = OpenOptions::new().create(true).append(true).open(stage.log_file())?;
+impl DemoProxy {
+    /// Call it on the main thread: the kernel kills the child when the thread that started it ends.
+    pub fn start(cluster: &DemoCluster) -> io::Result<Self> {
+        let log = OpenOptions::new().create(true).append(true).open(cluster.log_file())?;
         let child = Command::new(std::env::current_exe()?)
-            .args([INSIDE, &stage.node().path(), &std::process::id().to_string()])
+            .args([EXEC_ARGUMENT, &cluster.node().path(), &std::process::id().to_string()])
             .arg(binary())
-            .args(flags(stage.manifests.folder()))
+            .args(flags(cluster.manifests.folder()))
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C is for us; we end it in our own time.
+            // In its own process group, so that Ctrl-C reaches only the demo, which then ends kube-proxy.
             .process_group(0)
             .spawn()?;
         Ok(Self(child))
@@ -58,9 +58,9 @@ impl Proxy {
         self.0.id()
     }
 
-    /// Its status, if it has ended by itself.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.0.try_wait().expect("it is our child")
+    /// The exit status, or `None` while kube-proxy runs.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("kube-proxy is a child of this process")
     }
 
     pub fn wait_until(self, stopped: &AtomicBool) {
@@ -70,16 +70,16 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for DemoProxy {
     fn drop(&mut self) {
-        // It fails if the process has ended already.
+        // Fails if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Goes into a namespace and becomes a command that dies with its parent.
-pub fn become_it(namespace: &str, parent: &str, command: &[&str]) -> ExitCode {
+/// Enters a namespace and executes a command that dies with its parent.
+pub fn exec_in_namespace(namespace: &str, parent: &str, command: &[&str]) -> ExitCode {
     let error = prepare(namespace, parent).err().unwrap_or_else(|| match command {
         [program, arguments @ ..] => Command::new(program).args(arguments).exec(),
         [] => io::ErrorKind::InvalidInput.into(),
@@ -90,7 +90,7 @@ pub fn become_it(namespace: &str, parent: &str, command: &[&str]) -> ExitCode {
 
 fn prepare(namespace: &str, parent: &str) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have died before it was asked for.
+    // The parent may have died before the signal was set.
     if getppid().is_none_or(|pid| pid.as_raw_nonzero().to_string() != parent) {
         return Err(io::ErrorKind::NotConnected.into());
     }

@@ -1,4 +1,4 @@
-//! The table in the end, and whether all went well.
+//! The final table, and whether all connections succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,38 +10,38 @@ use netlink::nftables::Connection as Nftables;
 use plan::nftables::elements::Frontend;
 use plan::nftables::sets::{Bank, Set};
 
+use crate::cluster::{DemoFrontend, DemoPod, FRONTENDS};
 use crate::screen::{Screen, milliseconds, wrap};
-use crate::stage::{Pod, WAYS, Way};
-use crate::traffic::Connection;
+use crate::traffic::Attempt;
 
-/// All that was seen.
+/// Everything that the demo observed.
 #[derive(Debug)]
-pub struct Facts {
-    pub connections: Vec<Connection>,
+pub struct Observations {
+    pub connections: Vec<Attempt>,
     pub updates: Vec<Update>,
-    /// New connections by the kernel's own count.
-    pub counted: Vec<(&'static Way, u64)>,
+    /// New connections by frontend, by the kernel's counters.
+    pub counted: Vec<(&'static DemoFrontend, u64)>,
     pub began: Instant,
     pub took: Duration,
 }
 
-/// An endpoint that came or went.
+/// An endpoint that was added or removed.
 #[derive(Debug)]
 pub struct Update {
     pub endpoint: SocketAddr,
-    pub direction: Direction,
-    /// From the edit of the manifest to the first connection it got, or the last one.
+    pub change: EndpointChange,
+    /// From the edit of the manifest to the first connection to an added endpoint, or the last one to a removed one.
     pub latency: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Direction {
-    In,
-    Out,
+pub enum EndpointChange {
+    Added,
+    Removed,
 }
 
-/// How many new connections the rules have seen, by way in: nothing if there are no rules.
-pub fn counted_by_kernel(node: &Namespace) -> Vec<(&'static Way, u64)> {
+/// New connections by frontend, by the kernel's counters; empty while there are no rules.
+pub fn kernel_counts(node: &Namespace) -> Vec<(&'static DemoFrontend, u64)> {
     let mut found = Vec::new();
     for bank in Bank::BOTH {
         let elements = node.enter(|| {
@@ -50,66 +50,66 @@ pub fn counted_by_kernel(node: &Namespace) -> Vec<(&'static Way, u64)> {
                 kernel::nftables::TABLE,
                 Set::Frontends(bank).name(),
                 |element| {
-                    let (frontend, _) = Frontend::from_key(element.key, bank, Family::V4)?;
-                    Some((frontend, element.counter?.packets))
+                    let (key, _) = Frontend::from_key(element.key, bank, Family::V4)?;
+                    Some((key, element.counter?.packets))
                 },
             )
         });
-        for (frontend, count) in elements.unwrap_or_default().into_iter().flatten() {
-            let way = WAYS.into_iter().find(|way| is_for(way, frontend));
-            found.extend(way.map(|way| (way, count)));
+        for (key, count) in elements.unwrap_or_default().into_iter().flatten() {
+            let frontend = FRONTENDS.into_iter().find(|frontend| is_for(frontend, key));
+            found.extend(frontend.map(|frontend| (frontend, count)));
         }
     }
     found
 }
 
-fn is_for(way: &Way, frontend: Frontend) -> bool {
-    let ip = (!way.is_node_port()).then_some(way.ip);
-    (ip, way.protocol, way.port) == (frontend.ip, frontend.protocol, frontend.port.get())
+fn is_for(frontend: &DemoFrontend, key: Frontend) -> bool {
+    let ip = (!frontend.is_node_port()).then_some(frontend.ip);
+    (ip, frontend.protocol, frontend.port) == (key.ip, key.protocol, key.port.get())
 }
 
 #[derive(Debug)]
-pub struct Report(Facts);
+pub struct DemoReport(Observations);
 
-impl Report {
-    pub fn new(facts: Facts) -> Self {
-        Self(facts)
+impl DemoReport {
+    pub fn new(observations: Observations) -> Self {
+        Self(observations)
     }
 
-    pub fn is_good(&self) -> bool {
+    pub fn is_success(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    fn failures(&self) -> impl Iterator<Item = (&Connection, &String)> {
+    fn failures(&self) -> impl Iterator<Item = (&Attempt, &String)> {
         self.0.connections.iter().filter_map(|it| Some((it, it.outcome.as_ref().err()?)))
     }
 
-    fn by(&self, way: &Way) -> impl Iterator<Item = &Connection> {
-        self.0.connections.iter().filter(move |it| it.way == way)
+    fn attempts_at(&self, frontend: &DemoFrontend) -> impl Iterator<Item = &Attempt> {
+        self.0.connections.iter().filter(move |it| it.frontend == frontend)
     }
 
     fn updates_of(&self, endpoint: SocketAddr) -> String {
         let updates = self.0.updates.iter().filter(|update| update.endpoint == endpoint);
         let words = updates.map(|update| {
-            let direction = match update.direction {
-                Direction::In => "in",
-                Direction::Out => "out",
+            let word = match update.change {
+                EndpointChange::Added => "in",
+                EndpointChange::Removed => "out",
             };
             let latency = update.latency;
-            // Not that it took no time: the next connection came later.
+            // Zero: no connection after the edit.
             let latency = if latency.is_zero() { "at once".into() } else { milliseconds(latency) };
-            format!("{direction} {latency}")
+            format!("{word} {latency}")
         });
         words.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// What the table has beside its first columns, on a screen that has room for it.
+/// The width of the bars that a wide screen has room for.
 const LONGEST_BAR: usize = 40;
 
-impl Report {
-    /// The whole of it; empty if nothing was tried.
-    pub fn on(&self, screen: Screen) -> String {
+impl DemoReport {
+    /// The whole report; empty if there was no connection.
+    pub fn render(&self, screen: Screen) -> String {
         if self.0.connections.is_empty() {
             return String::new();
         }
@@ -125,22 +125,25 @@ impl Report {
     }
 
     fn write_service(&self, screen: Screen, service: &str, lines: &mut Vec<String>) {
-        let connections: Vec<_> = self.0.connections.iter().filter(|it| it.way.service == service).collect();
+        let connections: Vec<_> =
+            self.0.connections.iter().filter(|it| it.frontend.service == service).collect();
         let endpoints: BTreeSet<_> =
             connections.iter().filter_map(|it| it.outcome.as_ref().ok()).copied().collect();
         let mut name = service;
         for endpoint in endpoints {
             let count = connections.iter().filter(|it| it.reached(endpoint)).count();
-            let pod = Pod::with_ip(endpoint.ip()).map_or("", Pod::name);
+            let pod = DemoPod::with_ip(endpoint.ip()).map_or("", DemoPod::name);
             let shown = format!("{pod} {endpoint}");
             let updates = self.updates_of(endpoint);
             lines.push(self.row(screen, [name, &shown, &count.to_string(), "", &updates], count));
             name = "";
         }
-        for way in WAYS.into_iter().filter(|way| way.service == service) {
-            let (count, failed) =
-                (self.by(way).count(), self.by(way).filter(|it| it.outcome.is_err()).count());
-            let fields = [name, way.name, &count.to_string(), &failed.to_string(), ""];
+        for frontend in FRONTENDS.into_iter().filter(|frontend| frontend.service == service) {
+            let (count, failed) = (
+                self.attempts_at(frontend).count(),
+                self.attempts_at(frontend).filter(|it| it.outcome.is_err()).count(),
+            );
+            let fields = [name, frontend.name, &count.to_string(), &failed.to_string(), ""];
             let line = self.row(screen, fields, count);
             lines.push(if failed == 0 { screen.good(&line) } else { screen.bad(&line) });
             name = "";
@@ -161,7 +164,7 @@ impl Report {
         lines.push(if failed == 0 { screen.good(&summary) } else { screen.bad(&summary) });
         for (connection, reason) in self.failures().take(5) {
             let at = (connection.began - self.0.began).as_secs_f64();
-            let Way { service, name, .. } = connection.way;
+            let DemoFrontend { service, name, .. } = connection.frontend;
             let words = format!("at {at:.3} s, {service} {name}: {reason}");
             lines.extend(wrap(&words, screen.width - 2).into_iter().map(|line| format!("  {line}")));
         }
@@ -170,7 +173,7 @@ impl Report {
         lines.push(format!("The kernel's own counters say {counted}{same}."));
     }
 
-    /// A line of the table. Where there is room, a bar shows the number of connections.
+    /// A line of the table. On a wide screen a bar shows the number of connections.
     fn row(&self, screen: Screen, fields: [&str; 5], connections: usize) -> String {
         let [service, endpoint, count, failures, update] = fields;
         let bar = if screen.is_wide() {
@@ -189,8 +192,8 @@ impl Report {
         for endpoint in self.0.connections.iter().filter_map(|it| it.outcome.as_ref().ok()) {
             *reached.entry(*endpoint).or_default() += 1;
         }
-        let by_way = WAYS.into_iter().map(|way| self.by(way).count());
-        let most = by_way.chain(reached.into_values()).max().unwrap_or_default().max(1);
+        let by_frontend = FRONTENDS.into_iter().map(|frontend| self.attempts_at(frontend).count());
+        let most = by_frontend.chain(reached.into_values()).max().unwrap_or_default().max(1);
         "#".repeat(connections * LONGEST_BAR / most)
     }
 }
@@ -198,38 +201,43 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::{DNS_BY_CLUSTER_IP, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT};
     use crate::screen::tests::{SIZES, expect};
-    use crate::stage::{DNS_BY_CLUSTER_IP, WEB_BY_CLUSTER_IP, WEB_BY_NODE_PORT};
 
-    /// As it went on some day, once without a failure and once with some.
-    fn report(failures: usize) -> Report {
+    /// A report of a typical run with this many failures.
+    fn report(failures: usize) -> DemoReport {
         let began = Instant::now();
         let at = Duration::from_millis;
         let mut connections = Vec::new();
-        let dns = SocketAddr::new(Pod::C.ip(), 5353);
-        for (way, endpoint, count) in [
-            (&WEB_BY_NODE_PORT, Pod::A.web(), 2_101),
-            (&WEB_BY_CLUSTER_IP, Pod::A.web(), 2_040),
-            (&WEB_BY_NODE_PORT, Pod::B.web(), 402),
-            (&WEB_BY_CLUSTER_IP, Pod::C.web(), 1_255),
+        let dns = SocketAddr::new(DemoPod::C.ip(), 5353);
+        for (frontend, endpoint, count) in [
+            (&WEB_BY_NODE_PORT, DemoPod::A.web(), 2_101),
+            (&WEB_BY_CLUSTER_IP, DemoPod::A.web(), 2_040),
+            (&WEB_BY_NODE_PORT, DemoPod::B.web(), 402),
+            (&WEB_BY_CLUSTER_IP, DemoPod::C.web(), 1_255),
             (&DNS_BY_CLUSTER_IP, dns, 3_312),
         ] {
             let (began, ended) = (began + at(1), began + at(14));
-            connections.extend((0..count).map(|_| Connection { way, began, ended, outcome: Ok(endpoint) }));
+            connections.extend((0..count).map(|_| Attempt { frontend, began, ended, outcome: Ok(endpoint) }));
         }
         for number in 0..failures {
             let began = began + at(1_234 + number as u64);
             let outcome = Err("Connection refused (os error 111)".to_owned());
-            connections.push(Connection { way: &WEB_BY_NODE_PORT, began, ended: began + at(3_000), outcome });
+            connections.push(Attempt {
+                frontend: &WEB_BY_NODE_PORT,
+                began,
+                ended: began + at(3_000),
+                outcome,
+            });
         }
-        let update = |pod: Pod, direction, latency| Update { endpoint: pod.web(), direction, latency };
-        Report::new(Facts {
+        let update = |pod: DemoPod, change, latency| Update { endpoint: pod.web(), change, latency };
+        DemoReport::new(Observations {
             counted: vec![(&WEB_BY_NODE_PORT, connections.len() as u64)],
             connections,
             updates: vec![
-                update(Pod::B, Direction::In, Duration::from_micros(3_456)),
-                update(Pod::C, Direction::In, at(12)),
-                update(Pod::B, Direction::Out, Duration::ZERO),
+                update(DemoPod::B, EndpointChange::Added, Duration::from_micros(3_456)),
+                update(DemoPod::C, EndpointChange::Added, at(12)),
+                update(DemoPod::B, EndpointChange::Removed, Duration::ZERO),
             ],
             began,
             took: Duration::from_millis(15_432),
@@ -237,18 +245,18 @@ mod tests {
     }
 
     #[test]
-    fn the_report_fits() {
+    fn the_report_fits_the_screen() {
         for size in SIZES {
             let screen = Screen { width: size.0, has_colours: false };
-            expect("report", size, &report(0).on(screen));
-            expect("failures", size, &report(7).on(screen));
-            assert!(report(0).is_good() && !report(7).is_good());
+            expect("report", size, &report(0).render(screen));
+            expect("failures", size, &report(7).render(screen));
+            assert!(report(0).is_success() && !report(7).is_success());
         }
     }
 
     #[test]
     fn a_narrow_screen_gets_narrow_lines() {
-        let shown = report(1).on(Screen { width: 66, has_colours: false });
+        let shown = report(1).render(Screen { width: 66, has_colours: false });
         assert!(shown.lines().all(|line| line.chars().count() <= 66), "{shown}");
     }
 }

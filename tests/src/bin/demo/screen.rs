@@ -1,4 +1,4 @@
-//! Text that fits the terminal; colours only where there is one.
+//! Output that fits the terminal, in colour only on a terminal.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 
-/// Where nobody says how wide it is.
-const USUAL_WIDTH: usize = 80;
+/// The width if stdout is not a terminal.
+const DEFAULT_WIDTH: usize = 80;
 
-/// Below this nothing helps.
-const LEAST_WIDTH: usize = 40;
+/// Narrower terminals wrap lines themselves.
+const MIN_WIDTH: usize = 40;
 
-/// Where a line of the story begins, after its time.
+/// The column after the time at which the text of a log line begins.
 const INDENT: usize = 9;
 
-/// From this width on nothing has to be broken.
+/// From this width on no line has to be wrapped.
 const WIDE: usize = 120;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +25,12 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// As standard output is now.
-    pub fn here() -> Self {
+    /// The terminal of stdout.
+    pub fn stdout() -> Self {
         let stdout = std::io::stdout();
         let columns = tcgetwinsize(&stdout).map_or(0, |size| size.ws_col.into());
         Self {
-            width: if columns == 0 { USUAL_WIDTH } else { columns.max(LEAST_WIDTH) },
+            width: if columns == 0 { DEFAULT_WIDTH } else { columns.max(MIN_WIDTH) },
             has_colours: stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none(),
         }
     }
@@ -57,11 +57,11 @@ In the node runs kube-proxy, with a copy of examples/demo to edit:
         )
     }
 
-    /// On as many lines as it takes, the way a shell reads it.
+    /// A shell command, wrapped with backslashes.
     fn command(self, program: &str, flags: &[String]) -> String {
         let mut lines = vec![format!("  {program}")];
         for flag in flags {
-            // For the backslash and the space before it.
+            // Two columns are for the space and the backslash.
             let fits = |line: &str| line.chars().count() + 1 + flag.chars().count() + 2 <= self.width;
             match lines.last_mut() {
                 Some(line) if fits(line) => *line += &format!(" {flag}"),
@@ -71,8 +71,8 @@ In the node runs kube-proxy, with a copy of examples/demo to edit:
         lines.join(" \\\n").trim_start().to_owned()
     }
 
-    /// For whoever wants to look around. Not broken into lines: these are commands to copy.
-    pub fn invitation(self, folder: &Path, log: &Path, node: &str, proxy: &Path) -> String {
+    /// Commands to copy, and therefore not wrapped.
+    pub fn commands_to_try(self, folder: &Path, log: &Path, node: &str, proxy: &Path) -> String {
         let (folder, log, proxy) = (folder.display(), log.display(), proxy.display());
         format!(
             "Still running. In another terminal, as root:
@@ -87,13 +87,13 @@ Ctrl-C ends it."
         )
     }
 
-    /// A line of the story.
+    /// A line with its time.
     pub fn line(self, at: Duration, text: &str) -> String {
         let time = format!("{:5.1} s  ", at.as_secs_f64());
         self.indented(&time, text)
     }
 
-    /// More about the line before.
+    /// A line that belongs to the one before.
     pub fn detail(self, text: &str) -> String {
         self.indented(&" ".repeat(INDENT), text)
     }
@@ -120,7 +120,7 @@ Ctrl-C ends it."
     }
 }
 
-/// Breaks between words; within one only if it fills more than a line.
+/// Wraps between words, and within a word only if it is longer than a line.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut lines = vec![String::new()];
@@ -136,7 +136,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
                 lines.push(String::new());
                 used = 0;
             }
-            let line = lines.last_mut().expect("there is one from the start");
+            let line = lines.last_mut().expect("the list starts with one line");
             if number == 0 && used > 0 {
                 line.push(' ');
                 used += 1;
@@ -148,7 +148,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// As exact as makes sense.
+/// With one decimal below 10 ms.
 pub fn milliseconds(duration: Duration) -> String {
     let milliseconds = duration.as_secs_f64() * 1_000.0;
     if milliseconds < 10.0 { format!("{milliseconds:.1} ms") } else { format!("{milliseconds:.0} ms") }
@@ -162,7 +162,7 @@ pub mod tests {
 
     pub const SIZES: [(usize, usize); 2] = [(80, 24), (160, 50)];
 
-    /// Compares with what a person has looked at: `screens/`. UPDATE_SCREENS=1 writes it anew.
+    /// Compares with the file in `screens/`. UPDATE_SCREENS=1 rewrites it.
     #[track_caller]
     pub fn expect(name: &str, (width, height): (usize, usize), shown: &str) {
         let lines: Vec<&str> = shown.lines().collect();
@@ -176,15 +176,11 @@ pub mod tests {
             fs::write(&file, shown).unwrap();
         }
         let kept = fs::read_to_string(&file).unwrap_or_default();
-        assert!(
-            shown == kept,
-            "{} differs from this, UPDATE_SCREENS=1 would keep it:\n{shown}",
-            file.display()
-        );
+        assert!(shown == kept, "{} differs from this; UPDATE_SCREENS=1 accepts it:\n{shown}", file.display());
     }
 
     #[test]
-    fn the_introduction_fits() {
+    fn the_introduction_fits_the_screen() {
         for size in SIZES {
             let screen = Screen { width: size.0, has_colours: false };
             let flags = crate::proxy::flags(Path::new("/tmp/sluice-demo.AbC123/manifests"));
@@ -193,7 +189,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_story_fits() {
+    fn the_log_fits_the_screen() {
         for size in SIZES {
             let screen = Screen { width: size.0, has_colours: false };
             let at = Duration::from_millis;

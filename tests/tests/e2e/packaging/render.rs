@@ -1,4 +1,4 @@
-//! Manifests from the chart and from the overlays, by the tools that users have.
+//! Renders the chart and the overlays with the tools that users have.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tests::cluster::manifests::parse;
-use tests::cluster::stage::Stage;
+use tests::cluster::test_cluster::TestCluster;
 
 use super::packaging;
 
-/// One of what `hack/packaging-tools` gets.
+/// A tool that `hack/packaging-tools` downloads.
 pub fn tool(name: &str) -> PathBuf {
-    let folder = std::env::var("SLUICE_PACKAGING_TOOLS").expect("`make e2e` says where the tools are");
+    let folder = std::env::var("SLUICE_PACKAGING_TOOLS").expect("`make e2e` sets SLUICE_PACKAGING_TOOLS");
     Path::new(&folder).join(name)
 }
 
@@ -25,10 +25,10 @@ pub fn lint(values: &Value) {
     success(helm(&["lint", "--strict"], values));
 }
 
-/// Why the chart does not take these values.
+/// The error of the chart for these values.
 pub fn refusal(values: &Value) -> String {
     let output = helm(&["template", "sluice"], values);
-    assert!(!output.status.success(), "{values} were taken");
+    assert!(!output.status.success(), "the chart accepts {values}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -39,49 +39,49 @@ fn helm(command: &[&str], values: &Value) -> Output {
     output(&mut helm, &values.to_string())
 }
 
-/// The chart in the cluster of the stage, until this is dropped.
+/// An installed chart, uninstalled when dropped.
 #[derive(Debug)]
-pub struct Release<'a>(&'a Stage);
+pub struct Release<'a>(&'a TestCluster);
 
 impl<'a> Release<'a> {
-    /// Takes over what is there already.
-    pub fn install(stage: &'a Stage, values: &Value) -> Self {
-        let mut helm = in_cluster(stage, "install");
+    /// Installs the chart, which takes over existing objects.
+    pub fn install(cluster: &'a TestCluster, values: &Value) -> Self {
+        let mut helm = in_cluster(cluster, "install");
         helm.arg(packaging().join("helm/sluice"));
         helm.args(["--take-ownership", "--force-conflicts", "--values", "-"]);
-        let installed = stage.plane().namespace.enter(|| output(&mut helm, &values.to_string()));
+        let installed = cluster.control_plane().namespace.enter(|| output(&mut helm, &values.to_string()));
         assert!(success(installed).contains("is Sluice"), "no notes");
-        Self(stage)
+        Self(cluster)
     }
 }
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         let mut helm = in_cluster(self.0, "uninstall");
-        let removed = self.0.plane().namespace.enter(|| output(&mut helm, ""));
+        let removed = self.0.control_plane().namespace.enter(|| output(&mut helm, ""));
         if !std::thread::panicking() {
             success(removed);
         }
     }
 }
 
-fn in_cluster(stage: &Stage, command: &str) -> Command {
+fn in_cluster(cluster: &TestCluster, command: &str) -> Command {
     let mut helm = Command::new(tool("helm"));
     helm.args([command, "sluice", "--namespace", "kube-system", "--kubeconfig"]);
-    helm.arg(stage.plane().folder.join("admin.kubeconfig"));
-    // What it remembers is not for the user whose machine this is.
+    helm.arg(cluster.control_plane().folder.join("admin.kubeconfig"));
+    // Keeps the machine's own Helm folders untouched.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-        helm.env(variable, stage.folder().join("helm"));
+        helm.env(variable, cluster.folder().join("helm"));
     }
     helm
 }
 
-/// The objects of an overlay as it is.
+/// The objects of an overlay.
 pub fn overlay(name: &str) -> Vec<Value> {
     build(&packaging().join("kustomize/overlays").join(name))
 }
 
-/// The objects of an overlay over an overlay, whose ConfigMap has these files instead.
+/// The objects of an overlay whose ConfigMap is replaced by these files.
 pub fn kustomized(folder: &Path, name: &str, files: &[(&str, &str)]) -> Vec<Value> {
     let own = folder.join("overlay");
     std::fs::create_dir_all(&own).unwrap();
@@ -89,7 +89,7 @@ pub fn kustomized(folder: &Path, name: &str, files: &[(&str, &str)]) -> Vec<Valu
         std::fs::write(own.join(name), content).unwrap();
     }
     let names = files.iter().map(|(name, _)| format!("  - {name}\n")).collect::<String>();
-    // Absolute paths are refused.
+    // kustomize refuses absolute paths.
     let up = "../".repeat(own.canonicalize().unwrap().components().count() - 1);
     let base = packaging().join("kustomize/overlays").join(name);
     let base = format!("{up}{}", base.strip_prefix("/").unwrap().display());
@@ -105,7 +105,7 @@ fn build(folder: &Path) -> Vec<Value> {
     parse(&success(output(kustomize.arg("build").arg(folder), "")))
 }
 
-/// Runs a command that reads this text.
+/// Runs a command with `text` as its standard input.
 pub fn output(command: &mut Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -113,10 +113,10 @@ pub fn output(command: &mut Command, text: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What it printed.
+/// The output of a command that must succeed.
 pub fn success(output: Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}\n{printed}");
-    printed
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{stderr}\n{stdout}");
+    stdout
 }

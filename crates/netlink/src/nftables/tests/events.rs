@@ -1,4 +1,4 @@
-//! What is heard of commits.
+//! Notifications of commits.
 
 use std::time::Duration;
 
@@ -27,16 +27,16 @@ impl Seen {
                 Event::Deleted { object, family, table, .. } => {
                     seen.events.push(format!("deleted {object:?} {family} {table}"));
                 }
-                Event::Lost => panic!("nothing is lost here"),
+                Event::Lost => panic!("events were lost"),
             });
-            assert!(more.unwrap(), "no commit was announced: {seen:?}");
+            assert!(more.unwrap(), "no commit was reported: {seen:?}");
         }
         seen
     }
 }
 
 #[test]
-fn commits_are_announced_with_whose_they_are() {
+fn commits_are_reported_with_the_port_of_their_socket() {
     in_fresh_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         let mut connection = Connection::open().unwrap();
@@ -51,19 +51,19 @@ fn commits_are_announced_with_whose_they_are() {
             seen.events,
             ["added Table ip6 kube-proxy", "added Set ip6 kube-proxy", "added Elements ip6 kube-proxy",]
         );
-        assert_eq!(seen.committed[0].0, connection.port(), "our own");
+        assert_eq!(seen.committed[0].0, connection.port(), "our own commit");
 
         run("nft delete table ip6 kube-proxy");
         let seen = Seen::next_commit(&mut monitor);
         assert!(seen.events.contains(&"deleted Table ip6 kube-proxy".to_owned()), "{seen:?}");
-        assert_ne!(seen.committed[0].0, connection.port(), "a stranger's");
+        assert_ne!(seen.committed[0].0, connection.port(), "the commit of another process");
         assert_eq!(seen.committed[0].1, "nft");
-        assert!(!monitor.receive_within(Duration::ZERO, |_| ()).unwrap(), "and that was all");
+        assert!(!monitor.receive_within(Duration::ZERO, |_| ()).unwrap(), "further events");
     });
 }
 
 #[test]
-fn a_monitor_that_was_not_heard_says_so() {
+fn a_monitor_reports_lost_events() {
     in_fresh_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 0).unwrap(); // the least there is

@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn elements_written_are_elements_read_however_many(
+    fn any_number_of_elements_is_read_as_written(
         written in prop::collection::vec(element(), 0..200),
         times in 1_usize..20,
     ) {
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn sets_written_are_sets_read(interval: bool, dynamic: bool, counter: bool, index: bool, map: bool) {
+    fn sets_are_read_as_written(interval: bool, dynamic: bool, counter: bool, index: bool, map: bool) {
         let key = if index {
             vec![Field::Ipv4Address, Field::Index { modulus: 7 }]
         } else {
@@ -75,7 +75,7 @@ proptest! {
     }
 
     #[test]
-    fn chains_written_are_chains_read(priority: i32, drop: bool, comment in prop::option::of("[a-z ]{1,30}")) {
+    fn chains_are_read_as_written(priority: i32, drop: bool, comment in prop::option::of("[a-z ]{1,30}")) {
         let policy = Some(if drop { Policy::Drop } else { Policy::Accept });
         let hook = Some(Hook { kind: ChainKind::Nat, point: HookPoint::Output, priority, policy });
         let mut batch = Batch::new(Family::Ipv6, "t");
@@ -88,7 +88,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         kind in 0x0a00_u16..0x0a20,
         sequence: u32,
         body in prop::collection::vec(any::<u8>(), 0..300),
@@ -96,9 +96,8 @@ proptest! {
         decode_all(&Message { header: Header { kind, flags: 0, sequence, port: 0 }, body: &body });
     }
 
-    /// Nearly right is harder to read than noise.
     #[test]
-    fn no_damage_to_a_real_message_makes_it_panic(
+    fn damaged_messages_do_not_panic(
         family in prop::sample::select(vec![Family::Ipv4, Family::Ipv6]),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
         length: prop::sample::Index,

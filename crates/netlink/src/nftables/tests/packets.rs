@@ -1,4 +1,4 @@
-//! What rules and elements do to packets.
+//! The effect of rules and elements on packets.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use super::program::*;
 use super::{FAMILIES, commit};
 use crate::Family::{self, Ipv4, Ipv6};
 use crate::nftables::*;
-use crate::testing::{hear, in_fresh_netns, run};
+use crate::testing::{in_fresh_netns, receive, run};
 
-/// Sends one datagram to ourselves, whatever becomes of it.
+/// Sends one datagram to an address of this namespace. Ignores errors.
 fn send_datagram(to: IpAddr, port: u16) {
     run("ip link set lo up");
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
@@ -57,7 +57,7 @@ fn elements_count_the_packets_that_match_them() {
 }
 
 #[test]
-fn a_packet_teaches_the_affinity_map() {
+fn a_packet_adds_an_element_to_the_affinity_map() {
     in_fresh_netns(|| {
         for family in FAMILIES {
             let mut batch = output_chain(family);
@@ -85,7 +85,7 @@ fn a_packet_teaches_the_affinity_map() {
 }
 
 #[test]
-fn a_datagram_is_translated_by_the_map_it_hits() {
+fn a_datagram_is_translated_by_a_map() {
     in_fresh_netns(|| {
         run("ip link set lo up");
         for family in FAMILIES {
@@ -114,7 +114,7 @@ fn a_datagram_is_translated_by_the_map_it_hits() {
             );
             commit(&batch);
             send_datagram(loopback(family), 53);
-            assert_eq!(hear(&server).0, 5, "{family}");
+            assert_eq!(receive(&server).0, 5, "{family}");
         }
     });
 }

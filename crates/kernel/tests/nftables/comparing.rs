@@ -1,0 +1,220 @@
+//! The table is compared by others than its owner, and while it has one.
+
+use super::*;
+use kernel::inspection::DesiredState;
+use plan::difference::Kind;
+use plan::served::KernelComparison;
+
+fn all(family: Family) -> Changes {
+    let routings = vec![
+        (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
+        (name("b"), Some(routing(family, 2, &[]))),
+        (name("c"), Some(routing(family, 3, &[1]))),
+    ];
+    everything(family, routings)
+}
+
+/// What another process finds that has the same objects.
+fn elsewhere(family: Family, changes: Changes) -> KernelComparison {
+    let Changes { routings, service_cidrs, .. } = changes;
+    let service_cidrs = service_cidrs.unwrap();
+    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips(family)))
+}
+
+fn compare(desired: TableSnapshot) -> KernelComparison {
+    Inspection::open(desired).unwrap().compare_all().unwrap()
+}
+
+fn texts(comparison: &KernelComparison) -> Vec<String> {
+    let text = |(difference, service): (&_, Option<ServicePortName>)| match service {
+        Some(service) => format!("{difference} ({service})"),
+        None => format!("{difference}"),
+    };
+    comparison.with_owners().map(text).collect()
+}
+
+#[test]
+fn what_was_just_written_does_not_differ() {
+    for family in Family::BOTH {
+        in_fresh_netns(move || {
+            let mut table = open(family);
+            table.sync(all(family)).unwrap();
+            // So that slots are no longer in the order of addresses.
+            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
+            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            let before = generation();
+            let comparison = compare(table.desired());
+            assert_eq!(texts(&comparison), [""; 0]);
+            assert!(comparison.objects > 100, "{}", comparison.objects);
+            let mut inspection = DesiredState::Nftables(Box::new(table.desired())).open().unwrap();
+            for part in inspection.parts() {
+                assert_eq!(inspection.compare(part).unwrap(), [], "{part}");
+            }
+            assert_eq!(texts(&elsewhere(family, all(family))), [""; 0]);
+            assert_eq!(generation(), before, "nothing was written");
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_in_place_of_another_is_the_only_difference() {
+    in_fresh_netns(|| {
+        let family = Family::V4;
+        let mut table = open(family);
+        table.sync(all(family)).unwrap();
+        let mut edited = all(family);
+        edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
+        let found = elsewhere(family, edited);
+        let changes = found.changes();
+        let [change] = changes.as_slice() else { panic!("{changes:?}") };
+        assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:http");
+        let facts = change.facts.iter().map(|fact| format!("{} {}", fact.kind, fact.text));
+        let facts: Vec<String> = facts.collect();
+        assert_eq!(facts, ["unexpected endpoint 10.244.1.3:8080", "missing endpoint 10.244.1.4:8080"]);
+        let text = texts(&found).join("\n");
+        assert!(
+            text.contains(
+                "missing: element endpoints { 10.96.1.1 . tcp . 80 . 5 : 10.244.1.4 . 8080 } (ns/a:http)"
+            ),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn damage_is_named() {
+    for (damage, want) in [
+        (
+            "delete element ip kube-proxy cluster-ips { 10.96.1.1 }",
+            &["missing: element cluster-ips { 10.96.1.1 } (ns/a:http)"][..],
+        ),
+        (
+            "add element ip kube-proxy cluster-ips { 10.96.9.9 }",
+            &["unexpected: element cluster-ips { 10.96.9.9 }"],
+        ),
+        (
+            "delete element ip kube-proxy allowed-sources { 10.51.1.1 . tcp . 80 . 192.0.2.0/24 }",
+            &["missing: element allowed-sources { 10.51.1.1 . tcp . 80 . 192.0.2.0/24 } (ns/a:http)"],
+        ),
+        (
+            "flush set ip kube-proxy service-cidrs",
+            &["missing: element service-cidrs { 10.96.0.0-10.112.255.255 }"],
+        ),
+        ("flush set ip kube-proxy nodeport-ips", &["missing: element nodeport-ips { 192.0.2.1 }"]),
+        ("insert rule ip kube-proxy services drop", &["unexpected: rule services handle "]),
+        (
+            "flush chain ip kube-proxy firewall-check",
+            &[
+                "missing: rule firewall-check ip daddr . meta l4proto . th dport @firewalled ip daddr . meta l4proto . th dport . ip saddr != @allowed-sources drop",
+            ],
+        ),
+        ("delete chain ip kube-proxy filter-postrouting", &["missing: chain filter-postrouting"]),
+        // Whatever the kernel learns, be it nonsense.
+        ("add element ip kube-proxy affinity { 0x00000002 . 192.0.2.9 : tcp . 10.244.1.1 . 8080 }", &[]),
+        // Does no harm: nothing leads there.
+        ("add chain ip kube-proxy mine", &[]),
+    ] {
+        in_fresh_netns(move || {
+            let mut table = shared_table(Family::V4);
+            table.sync(all(Family::V4)).unwrap();
+            run(&format!("nft {damage}"));
+            let found = texts(&compare(table.desired()));
+            assert_eq!(found.len(), want.len(), "{damage}: {found:?}");
+            for (found, want) in found.iter().zip(want) {
+                assert!(found.starts_with(want), "{damage}: {found}");
+            }
+        });
+    }
+}
+
+#[test]
+fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
+    in_fresh_netns(|| {
+        let found = elsewhere(Family::V4, all(Family::V4));
+        let first = &found.differences[0];
+        assert!(first.to_string().starts_with("missing: table ip kube-proxy ("), "{first}");
+        let mut table = open(Family::V4);
+        let outcome = table.sync(all(Family::V4)).unwrap();
+        let elements = found.with_owners().filter(|(_, service)| service.is_some()).count();
+        assert_eq!(elements, outcome.added, "each element has an owner here");
+        assert!(found.differences.iter().all(|it| it.kind == Kind::Missing));
+    });
+}
+
+#[test]
+fn a_new_timeout_is_two_chains() {
+    in_fresh_netns(|| {
+        let mut table = open(Family::V4);
+        table.sync(all(Family::V4)).unwrap();
+        let mut edited = all(Family::V4);
+        let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
+        edited.routings[2].1 = Some(other);
+        let text = texts(&elsewhere(Family::V4, edited)).join("\n");
+        for line in [
+            "missing: chain learn-60 (ns/c:http)\n",
+            "missing: chain nodeport-learn-60 (ns/c:http)\n",
+            "missing: element affinity-timeouts { 0x0000003c : goto learn-60 } (ns/c:http)",
+            "unexpected: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x00002a30 } (ns/c:http)",
+            "missing: element sticky { 10.96.3.1 . tcp . 80 : 0x00000006 . 0x00000006 . 0x0000003c } (ns/c:http)",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    });
+}
+
+#[test]
+fn what_no_client_sticks_to_any_more_is_unexpected() {
+    in_fresh_netns(|| {
+        let mut table = open(Family::V4);
+        table.sync(all(Family::V4)).unwrap();
+        let mut edited = all(Family::V4);
+        for (_, routing) in &mut edited.routings {
+            *routing = routing.as_ref().map(|routing| Arc::new(Routing { affinity: None, ..clone(routing) }));
+        }
+        let found = elsewhere(Family::V4, edited).differences;
+        assert!(!found.is_empty());
+        for it in &found {
+            let parts = [
+                "chain learn-10800",
+                "chain nodeport-learn-10800",
+                "sticky {",
+                "sticky-endpoints {",
+                "-timeouts {",
+            ];
+            let is_of_affinity = parts.iter().any(|part| it.text().contains(part));
+            assert!(it.kind == Kind::Unexpected && is_of_affinity, "{it}");
+        }
+    });
+}
+
+fn clone(routing: &Routing) -> Routing {
+    let Routing { protocol, port, node_port, affinity, internal, external, .. } = *routing;
+    Routing {
+        protocol,
+        port,
+        node_port,
+        affinity,
+        internal,
+        external,
+        addresses: routing.addresses.clone(),
+        created: routing.created,
+        cluster: routing.cluster.clone(),
+        local: routing.local.clone(),
+        preserves_client: routing.preserves_client,
+        ranges_admit_node: routing.ranges_admit_node,
+        is_externally_accessible: routing.is_externally_accessible,
+        health_check_node_port: routing.health_check_node_port,
+        serving: routing.serving.clone(),
+    }
+}
+
+#[test]
+fn affinity_without_endpoints_needs_no_set() {
+    in_fresh_netns(|| {
+        let mut table = open(Family::V4);
+        let refused = || everything(Family::V4, vec![(name("a"), Some(routing(Family::V4, 1, &[])))]);
+        table.sync(refused()).unwrap();
+        assert_eq!(texts(&compare(table.desired())), [""; 0]);
+        assert_eq!(texts(&elsewhere(Family::V4, refused())), [""; 0]);
+    });
+}

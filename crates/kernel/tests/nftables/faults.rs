@@ -1,0 +1,415 @@
+//! With one call to the kernel in ten failing, any history of the cluster ends where it should, and on the way the kernel
+//! never holds half a change and a sync never claims what is not so.
+//!
+//! A history follows from its seed; CONTRIBUTING.md says how to run one again, and how to run more of them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use model::cluster::{Cluster, Here};
+use netlink::faults::{Chance, Fault, Faults};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use super::*;
+
+#[path = "../../../model/tests/laws/histories.rs"]
+#[allow(dead_code, reason = "the laws of the model need more of it")]
+mod histories;
+
+use histories::{Objects, Op, history};
+
+/// Of each kind of table; `SLUICE_FAULT_HISTORIES` says otherwise.
+const HISTORIES: u64 = 350;
+
+/// Who may change the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writers {
+    Owner,
+    /// As on kernels that know no owners.
+    Anyone,
+}
+
+fn run_histories(family: Family, writers: Writers) {
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seeds = match number("SLUICE_FAULT_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SLUICE_FAULT_HISTORIES").unwrap_or(HISTORIES),
+    };
+    let count = seeds.end - seeds.start;
+    in_fresh_netns(move || {
+        let mut total = Tally::default();
+        for seed in seeds {
+            let _seed = Seed(seed);
+            total.add(live(seed, family, writers));
+            Table::remove(family).unwrap();
+        }
+        eprintln!("{family} {writers:?}: {total:?}");
+        assert!(count < HISTORIES || total.faults.len() > 10, "few kinds of faults were met");
+        assert!(count < HISTORIES || total.failed > 100, "hardly anything failed");
+    });
+}
+
+#[test]
+fn histories_with_faults_converge_v4() {
+    run_histories(Family::V4, Writers::Owner);
+}
+
+#[test]
+fn histories_with_faults_converge_v6() {
+    run_histories(Family::V6, Writers::Owner);
+}
+
+#[test]
+fn histories_with_faults_and_foreign_writers_converge() {
+    run_histories(Family::V4, Writers::Anyone);
+}
+
+/// Reported if the test fails while it lives.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to see this history alone: SLUICE_FAULT_SEED={}", self.0);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    succeeded: usize,
+    failed: usize,
+    faults: BTreeMap<Fault, usize>,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.succeeded += other.succeeded;
+        self.failed += other.failed;
+        for (fault, count) in other.faults {
+            *self.faults.entry(fault).or_default() += count;
+        }
+    }
+}
+
+/// Everything in the table but what it is called in this moment: sets with their elements, and rules.
+type State = (BTreeMap<String, BTreeSet<Vec<u8>>>, Vec<(String, Option<u64>)>);
+
+/// Sees every state that the table is in between two calls to the kernel.
+struct Observer {
+    connection: Connection,
+    family: Family,
+    writers: Writers,
+    chance: Chance,
+    generation: u32,
+    /// One after the other; no two in a row are the same.
+    states: Vec<State>,
+}
+
+impl Observer {
+    fn new(family: Family, writers: Writers, seed: u64) -> Self {
+        let connection = Connection::open().unwrap();
+        let chance = Chance::from_seed(seed);
+        let mut new = Self { connection, family, writers, chance, generation: 0, states: Vec::new() };
+        new.observe();
+        new
+    }
+
+    fn observe(&mut self) {
+        // Another process writes meanwhile, but not to this table.
+        if self.writers == Writers::Anyone && self.chance.below(50) == 0 {
+            let mut batch = Batch::new(wire(self.family), "other");
+            batch.add_table(&nft::Table::default());
+            self.connection.commit(&batch).unwrap();
+        }
+        let generation = self.connection.generation().unwrap().id;
+        if generation != self.generation {
+            self.generation = generation;
+            let state = self.read();
+            if self.states.last() != Some(&state) {
+                self.states.push(state);
+            }
+        }
+    }
+
+    fn read(&mut self) -> State {
+        let family = wire(self.family);
+        if self.connection.tables(family).unwrap().iter().all(|table| table.name != TABLE) {
+            return State::default();
+        }
+        let sets = self.connection.sets(family, TABLE).unwrap();
+        let elements = sets.into_iter().map(|set| {
+            let read = |element: nft::FoundElement<'_>| {
+                let data = match element.data {
+                    Some(nft::FoundDatum::Value(bytes)) => bytes,
+                    Some(nft::FoundDatum::Verdict(_)) | None => &[],
+                };
+                let end = element.key_end.unwrap_or_default();
+                [element.key, b"-", end, b":", data, &[u8::from(element.interval_end)]].concat()
+            };
+            let elements = self.connection.elements(family, TABLE, &set.name, read).unwrap();
+            (set.name, elements.into_iter().collect())
+        });
+        let elements = elements.collect();
+        let rules = self.connection.rules(family, TABLE).unwrap();
+        (elements, rules.into_iter().map(|rule| (rule.chain, rule.fingerprint)).collect())
+    }
+
+    /// What a foreign writer does, and what we hear of.
+    fn interfere(&mut self) {
+        let family = wire(self.family);
+        let sets =
+            self.states.last().map(|(sets, _)| sets.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+        if sets.is_empty() {
+            return;
+        }
+        let mut batch = Batch::new(family, TABLE);
+        match self.chance.below(4) {
+            0 => batch.delete_table(),
+            1 => batch.flush_chain("services"),
+            _ => {
+                if let Some(set) = sets.get(self.chance.below(sets.len())) {
+                    batch.flush_set(set);
+                }
+            }
+        }
+        self.connection.commit(&batch).unwrap();
+        self.observe();
+    }
+}
+
+/// A cluster and a table that follows it.
+struct Follower {
+    family: Family,
+    writers: Writers,
+    cluster: Cluster,
+    table: NftablesSync,
+    node_port_ips: Vec<IpAddr>,
+    observer: Rc<RefCell<Observer>>,
+    has_failed: bool,
+    tally: Tally,
+}
+
+impl Follower {
+    fn new(family: Family, writers: Writers, observer: Rc<RefCell<Observer>>, faults: &mut Faults) -> Self {
+        let mut new = Self {
+            family,
+            writers,
+            cluster: cluster(family),
+            table: open(family, writers, faults),
+            node_port_ips: Vec::new(),
+            observer,
+            has_failed: true,
+            tally: Tally::default(),
+        };
+        new.move_to(1);
+        new
+    }
+
+    fn sync(&mut self, faults: &mut Faults) -> Result<Outcome, CommitError> {
+        let changes = self.cluster.take_changes();
+        let known = self.observer.borrow().states.len();
+        let outcome = faults.during(|| self.table.sync(changes));
+        self.observer.borrow_mut().observe();
+        let seen = self.observer.borrow().states.len() - known;
+        assert!(seen <= 1, "the kernel went through {seen} states in one sync: {outcome:?}");
+        if outcome.is_ok() || seen > 0 {
+            let differences =
+                Inspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
+            assert!(differences.is_empty(), "after {outcome:?} {differences:#?}");
+        }
+        match &outcome {
+            Ok(outcome) => {
+                assert!(
+                    outcome.is_full || !self.has_failed,
+                    "after an error the kernel is read back: {outcome:?}"
+                );
+                self.tally.succeeded += 1;
+            }
+            Err(_) => self.tally.failed += 1,
+        }
+        self.has_failed = outcome.is_err();
+        outcome
+    }
+
+    fn move_to(&mut self, count: u8) {
+        self.node_port_ips = some_ips(self.family, count);
+        self.table.plan.move_to(self.node_port_ips.clone());
+    }
+
+    /// Another process, which knows the cluster but not what the first one did.
+    fn restart(&mut self, faults: &mut Faults) {
+        let unused = open(self.family, self.writers, &mut Faults::new(0, 0, &[]));
+        drop(std::mem::replace(&mut self.table, unused));
+        self.table = open(self.family, self.writers, faults);
+        self.has_failed = true;
+        let _ = self.cluster.take_changes();
+        let routings = self.cluster.routings();
+        let routings = routings.into_iter().map(|(name, routing)| (name.clone(), Some(routing.clone())));
+        let changes = Changes {
+            routings: routings.collect(),
+            service_cidrs: Some(self.cluster.service_cidrs()),
+            ..Changes::default()
+        };
+        self.table.plan.move_to(self.node_port_ips.clone());
+        self.has_failed = faults.during(|| self.table.sync(changes)).is_err();
+        self.observer.borrow_mut().observe();
+    }
+}
+
+fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
+    let table = loop {
+        // The process would be started again.
+        if let Ok(table) = faults.during(|| Table::open(family)) {
+            break table;
+        }
+    };
+    let abilities = table.abilities();
+    assert!(abilities.owners, "it was not this kernel that could not: {abilities:?}");
+    let abilities = TableAbilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
+    NftablesSync::new(table.limited_to(abilities), settings(family))
+}
+
+fn cluster(family: Family) -> Cluster {
+    let node_ip = match family {
+        Family::V4 => "192.168.0.1",
+        Family::V6 => "fd00:192::1",
+    };
+    Cluster::new(Here {
+        family,
+        node_name: histories::THIS_NODE.into(),
+        node_ip: node_ip.parse().unwrap(),
+        serve_external_ips: true,
+        started: "2026-11-15T10:00:00Z".parse().unwrap(),
+    })
+}
+
+fn some_ips(family: Family, count: u8) -> Vec<IpAddr> {
+    let ip = |host: u8| match family {
+        Family::V4 => IpAddr::from([192, 0, 2, host]),
+        Family::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into()]),
+    };
+    (1..=count).map(ip).collect()
+}
+
+fn ops(seed: u64) -> Vec<Op> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut runner =
+        TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    history().new_tree(&mut runner).unwrap().current()
+}
+
+fn live(seed: u64, family: Family, writers: Writers) -> Tally {
+    let mut chance = Chance::from_seed(seed);
+    let observer = Rc::new(RefCell::new(Observer::new(family, writers, seed)));
+    // Some histories meet a few kinds of faults only, so that they get further.
+    let kinds: Vec<Fault> = match chance.below(3) {
+        0 => Fault::ALL.to_vec(),
+        _ => Fault::ALL.into_iter().filter(|_| chance.below(3) == 0).collect(),
+    };
+    let sees = observer.clone();
+    let mut faults = Faults::new(seed, 100, &kinds).observed_by(move || sees.borrow_mut().observe());
+    let mut follower = Follower::new(family, writers, observer, &mut faults);
+    let mut objects = Objects::default();
+    for op in ops(seed) {
+        for event in objects.apply(&op) {
+            follower.cluster.apply(&event);
+        }
+        if matches!(op, Op::Take) || chance.below(4) == 0 {
+            let _ = follower.sync(&mut faults);
+        }
+        match chance.below(60) {
+            0 => follower.restart(&mut faults),
+            1 => follower.move_to(u8::try_from(chance.below(4)).unwrap()),
+            2..4 if writers == Writers::Anyone => {
+                follower.observer.borrow_mut().interfere();
+                follower.table.plan.distrust();
+                follower.has_failed = true;
+            }
+            _ => {}
+        }
+    }
+    follower.tally.faults.clone_from(faults.injected());
+    let mut none = Faults::new(0, 0, &[]);
+    follower.sync(&mut none).expect("the first sync without faults");
+    let again = follower.sync(&mut none).unwrap();
+    assert!(again.writes == 0 && !again.is_full, "there was nothing left to do: {again:?}");
+    is_as_if_written_at_once(&follower, &objects);
+    follower.tally
+}
+
+/// The kernel holds what a table would be made to hold that knows only how the cluster is now.
+fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
+    let mut fresh = cluster(follower.family);
+    for event in objects.events() {
+        fresh.apply(&event);
+    }
+    let changes = fresh.take_changes();
+    let desired = TableSnapshot::new(
+        settings(follower.family),
+        changes.routings,
+        changes.service_cidrs.unwrap_or_default(),
+        follower.node_port_ips.clone(),
+    );
+    let differences = Inspection::open(desired).unwrap().compare_all().unwrap().differences;
+    assert!(differences.is_empty(), "{differences:#?}");
+}
+
+fn wire(family: Family) -> netlink::Family {
+    match family {
+        Family::V4 => netlink::Family::Ipv4,
+        Family::V6 => netlink::Family::Ipv6,
+    }
+}
+
+/// A UDP service with policy Local: without endpoint 1, which is the one of this node, its frontends are gone.
+fn serve(endpoints: &[u8]) -> Changes {
+    let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
+    routing.protocol = Protocol::Udp;
+    // So that a change is one call to the kernel.
+    routing.affinity = None;
+    let here = endpoints.contains(&1);
+    routing.internal = if here { Traffic::ToLocal } else { Traffic::DropNoLocalEndpoints };
+    change(vec![(ServicePortName { protocol: Protocol::Udp, ..name("a") }, Some(Arc::new(routing)))])
+}
+
+const CLUSTER_IP: &str = "10.96.1.1:80";
+
+#[test]
+fn a_frontend_has_not_counted_all_along_if_the_answer_to_its_removal_was_lost() {
+    in_fresh_netns(|| {
+        let at = Destination::Address(CLUSTER_IP.parse().unwrap());
+        let mut table = super::open(Family::V4);
+        table.sync(serve(&[1, 2])).unwrap();
+        assert!(table.is_unused(at).unwrap());
+        let mut faults = Faults::new(1, 1_000, &[Fault::AnswerLost]);
+        faults.during(|| table.sync(serve(&[2, 3]))).unwrap_err();
+        table.sync(Changes::default()).unwrap();
+        table.sync(serve(&[1, 2])).unwrap();
+        assert!(!table.is_unused(at).unwrap(), "it was gone for a while");
+    });
+}
+
+#[test]
+fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost() {
+    in_fresh_netns(|| {
+        let at = Destination::Address(CLUSTER_IP.parse().unwrap());
+        for seed in 0..100 {
+            let mut table = shared_table(Family::V4);
+            table.sync(serve(&[1, 2])).unwrap();
+            assert!(table.is_unused(at).unwrap());
+            run("nft flush ruleset");
+            table.plan.distrust();
+            let mut faults = Faults::new(seed, 100, &[Fault::AnswerLost]);
+            // What was written although its answer was lost is found by the next attempt.
+            if faults.during(|| table.sync(Changes::default())).is_err() {
+                table.sync(Changes::default()).unwrap();
+            }
+            assert!(!table.is_unused(at).unwrap(), "they were gone for a while, seed {seed}");
+            Table::remove(Family::V4).unwrap();
+        }
+    });
+}

@@ -1,0 +1,33 @@
+//! What the fuzzer calls: the parser of rules that `iptables-save` printed. See the crate `fuzz`.
+
+use model::address::Family;
+
+use crate::iptables::chains::{ServiceChain, is_ours, saved_chains};
+use crate::iptables::listing::{Listing, as_saved, without_comment};
+use crate::iptables::saved_rule::SavedRule;
+
+type Decode = fn(&[u8]);
+
+pub const TARGETS: &[(&str, Decode)] = &[("saved-rules", decode_saved_rules)];
+
+fn decode_saved_rules(bytes: &[u8]) {
+    let Ok(save) = std::str::from_utf8(bytes) else { return };
+    for chain in saved_chains(save) {
+        let _ = (is_ours(chain), ServiceChain::from_name(chain));
+    }
+    for rule in Listing::parse(save).0.values().flatten() {
+        let parsed = SavedRule::parse(rule);
+        let _ = (parsed.target(), parsed.comment(), without_comment(rule));
+        for family in [Family::V4, Family::V6] {
+            let _ = as_saved(rule, family);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_input_in_the_corpus_is_decoded() {
+        fuzz::run_corpus(super::TARGETS).unwrap();
+    }
+}

@@ -1,0 +1,35 @@
+//! Runs the inputs that are kept for the fuzzer's targets, without the fuzzer.
+//!
+//! Each crate that decodes bytes from outside has a module `fuzz` with its targets. `make fuzz` searches for inputs that
+//! make one of them panic, hang or use too much memory, and writes what it finds to `fuzz/corpus/<target>`. A unit
+//! test of the crate calls [`run_corpus`], so that `make check` fails until such an input is handled, and ever after if it is
+//! not.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::{fs, io};
+
+/// The name of a target, which is also that of its folder in `fuzz/corpus`, and the function that the fuzzer calls.
+pub type FuzzTarget = (&'static str, fn(&[u8]));
+
+/// Calls each target with every input of its corpus.
+///
+/// # Errors
+///
+/// If a corpus is missing, empty or unreadable.
+pub fn run_corpus(targets: &[FuzzTarget]) -> io::Result<()> {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for (name, target) in targets {
+        let mut inputs = 0;
+        for entry in fs::read_dir(corpora.join(name))? {
+            let path = entry?.path();
+            eprintln!("{}", path.display());
+            target(&fs::read(path)?);
+            inputs += 1;
+        }
+        if inputs == 0 {
+            return Err(io::Error::other(format!("the corpus of {name} is empty")));
+        }
+    }
+    Ok(())
+}

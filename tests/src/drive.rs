@@ -1,0 +1,145 @@
+//! One sync of one family, as the proxy makes it, without its log lines and metrics.
+#![allow(dead_code, reason = "no test needs both modes")]
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use kernel::iptables::{self, Error, Rules, Watch};
+use kernel::nftables::{self, CommitError, Owners, Table};
+use kernel::outcome::Outcome;
+use model::cluster::Changes;
+use plan::flows::Destination;
+use plan::iptables::plan::{RuleCounts, Scope};
+use plan::{iptables as iptables_plan, nftables as nftables_plan};
+
+const SYNC_PERIOD: Duration = Duration::from_secs(30);
+
+/// The nftables mode.
+#[derive(Debug)]
+pub struct NftablesSync {
+    pub plan: nftables_plan::plan::Plan,
+    pub table: Table,
+}
+
+impl NftablesSync {
+    pub fn open(settings: nftables_plan::program::Settings) -> Result<Self, CommitError> {
+        Ok(Self::new(Table::open(settings.family)?, settings))
+    }
+
+    pub fn new(table: Table, settings: nftables_plan::program::Settings) -> Self {
+        Self { plan: nftables_plan::plan::Plan::new(settings), table }
+    }
+
+    pub fn sync(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
+        let steps = match self.plan.steps(changes) {
+            Some(steps) => steps,
+            None => self.plan.steps_from(self.table.read(self.plan.desired())?),
+        };
+        let outcome = self.table.commit(&steps)?;
+        self.plan.settle();
+        Ok(outcome)
+    }
+
+    pub fn is_unused(&mut self, destination: Destination) -> io::Result<bool> {
+        let Some(frontend) = self.plan.counted_from_start(destination) else { return Ok(false) };
+        Ok(self.table.count(frontend)? == Some(0))
+    }
+
+    pub fn owners(&self) -> Owners {
+        self.plan.desired().clone().into()
+    }
+
+    pub fn desired(&self) -> nftables::TableSnapshot {
+        self.plan.desired().clone().into()
+    }
+}
+
+/// The iptables mode.
+#[derive(Debug)]
+pub struct IptablesSync {
+    pub plan: iptables_plan::plan::Plan,
+    pub rules: Rules,
+    /// How many rules the last attempt wanted.
+    pub counts: RuleCounts,
+}
+
+impl IptablesSync {
+    pub fn new(rules: Rules, settings: iptables_plan::program::Settings) -> Self {
+        Self::with_period(rules, settings, SYNC_PERIOD)
+    }
+
+    pub fn with_period(
+        rules: Rules,
+        settings: iptables_plan::program::Settings,
+        sync_period: Duration,
+    ) -> Self {
+        let plan = iptables_plan::plan::Plan::new(settings, rules.manner(), sync_period);
+        Self { plan, rules, counts: RuleCounts::default() }
+    }
+
+    /// With the attempts that are made at once.
+    pub fn sync(&mut self, changes: Changes) -> Result<Outcome, Error> {
+        let now = Instant::now();
+        if self.plan.needs_comparison(now) {
+            let differs = !matches!(self.rules.first_difference(self.plan.desired()), Ok(None));
+            self.plan.compared(differs);
+        }
+        self.plan.accept(changes);
+        loop {
+            match self.attempt(now) {
+                Ok(outcome) => return Ok(outcome),
+                Err((_, true)) => {}
+                Err((error, false)) => return Err(error),
+            }
+        }
+    }
+
+    /// An error comes with whether to try again at once.
+    fn attempt(&mut self, now: Instant) -> Result<Outcome, (Error, bool)> {
+        let prepared;
+        let attempt = match self.plan.scope(now) {
+            Scope::Partial => self.plan.partial(now),
+            Scope::Full => {
+                prepared = self.rules.prepare(self.plan.uses_counters()).map_err(|error| (error, false))?;
+                self.plan.use_counters(prepared.counters);
+                self.plan.full(now, prepared.chains().as_deref())
+            }
+        };
+        self.counts = attempt.counts();
+        match self.rules.restore(&attempt) {
+            Ok(outcome) => {
+                attempt.settle();
+                Ok(outcome)
+            }
+            Err(error) => {
+                let at_once = error.is_refusal() && attempt.refused(error.names_counters());
+                Err((error, at_once))
+            }
+        }
+    }
+
+    pub fn move_to(&mut self, node_port_ips: &[IpAddr]) -> Vec<IpAddr> {
+        self.plan.move_to(node_port_ips)
+    }
+
+    pub fn distrust(&mut self) {
+        self.plan.distrust();
+    }
+
+    pub fn require_full(&mut self) {
+        self.plan.require_full();
+    }
+
+    pub fn watch(&mut self, sync_period: Duration) -> Watch {
+        let watch = self.rules.watch(sync_period);
+        if !watch.hears_everything() {
+            self.plan.write_whole_chains();
+        }
+        watch
+    }
+
+    pub fn desired(&self) -> iptables::RulesSnapshot {
+        self.rules.snapshot(self.plan.desired())
+    }
+}
