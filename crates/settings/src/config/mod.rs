@@ -52,7 +52,7 @@ pub struct Config {
     /// See [`Completed::min_sync_is_default`].
     pub min_sync_is_default: bool,
     pub config_sync_period: Duration,
-    pub detect_local: DetectLocal,
+    pub detect_local: DetectLocalMode,
     /// Not parsed: only the ClusterCIDR mode requires them to be valid.
     pub cluster_cidrs: Vec<String>,
     pub node_port_addresses: NodePortScope,
@@ -86,7 +86,7 @@ pub struct Client {
 
 /// How to recognize traffic from pods of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DetectLocal {
+pub enum DetectLocalMode {
     /// At most one range of each family.
     ClusterCidr(Vec<IpNet>),
     NodeCidr,

@@ -9,7 +9,7 @@ use model::address::{Family, parse_cidr, parse_ip};
 
 use super::complete::Completed;
 use super::v1alpha1::{FlushFrequency, KubeProxyConfiguration, KubeProxyConntrackConfiguration};
-use super::{Client, Config, ConntrackSettings, DetectLocal, Ipvs, NodePortScope, ProxyMode};
+use super::{Client, Config, ConntrackSettings, DetectLocalMode, Ipvs, NodePortScope, ProxyMode};
 use crate::duration::Duration;
 use crate::go::{quote, split_host_port};
 use crate::version::PREVIOUS_MINOR;
@@ -237,23 +237,27 @@ fn show_hidden_metrics(errors: &mut FieldErrors, version: &str) {
     errors.invalid("ShowHiddenMetricsForVersion", version, &detail);
 }
 
-fn detect_local(errors: &mut FieldErrors, config: &KubeProxyConfiguration, cidrs: &[String]) -> DetectLocal {
+fn detect_local(
+    errors: &mut FieldErrors,
+    config: &KubeProxyConfiguration,
+    cidrs: &[String],
+) -> DetectLocalMode {
     let (bridge, prefix) =
         (&config.detect_local.bridge_interface, &config.detect_local.interface_name_prefix);
     match config.detect_local_mode.as_str() {
-        "ClusterCIDR" => DetectLocal::ClusterCidr(cluster_cidrs(errors, cidrs)),
-        "NodeCIDR" => DetectLocal::NodeCidr,
+        "ClusterCIDR" => DetectLocalMode::ClusterCidr(cluster_cidrs(errors, cidrs)),
+        "NodeCIDR" => DetectLocalMode::NodeCidr,
         "BridgeInterface" => {
             if bridge.is_empty() {
                 errors.invalid("DetectLocalConfiguration.InterfaceName", "", "must not be empty");
             }
-            DetectLocal::BridgeInterface(bridge.clone())
+            DetectLocalMode::BridgeInterface(bridge.clone())
         }
         "InterfaceNamePrefix" => {
             if prefix.is_empty() {
                 errors.invalid("DetectLocalConfiguration.InterfacePrefix", "", "must not be empty");
             }
-            DetectLocal::InterfaceNamePrefix(prefix.clone())
+            DetectLocalMode::InterfaceNamePrefix(prefix.clone())
         }
         other => {
             errors.push(
@@ -264,7 +268,7 @@ fn detect_local(errors: &mut FieldErrors, config: &KubeProxyConfiguration, cidrs
                     quote(other)
                 ),
             );
-            DetectLocal::NodeCidr
+            DetectLocalMode::NodeCidr
         }
     }
 }
