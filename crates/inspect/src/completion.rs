@@ -46,7 +46,7 @@ fn page_of(name: &str) -> anyhow::Result<String> {
     let mut whole = super::command();
     // `build` sets the display names of subcommands.
     whole.build();
-    let command = whole.find_subcommand(name).with_context(|| format!("there is no subcommand {name:?}"))?;
+    let command = whole.find_subcommand(name).with_context(|| format!("unknown subcommand {name:?}"))?;
     let title = command.get_display_name().unwrap_or(name).to_owned();
     page(command.clone().name(title))
 }
