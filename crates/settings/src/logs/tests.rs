@@ -1,10 +1,16 @@
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::stream::tests::Captured;
 use super::*;
 
 /// The messages that a logger with these settings writes while `body` runs, without the header of each line.
+///
+/// One at a time: tracing computes the maximum level of all subscribers of the process, and concurrent computations may
+/// end with that of an earlier one.
 fn logged(settings: LogSettings, body: impl FnOnce(&Logs)) -> Vec<String> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let seen = Captured::default();
     let logs = Logs::to(Streams::to(Box::new(seen.clone()), None));
     logs.apply(settings).unwrap();
