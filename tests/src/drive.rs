@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use kernel::iptables::{self, Error, Rules, Watch};
-use kernel::nftables::{self, CommitError, Owners, Table};
+use kernel::nftables::{self, CommitError, KernelTable, Owners};
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use plan::flows::Destination;
@@ -19,15 +19,15 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct NftablesSync {
     pub plan: nftables_plan::plan::Plan,
-    pub table: Table,
+    pub table: KernelTable,
 }
 
 impl NftablesSync {
     pub fn open(settings: nftables_plan::program::Settings) -> Result<Self, CommitError> {
-        Ok(Self::new(Table::open(settings.family)?, settings))
+        Ok(Self::new(KernelTable::open(settings.family)?, settings))
     }
 
-    pub fn new(table: Table, settings: nftables_plan::program::Settings) -> Self {
+    pub fn new(table: KernelTable, settings: nftables_plan::program::Settings) -> Self {
         Self { plan: nftables_plan::plan::Plan::new(settings), table }
     }
 
@@ -133,7 +133,7 @@ impl IptablesSync {
 
     pub fn watch(&mut self, sync_period: Duration) -> Watch {
         let watch = self.rules.watch(sync_period);
-        if !watch.hears_everything() {
+        if !watch.reports_every_change() {
             self.plan.write_whole_chains();
         }
         watch

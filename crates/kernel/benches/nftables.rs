@@ -24,7 +24,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{TABLE, Table, write_elements};
+use kernel::nftables::{KernelTable, TABLE, write_elements};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::{Changes, Cluster};
@@ -369,7 +369,7 @@ fn replay(batch: &Batch) -> Spent {
 }
 
 fn remove() {
-    Table::remove(Family::V4).unwrap();
+    KernelTable::remove(Family::V4).unwrap();
     // The kernel frees what was removed in the background.
     sleep(Duration::from_millis(300));
 }

@@ -26,8 +26,12 @@ impl DesiredState {
     /// Prepares to read the kernel, in the network namespace of the calling thread.
     pub fn open(self) -> io::Result<Inspection> {
         Ok(match self {
-            Self::Nftables(desired) => Inspection::Nftables(Box::new(nftables::Inspection::open(*desired)?)),
-            Self::Iptables(desired) => Inspection::Iptables(Box::new(iptables::Inspection::new(*desired))),
+            Self::Nftables(desired) => {
+                Inspection::Nftables(Box::new(nftables::TableInspection::open(*desired)?))
+            }
+            Self::Iptables(desired) => {
+                Inspection::Iptables(Box::new(iptables::RulesInspection::new(*desired)))
+            }
         })
     }
 }
@@ -35,8 +39,8 @@ impl DesiredState {
 /// A comparison under way.
 #[derive(Debug)]
 pub enum Inspection {
-    Nftables(Box<nftables::Inspection>),
-    Iptables(Box<iptables::Inspection>),
+    Nftables(Box<nftables::TableInspection>),
+    Iptables(Box<iptables::RulesInspection>),
 }
 
 /// What is compared at once.

@@ -36,9 +36,9 @@ pub fn source_towards(destination: SocketAddr) -> io::Result<IpAddr> {
 
 /// Word of every change of addresses from now on.
 #[derive(Debug)]
-pub struct Changes(AddressChanges);
+pub struct AddressMonitor(AddressChanges);
 
-impl Changes {
+impl AddressMonitor {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Ok(Self(AddressChanges::open()?))

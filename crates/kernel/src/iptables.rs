@@ -33,7 +33,7 @@ use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NO
 use crate::outcome::Outcome;
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
-pub use compare::{Inspection, RulesSnapshot, TABLES, present};
+pub use compare::{RulesInspection, RulesSnapshot, TABLES, present};
 pub use error::{Error, Errors};
 pub use exec::{Exec, Finished, Programs};
 pub use monitor::Watch;
@@ -125,7 +125,7 @@ impl Rules {
 
     /// One of the differences between the tables and the desired state, if there is any.
     pub fn first_difference(&self, desired: DesiredRules) -> io::Result<Option<Difference>> {
-        Inspection::new(self.snapshot(desired)).first_difference()
+        RulesInspection::new(self.snapshot(desired)).first_difference()
     }
 
     /// Makes what has to be there before all rules are written: the jumps and, if asked for, packet counters.

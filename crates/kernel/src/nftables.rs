@@ -30,7 +30,7 @@ use crate::outcome::Outcome;
 use crate::wire_family;
 use batch::batch_of;
 pub use batch::write_elements;
-pub use compare::{Inspection, PresentTable, TableSnapshot, present};
+pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
@@ -44,7 +44,7 @@ const LISTED: usize = 50_000;
 
 /// Access to the kernel's table of one family.
 #[derive(Debug)]
-pub struct Table {
+pub struct KernelTable {
     connection: Connection,
     family: Family,
     abilities: TableAbilities,
@@ -63,7 +63,7 @@ pub struct TableAbilities {
     pub listed: usize,
 }
 
-impl Table {
+impl KernelTable {
     /// Finds out what the kernel can do, and changes nothing. Belongs to the network namespace of the calling thread.
     pub fn open(family: Family) -> Result<Self, CommitError> {
         let mut connection = Connection::open()?;

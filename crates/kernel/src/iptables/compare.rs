@@ -78,13 +78,13 @@ fn may_have_tables(runner: &Runner) -> bool {
 
 /// A comparison of the kernel's tables with the desired ones.
 #[derive(Debug)]
-pub struct Inspection {
+pub struct RulesInspection {
     desired: RulesSnapshot,
     /// Of the filter and of the nat table, once they are known.
     listings: Option<[Listing; 2]>,
 }
 
-impl Inspection {
+impl RulesInspection {
     pub fn new(desired: RulesSnapshot) -> Self {
         Self { desired, listings: None }
     }

@@ -51,7 +51,7 @@ impl Watch {
     }
 
     /// Whether every change is told of, be it as small as one rule.
-    pub fn hears_everything(&self) -> bool {
+    pub fn reports_every_change(&self) -> bool {
         self.monitor.is_some()
     }
 

@@ -100,14 +100,14 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
 
 /// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
-pub struct Inspection {
+pub struct TableInspection {
     connection: Connection,
     desired: TableSnapshot,
     /// In order.
     elements: Vec<Element>,
 }
 
-impl Inspection {
+impl TableInspection {
     pub fn open(desired: TableSnapshot) -> io::Result<Self> {
         let elements = desired.elements();
         Ok(Self { connection: Connection::open()?, desired, elements })

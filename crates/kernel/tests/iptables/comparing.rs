@@ -1,6 +1,6 @@
 //! What the tables hold otherwise than they should, by what both variants print.
 
-use kernel::iptables::{Inspection, Rules, RulesSnapshot, Variant};
+use kernel::iptables::{Rules, RulesInspection, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
 use plan::difference::{Difference, Kind};
 use plan::served::KernelComparison;
@@ -15,7 +15,7 @@ fn texts(differences: &[Difference]) -> Vec<String> {
 }
 
 fn differences(machine: &Machine<'_>) -> Vec<String> {
-    texts(&Inspection::new(machine.rules.desired()).compare_all().unwrap().differences)
+    texts(&RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences)
 }
 
 /// What another process finds that has the same objects.
@@ -27,7 +27,7 @@ fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
     let desired = RulesSnapshot::new(&rules, machine.options.settings(), routings, endpoints, &interfaces());
-    Inspection::new(desired).compare_all().unwrap()
+    RulesInspection::new(desired).compare_all().unwrap()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kernel::iptables::{Error, Exec, Inspection, Rules, Variant};
+use kernel::iptables::{Error, Exec, Rules, RulesInspection, Variant};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::{Changes, Cluster};
@@ -119,7 +119,8 @@ impl Follower {
                     outcome.is_full || !self.has_failed,
                     "after an error everything is written: {outcome:?}"
                 );
-                let differences = Inspection::new(self.rules.desired()).compare_all().unwrap().differences;
+                let differences =
+                    RulesInspection::new(self.rules.desired()).compare_all().unwrap().differences;
                 assert!(differences.is_empty(), "after {outcome:?} {}", shown(&differences));
             }
             Err(_) => tally.failed += 1,
@@ -219,7 +220,7 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
         *tally.faults.entry(fault).or_default() += count;
     }
     follower.sync().expect("the first sync without faults");
-    let differences = Inspection::new(follower.rules.desired()).compare_all().unwrap().differences;
+    let differences = RulesInspection::new(follower.rules.desired()).compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{}", shown(&differences));
     // What was written without counters, and comments that large clusters lack, come back when everything is written.
     follower.imagined = 0;

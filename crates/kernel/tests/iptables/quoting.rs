@@ -1,6 +1,6 @@
 //! Names that no API server would accept: the real commands take the text, and nothing in it becomes a rule.
 
-use kernel::iptables::Inspection;
+use kernel::iptables::RulesInspection;
 use model::event::Event;
 use netlink::testing::in_fresh_netns;
 
@@ -76,7 +76,8 @@ fn odd_names_are_found_again_as_they_were_written() {
                 apply(&mut machine, at, name);
             }
             machine.sync();
-            let differences = Inspection::new(machine.rules.desired()).compare_all().unwrap().differences;
+            let differences =
+                RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences;
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             assert_eq!(differences, [""; 0], "{variant:?}");
         });

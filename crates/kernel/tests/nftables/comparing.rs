@@ -22,7 +22,7 @@ fn elsewhere(family: Family, changes: Changes) -> KernelComparison {
 }
 
 fn compare(desired: TableSnapshot) -> KernelComparison {
-    Inspection::open(desired).unwrap().compare_all().unwrap()
+    TableInspection::open(desired).unwrap().compare_all().unwrap()
 }
 
 fn texts(comparison: &KernelComparison) -> Vec<String> {

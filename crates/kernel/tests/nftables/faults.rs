@@ -43,7 +43,7 @@ fn run_histories(family: Family, writers: Writers) {
         for seed in seeds {
             let _seed = Seed(seed);
             total.add(live(seed, family, writers));
-            Table::remove(family).unwrap();
+            KernelTable::remove(family).unwrap();
         }
         eprintln!("{family} {writers:?}: {total:?}");
         assert!(count < HISTORIES || total.faults.len() > 10, "few kinds of faults were met");
@@ -217,7 +217,7 @@ impl Follower {
         assert!(seen <= 1, "the kernel went through {seen} states in one sync: {outcome:?}");
         if outcome.is_ok() || seen > 0 {
             let differences =
-                Inspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
+                TableInspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
             assert!(differences.is_empty(), "after {outcome:?} {differences:#?}");
         }
         match &outcome {
@@ -262,7 +262,7 @@ impl Follower {
 fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
     let table = loop {
         // The process would be started again.
-        if let Ok(table) = faults.during(|| Table::open(family)) {
+        if let Ok(table) = faults.during(|| KernelTable::open(family)) {
             break table;
         }
     };
@@ -354,7 +354,7 @@ fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
         changes.service_cidrs.unwrap_or_default(),
         follower.node_port_ips.clone(),
     );
-    let differences = Inspection::open(desired).unwrap().compare_all().unwrap().differences;
+    let differences = TableInspection::open(desired).unwrap().compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
@@ -409,7 +409,7 @@ fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost()
                 table.sync(Changes::default()).unwrap();
             }
             assert!(!table.is_unused(at).unwrap(), "they were gone for a while, seed {seed}");
-            Table::remove(Family::V4).unwrap();
+            KernelTable::remove(Family::V4).unwrap();
         }
     });
 }

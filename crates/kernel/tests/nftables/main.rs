@@ -25,8 +25,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use kernel::drift::Drift;
 use kernel::nftables::{
-    CommitError, Inspection, TABLE, Table, TableAbilities, TableSnapshot, connections, is_transient,
-    on_foreign_change,
+    CommitError, KernelTable, TABLE, TableAbilities, TableInspection, TableSnapshot, connections,
+    is_transient, on_foreign_change,
 };
 use kernel::outcome::Outcome;
 use model::address::Family;
@@ -149,7 +149,7 @@ fn shared_table(family: Family) -> NftablesSync {
 }
 
 fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
-    let table = Table::open(family).unwrap();
+    let table = KernelTable::open(family).unwrap();
     let abilities = to(table.abilities());
     let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
     table.plan.move_to(node_port_ips(family));
