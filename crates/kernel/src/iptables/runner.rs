@@ -151,7 +151,7 @@ impl Runner {
 
     fn feed(&self, which: &[&str], text: &[&str]) -> Result<(), Error> {
         let _turn = self.turn();
-        let _locks = if self.features.restore_wait.is_empty() { Some(Locks::take()?) } else { None };
+        let _locks = if self.features.restore_wait.is_empty() { Some(Locks::acquire()?) } else { None };
         let arguments = [self.features.restore_wait, which, &["--noflush", "--counters"]].concat();
         let finished = self.exec.run(self.names.restore, &arguments, text)?;
         if finished.status == 0 {

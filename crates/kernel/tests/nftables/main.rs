@@ -15,6 +15,7 @@ mod affinity;
 mod comparing;
 mod counting;
 mod faults;
+mod holder;
 
 use std::net::IpAddr;
 use std::sync::Arc;
