@@ -5,9 +5,8 @@ use plan::nftables::sets::{List, Sticky};
 use super::*;
 
 fn sticky(number: u8, seconds: Option<u32>) -> Changed {
-    let mut routing = Arc::into_inner(routing(Family::V4, number, &[1, 2, 3])).unwrap();
-    routing.affinity = seconds;
-    (name(&format!("s{number}")), Some(Arc::new(routing)))
+    let affinity = seconds.map(|seconds| format!("affinity={seconds}")).unwrap_or_default();
+    service_with(Family::V4, &format!("s{number}"), number, &[1, 2, 3], &affinity)
 }
 
 /// Everything in the table but what packets put there: sets with how much they hold, chains, and rules by their handles.

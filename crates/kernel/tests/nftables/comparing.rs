@@ -6,10 +6,14 @@ use plan::difference::Kind;
 use plan::served::KernelComparison;
 
 fn all(family: Family) -> Changes {
+    all_with(family, "affinity=10800")
+}
+
+fn all_with(family: Family, fields: &str) -> Changes {
     let routings = vec![
-        (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
-        (name("b"), Some(routing(family, 2, &[]))),
-        (name("c"), Some(routing(family, 3, &[1]))),
+        service_with(family, "a", 1, &[1, 2, 3], fields),
+        service_with(family, "b", 2, &[], fields),
+        service_with(family, "c", 3, &[1], fields),
     ];
     everything(family, routings)
 }
@@ -40,8 +44,8 @@ fn what_was_just_written_does_not_differ() {
             let mut table = open(family);
             table.sync(all(family)).unwrap();
             // So that slots are no longer in the order of addresses.
-            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
-            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            table.sync(change(vec![service(family, "a", 1, &[2, 3])])).unwrap();
+            table.sync(change(vec![service(family, "a", 1, &[1, 2, 3])])).unwrap();
             let before = generation();
             let comparison = compare(table.desired());
             assert_eq!(texts(&comparison), [""; 0]);
@@ -63,7 +67,7 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
         let mut table = open(family);
         table.sync(all(family)).unwrap();
         let mut edited = all(family);
-        edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
+        edited.routings[0] = service(family, "a", 1, &[1, 2, 4]);
         let found = elsewhere(family, edited);
         let changes = found.changes();
         let [change] = changes.as_slice() else { panic!("{changes:?}") };
@@ -147,8 +151,7 @@ fn a_new_timeout_is_two_chains() {
         let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
-        let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
-        edited.routings[2].1 = Some(other);
+        edited.routings[2] = service_with(Family::V4, "c", 3, &[1], "affinity=60");
         let text = texts(&elsewhere(Family::V4, edited)).join("\n");
         for line in [
             "missing: chain learn-60 (ns/c:http)\n",
@@ -167,11 +170,7 @@ fn what_no_client_sticks_to_any_more_is_unexpected() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
-        let mut edited = all(Family::V4);
-        for (_, routing) in &mut edited.routings {
-            *routing = routing.as_ref().map(|routing| Arc::new(Routing { affinity: None, ..clone(routing) }));
-        }
-        let found = elsewhere(Family::V4, edited).differences;
+        let found = elsewhere(Family::V4, all_with(Family::V4, "")).differences;
         assert!(!found.is_empty());
         for it in &found {
             let parts = [
@@ -187,32 +186,11 @@ fn what_no_client_sticks_to_any_more_is_unexpected() {
     });
 }
 
-fn clone(routing: &Routing) -> Routing {
-    let Routing { protocol, port, node_port, affinity, internal, external, .. } = *routing;
-    Routing {
-        protocol,
-        port,
-        node_port,
-        affinity,
-        internal,
-        external,
-        addresses: routing.addresses.clone(),
-        created: routing.created,
-        cluster: routing.cluster.clone(),
-        local: routing.local.clone(),
-        preserves_client: routing.preserves_client,
-        ranges_admit_node: routing.ranges_admit_node,
-        is_externally_accessible: routing.is_externally_accessible,
-        health_check_node_port: routing.health_check_node_port,
-        serving: routing.serving.clone(),
-    }
-}
-
 #[test]
 fn affinity_without_endpoints_needs_no_set() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
-        let refused = || everything(Family::V4, vec![(name("a"), Some(routing(Family::V4, 1, &[])))]);
+        let refused = || everything(Family::V4, vec![service(Family::V4, "a", 1, &[])]);
         table.sync(refused()).unwrap();
         assert_eq!(texts(&compare(table.desired())), [""; 0]);
         assert_eq!(texts(&elsewhere(Family::V4, refused())), [""; 0]);

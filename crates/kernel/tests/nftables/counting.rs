@@ -5,8 +5,7 @@ fn connections_are_counted_beside_the_one_that_has_the_table() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings =
-                ["b", "a"].into_iter().zip(1..).map(|(it, n)| (name(it), Some(routing(family, n, &[1, 2]))));
+            let routings = ["b", "a"].into_iter().zip(1..).map(|(it, n)| service(family, it, n, &[1, 2]));
             let first = table.plan.steps(everything(family, routings.collect()));
             assert!(first.is_none());
             assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has made the table");

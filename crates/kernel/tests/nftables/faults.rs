@@ -273,17 +273,7 @@ fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
 }
 
 fn cluster(family: Family) -> Cluster {
-    let node_ip = match family {
-        Family::V4 => "192.168.0.1",
-        Family::V6 => "fd00:192::1",
-    };
-    Cluster::new(Here {
-        family,
-        node_name: histories::THIS_NODE.into(),
-        node_ip: node_ip.parse().unwrap(),
-        serve_external_ips: true,
-        started: "2026-11-15T10:00:00Z".parse().unwrap(),
-    })
+    Cluster::new(Here { node_name: histories::THIS_NODE.into(), ..testkit::node(family) })
 }
 
 fn some_ips(family: Family, count: u8) -> Vec<IpAddr> {
@@ -365,17 +355,6 @@ fn wire(family: Family) -> netlink::Family {
     }
 }
 
-/// A UDP service with policy Local: without endpoint 1, which is the one of this node, its frontends are gone.
-fn serve(endpoints: &[u8]) -> Changes {
-    let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
-    routing.protocol = Protocol::Udp;
-    // So that a change is one call to the kernel.
-    routing.affinity = None;
-    let here = endpoints.contains(&1);
-    routing.internal = if here { Traffic::ToLocal } else { Traffic::DropNoLocalEndpoints };
-    change(vec![(ServicePortName { protocol: Protocol::Udp, ..name("a") }, Some(Arc::new(routing)))])
-}
-
 const CLUSTER_IP: &str = "10.96.1.1:80";
 
 #[test]
@@ -383,12 +362,12 @@ fn a_frontend_has_not_counted_all_along_if_the_answer_to_its_removal_was_lost() 
     in_fresh_netns(|| {
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
         let mut table = super::open(Family::V4);
-        table.sync(serve(&[1, 2])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(table.is_unused(at).unwrap());
         let mut faults = Faults::new(1, 1_000, &[Fault::AnswerLost]);
-        faults.during(|| table.sync(serve(&[2, 3]))).unwrap_err();
+        faults.during(|| table.sync(udp_service(&[2, 3]))).unwrap_err();
         table.sync(Changes::default()).unwrap();
-        table.sync(serve(&[1, 2])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(!table.is_unused(at).unwrap(), "it was gone for a while");
     });
 }
@@ -399,7 +378,7 @@ fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost()
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
         for seed in 0..100 {
             let mut table = shared_table(Family::V4);
-            table.sync(serve(&[1, 2])).unwrap();
+            table.sync(udp_service(&[1, 2])).unwrap();
             assert!(table.is_unused(at).unwrap());
             run("nft flush ruleset");
             table.plan.distrust();

@@ -34,8 +34,6 @@ use model::address::Family;
 use model::cluster::Changes;
 use model::local::FromPod;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
-use model::routing::{Endpoint, Routing, Traffic};
-use model::service::{Addresses, Created};
 use netlink::nftables::{self as nft, Batch, Connection};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
@@ -61,10 +59,6 @@ fn settings(family: Family) -> Settings {
     }
 }
 
-fn port(number: u16) -> Port {
-    Port::from_api(number.into()).unwrap()
-}
-
 fn name(service: &str) -> ServicePortName {
     ServicePortName {
         service: NamespacedName::new("ns", service),
@@ -73,44 +67,57 @@ fn name(service: &str) -> ServicePortName {
     }
 }
 
-/// A service with everything: two external addresses, a node port, source ranges, affinity, and policy Local.
-fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
+/// Service `ns/{name}` with a cluster IP, an external IP, a load-balancer IP with source ranges and a node port; external traffic
+/// policy Local, and affinity. `endpoints` are the last parts of addresses; endpoint 1 is on this node.
+fn service(family: Family, name: &str, number: u8, endpoints: &[u8]) -> Changed {
+    service_with(family, name, number, endpoints, "affinity=10800")
+}
+
+/// The same with `fields` instead of affinity.
+fn service_with(family: Family, name: &str, number: u8, endpoints: &[u8], fields: &str) -> Changed {
     let ip = |net: u8, host: u8| match family {
-        Family::V4 => IpAddr::from([10, net, number, host]),
-        Family::V6 => IpAddr::from([0xfd00, net.into(), number.into(), 0, 0, 0, 0, host.into()]),
+        Family::V4 => format!("10.{net}.{number}.{host}"),
+        Family::V6 => format!("fd00:{net}:{number}::{host}"),
     };
-    let endpoints: Arc<[Endpoint]> = endpoints
-        .iter()
-        .map(|host| Endpoint { ip: ip(244, *host), local: *host == 1, port: port(8080) })
-        .collect();
-    let local: Arc<[Endpoint]> = endpoints.iter().copied().filter(|endpoint| endpoint.local).collect();
-    let to = |traffic, list: &[Endpoint]| if list.is_empty() { Traffic::RejectNoEndpoints } else { traffic };
+    let (cluster_ip, external_ip, load_balancer_ip) = (ip(96, 1), ip(50, 1), ip(51, 1));
     let range = match family {
         Family::V4 => "192.0.2.0/24",
         Family::V6 => "2001:db8::/64",
     };
-    Arc::new(Routing {
-        protocol: Protocol::Tcp,
-        port: port(80),
-        node_port: Some(port(30_000 + u16::from(number))),
-        addresses: Arc::new(Addresses {
-            cluster_ip: ip(96, 1),
-            external_ips: [ip(50, 1)].into(),
-            load_balancer_ips: [ip(51, 1)].into(),
-            source_ranges: [range.parse().unwrap()].into(),
-        }),
-        created: Created::UNKNOWN,
-        affinity: Some(10_800),
-        internal: to(Traffic::ToCluster, &endpoints),
-        external: to(Traffic::ToLocal, &local),
-        cluster: endpoints,
-        local,
-        preserves_client: true,
-        ranges_admit_node: false,
-        is_externally_accessible: true,
-        health_check_node_port: None,
-        serving: Arc::default(),
-    })
+    let (node_port, health) = (30_000 + u16::from(number), 31_000 + u16::from(number));
+    let endpoints = endpoints.iter().map(|host| format!(" {}@{}", ip(244, *host), node_of(*host)));
+    let endpoints: String = endpoints.collect();
+    routed(
+        family,
+        &format!(
+            "service ns/{name} {cluster_ip} http:80@{node_port} LoadBalancer external-ips={external_ip} \
+             lb-ips={load_balancer_ip} ranges={range} external-policy=Local health={health} {fields}
+             slice ns/{name} of {name} http:8080{endpoints}"
+        ),
+    )
+}
+
+/// A UDP Service with policy Local: without endpoint 1 its frontends serve no traffic. It has no affinity, so that a change of
+/// it is one call to the kernel.
+fn udp_service(endpoints: &[u8]) -> Changes {
+    let endpoints = endpoints.iter().map(|host| format!(" 10.244.1.{host}@{}", node_of(*host)));
+    let endpoints: String = endpoints.collect();
+    change(vec![routed(
+        Family::V4,
+        &format!(
+            "service ns/a 10.96.1.1 http:80/UDP@30001 NodePort external-ips=10.50.1.1 internal-policy=Local external-policy=Local
+             slice ns/a of a http:8080/UDP{endpoints}"
+        ),
+    )])
+}
+
+fn node_of(host: u8) -> &'static str {
+    if host == 1 { testkit::objects::NODE } else { "n2" }
+}
+
+fn routed(family: Family, lines: &str) -> Changed {
+    let (name, routing) = testkit::routing(family, lines);
+    (name, Some(routing))
 }
 
 fn change(routings: Vec<Changed>) -> Changes {
@@ -180,10 +187,7 @@ fn the_kernel_holds_what_was_planned() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings = vec![
-                (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
-                (name("b"), Some(routing(family, 2, &[]))),
-            ];
+            let routings = vec![service(family, "a", 1, &[1, 2, 3]), service(family, "b", 2, &[])];
             let outcome = table.sync(everything(family, routings)).unwrap();
             assert!(outcome.is_full && !outcome.has_drifted);
             let steps = table.left();
@@ -200,13 +204,13 @@ fn the_kernel_holds_what_was_planned() {
 fn a_restart_with_nothing_changed_changes_nothing() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let one = |n| (name(&format!("s{n}")), Some(routing(family, n, &[1, 2, 3])));
+            let one = |n| service(family, &format!("s{n}"), n, &[1, 2, 3]);
             let all = || everything(family, (1..50).map(one).collect());
             let mut first = open(family);
             first.sync(all()).unwrap();
             // So that slots are no longer in the order of addresses.
-            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[2, 3])))])).unwrap();
-            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            first.sync(change(vec![service(family, "s1", 1, &[2, 3])])).unwrap();
+            first.sync(change(vec![service(family, "s1", 1, &[1, 2, 3])])).unwrap();
             drop(first);
             let before = generation();
             let mut second = open(family);
@@ -237,17 +241,15 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
             in_fresh_netns(move || {
                 let family = Family::V4;
                 let all = |now: &Missed| {
-                    let of = |n: u8| now(n, vec![1, 2, 3]).map(|endpoints| routing(family, n, &endpoints));
-                    (5..5 + services)
-                        .filter_map(|n| Some((name(&format!("s{n}")), Some(of(n)?))))
-                        .collect::<Vec<_>>()
+                    let of = |n: u8| Some(service(family, &format!("s{n}"), n, &now(n, vec![1, 2, 3])?));
+                    (5..5 + services).filter_map(of).collect::<Vec<_>>()
                 };
                 let nothing: Missed = |_, old| Some(old);
                 let mut first = open(family);
                 first.sync(everything(family, all(&nothing))).unwrap();
                 // So that slots are no longer in the order of addresses.
-                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[2, 3])))])).unwrap();
-                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[1, 2, 3])))])).unwrap();
+                first.sync(change(vec![service(family, "s6", 6, &[2, 3])])).unwrap();
+                first.sync(change(vec![service(family, "s6", 6, &[1, 2, 3])])).unwrap();
                 drop(first);
 
                 let mut second = open(family);
@@ -265,7 +267,7 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
 fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
     in_fresh_netns(|| {
         let with = |endpoints: &[u8]| {
-            let one = |n| (name(&format!("s{n}")), Some(routing(Family::V4, n, endpoints)));
+            let one = |n| service(Family::V4, &format!("s{n}"), n, endpoints);
             everything(Family::V4, (1..50).map(one).collect())
         };
         open(Family::V4).sync(with(&[1, 2])).unwrap();
@@ -292,7 +294,7 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
         run("nft add element ip kube-proxy cluster-ips { 10.0.0.1 }");
         let before = generation();
         let mut table = open(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         assert_eq!(generation() - before, 1, "one transaction");
         let listed = run("nft list set ip kube-proxy cluster-ips");
         assert!(listed.contains("10.96.1.1") && !listed.contains("10.0.0.1"), "{listed}");
@@ -303,14 +305,13 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
 fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2, 3])])).unwrap();
         let rules = || {
             let rules = Connection::open().unwrap().rules(netlink::Family::Ipv4, TABLE).unwrap();
             rules.iter().map(|rule| rule.handle).collect::<Vec<_>>()
         };
         let before = rules();
-        let outcome =
-            table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 4])))])).unwrap();
+        let outcome = table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2, 4])])).unwrap();
         assert!(!outcome.is_full);
         // One slot for each of the frontends that reach it, and what clients may stick to at all of them.
         assert_eq!((outcome.added, outcome.deleted), (5, 5));
@@ -323,7 +324,7 @@ fn nft_lists_the_whole_program() {
     for (family, word) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings = vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))];
+            let routings = vec![service(family, "a", 1, &[1, 2, 3])];
             table.sync(everything(family, routings)).unwrap();
             let listed = run(&format!("nft list table {word} kube-proxy"));
             for chain in &table.plan.desired().program().chains {
@@ -348,7 +349,7 @@ fn what_a_foreign_writer_changed_is_repaired_by_the_next_sync() {
     ] {
         in_fresh_netns(move || {
             let mut table = shared_table(Family::V4);
-            let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))];
+            let routings = vec![service(Family::V4, "a", 1, &[1, 2, 3])];
             table.sync(everything(Family::V4, routings)).unwrap();
             let before = run("nft list table ip kube-proxy");
             run(command);
@@ -367,7 +368,7 @@ fn drift_counts_as_such_whatever_changes_at_the_same_time() {
     {
         in_fresh_netns(move || {
             let mut table = shared_table(Family::V4);
-            let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+            let with = |endpoints: &[u8]| change(vec![service(Family::V4, "a", 1, endpoints)]);
             table.sync(with(&[1, 2, 3])).unwrap();
             run(damage);
             table.plan.distrust();
@@ -382,7 +383,7 @@ fn drift_counts_as_such_whatever_changes_at_the_same_time() {
 fn after_a_refused_change_the_next_sync_starts_from_what_the_kernel_holds() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
-        let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+        let with = |endpoints: &[u8]| change(vec![service(Family::V4, "a", 1, endpoints)]);
         table.sync(with(&[1, 2, 3])).unwrap();
         run("nft flush map ip kube-proxy endpoints");
         let error = table.sync(with(&[1, 2])).unwrap_err();
@@ -396,9 +397,9 @@ fn after_a_refused_change_the_next_sync_starts_from_what_the_kernel_holds() {
 fn a_table_of_another_process_is_left_to_it_until_it_ends() {
     in_fresh_netns(|| {
         let mut first = open(Family::V4);
-        first.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        first.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         let mut second = open(Family::V4);
-        let error = second.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[2])))])).unwrap_err();
+        let error = second.sync(change(vec![service(Family::V4, "a", 1, &[2])])).unwrap_err();
         assert!(
             is_transient(&error) && error.to_string().contains("it belongs to another running process"),
             "{error}"
@@ -412,14 +413,14 @@ fn a_table_of_another_process_is_left_to_it_until_it_ends() {
 fn a_foreign_writer_is_reported_at_once() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         let port = table.table.port();
         let (heard, told) = std::sync::mpsc::channel();
         // Threads start in the namespace of the one that starts them.
         std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| heard.send(drift).is_ok()));
         let patience = Duration::from_secs(10);
         assert_eq!(told.recv_timeout(patience), Ok(Drift::Unwatched), "once when it begins to listen");
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2])])).unwrap();
         run("nft add table ip other");
         assert!(
             told.recv_timeout(Duration::from_millis(100)).is_err(),
@@ -435,25 +436,16 @@ fn a_foreign_writer_is_reported_at_once() {
 
 #[test]
 fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
-    let udp = |endpoints: &[u8]| {
-        let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
-        routing.protocol = Protocol::Udp;
-        let here = Traffic::ToLocal;
-        routing.internal = if endpoints.contains(&1) { here } else { Traffic::DropNoLocalEndpoints };
-        Arc::new(routing)
-    };
-    let port_name = || ServicePortName { protocol: Protocol::Udp, ..name("a") };
-    let serve = move |endpoints: &[u8]| change(vec![(port_name(), Some(udp(endpoints)))]);
     let cluster_ip = Destination::Address("10.96.1.1:80".parse().unwrap());
-    let node_port = Destination::NodePort(port(30_001));
+    let node_port = Destination::NodePort(Port::from_api(30_001).unwrap());
     in_fresh_netns(move || {
         run("ip link set lo up");
         run("ip route add default dev lo");
         let mut table = open(Family::V4);
         assert!(!table.is_unused(cluster_ip).unwrap(), "nothing has counted yet");
-        table.sync(serve(&[1, 2])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(table.is_unused(cluster_ip).unwrap() && table.is_unused(node_port).unwrap());
-        table.sync(serve(&[1, 3])).unwrap();
+        table.sync(udp_service(&[1, 3])).unwrap();
         assert!(table.is_unused(cluster_ip).unwrap());
 
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -463,8 +455,8 @@ fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
         assert!(!table.is_unused(external_ip).unwrap(), "somebody came");
 
         // With policy Local nobody is sent anywhere when the endpoint of this node goes, while the service serves on.
-        table.sync(serve(&[2, 3])).unwrap();
-        table.sync(serve(&[1, 2])).unwrap();
+        table.sync(udp_service(&[2, 3])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(!table.is_unused(cluster_ip).unwrap(), "it has not counted all along");
         assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())).unwrap(), "unknown");
     });
