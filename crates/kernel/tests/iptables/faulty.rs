@@ -117,7 +117,7 @@ impl Exec for Faulty {
                 let text = input.concat();
                 let first = text.split_inclusive("COMMIT\n").next().unwrap_or_default();
                 self.inner.run(program, arguments, &[first])?;
-                Err(Error::Stuck { command, patience: Duration::from_secs(1) })
+                Err(Error::TimedOut { command, timeout: Duration::from_secs(1) })
             }
             Some(Fault::HalfPrinted) => {
                 let mut finished = run()?;

@@ -268,7 +268,7 @@ fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
     };
     let abilities = table.abilities();
     assert!(abilities.owners, "it was not this kernel that could not: {abilities:?}");
-    let abilities = TableAbilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
+    let abilities = TableAbilities { owners: writers == Writers::Owner, max_listed: MAX_LISTED, ..abilities };
     NftablesSync::new(table.limited_to(abilities), settings(family))
 }
 

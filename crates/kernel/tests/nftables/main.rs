@@ -145,15 +145,15 @@ fn everything(family: Family, routings: Vec<Changed>) -> Changes {
 }
 
 /// Large sets are those of more than twenty elements.
-const LISTED: usize = 20;
+const MAX_LISTED: usize = 20;
 
 fn open(family: Family) -> NftablesSync {
-    limited(family, |abilities| TableAbilities { listed: LISTED, ..abilities })
+    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, ..abilities })
 }
 
 /// A table that anyone may change, as on kernels that know no owners.
 fn shared_table(family: Family) -> NftablesSync {
-    limited(family, |abilities| TableAbilities { listed: LISTED, owners: false, ..abilities })
+    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, owners: false, ..abilities })
 }
 
 fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
@@ -272,7 +272,7 @@ fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
         };
         open(Family::V4).sync(with(&[1, 2])).unwrap();
         let mut table =
-            limited(Family::V4, |abilities| TableAbilities { counts: false, listed: LISTED, ..abilities });
+            limited(Family::V4, |abilities| TableAbilities { counts: false, max_listed: MAX_LISTED, ..abilities });
         assert!(table.plan.steps(with(&[1])).is_none());
         let steps = table.left();
         assert!(steps.empty.contains(&Set::Endpoints(Bank::Addresses)), "{:?}", steps.empty);
