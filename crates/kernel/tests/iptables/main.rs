@@ -15,12 +15,12 @@ mod examples;
 mod faults;
 mod faulty;
 mod faulty_laws;
+mod foreign_writers;
 mod laws;
 mod machine;
 mod quoting;
 mod saved;
 mod setup;
-mod strangers;
 
 #[path = "../../../../tests/src/drive.rs"]
 mod drive;

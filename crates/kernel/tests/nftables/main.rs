@@ -271,8 +271,11 @@ fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
             everything(Family::V4, (1..50).map(one).collect())
         };
         open(Family::V4).sync(with(&[1, 2])).unwrap();
-        let mut table =
-            limited(Family::V4, |abilities| TableAbilities { counts: false, max_listed: MAX_LISTED, ..abilities });
+        let mut table = limited(Family::V4, |abilities| TableAbilities {
+            counts: false,
+            max_listed: MAX_LISTED,
+            ..abilities
+        });
         assert!(table.plan.steps(with(&[1])).is_none());
         let steps = table.left();
         assert!(steps.empty.contains(&Set::Endpoints(Bank::Addresses)), "{:?}", steps.empty);
