@@ -1,4 +1,4 @@
-//! One sync of one family, as the proxy makes it, without its log lines and metrics.
+//! One sync of one family as the proxy does it, without its log lines and metrics.
 #![allow(dead_code, reason = "no test needs both modes")]
 
 use std::io;
@@ -60,7 +60,7 @@ impl NftablesSync {
 pub struct IptablesSync {
     pub plan: iptables_plan::plan::Plan,
     pub rules: Rules,
-    /// How many rules the last attempt wanted.
+    /// The numbers of rules in the last attempt.
     pub counts: RuleCounts,
 }
 
@@ -78,7 +78,7 @@ impl IptablesSync {
         Self { plan, rules, counts: RuleCounts::default() }
     }
 
-    /// With the attempts that are made at once.
+    /// Retries at once where the proxy does.
     pub fn sync(&mut self, changes: Changes) -> Result<Outcome, Error> {
         let now = Instant::now();
         if self.plan.needs_comparison(now) {
@@ -95,7 +95,7 @@ impl IptablesSync {
         }
     }
 
-    /// An error comes with whether to try again at once.
+    /// An error comes with whether to retry at once.
     fn attempt(&mut self, now: Instant) -> Result<Outcome, (Error, bool)> {
         let prepared;
         let attempt = match self.plan.scope(now) {
@@ -113,8 +113,8 @@ impl IptablesSync {
                 Ok(outcome)
             }
             Err(error) => {
-                let at_once = error.is_refusal() && attempt.refused(error.names_counters());
-                Err((error, at_once))
+                let retries = error.is_refusal() && attempt.refused(error.names_counters());
+                Err((error, retries))
             }
         }
     }

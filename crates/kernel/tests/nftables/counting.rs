@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn connections_are_counted_beside_the_one_that_has_the_table() {
+fn connections_are_counted_while_another_connection_owns_the_table() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
@@ -18,7 +18,7 @@ fn connections_are_counted_beside_the_one_that_has_the_table() {
                 let frontends = its.iter().filter(|it| it.endpoint.is_none()).count();
                 assert!(
                     frontends == 4 && its.len() > 4,
-                    "a cluster IP, two others and a node port, and their endpoints: {its:?}"
+                    "a cluster IP, two external addresses and a node port, and their endpoints: {its:?}"
                 );
             }
             let _not_committed = table.plan.steps(change(vec![(name("b"), None)]));
