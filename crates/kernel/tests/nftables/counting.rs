@@ -8,7 +8,7 @@ fn connections_are_counted_while_another_connection_owns_the_table() {
             let routings = ["b", "a"].into_iter().zip(1..).map(|(it, n)| service(family, it, n, &[1, 2]));
             let first = table.plan.steps(everything(family, routings.collect()));
             assert!(first.is_none());
-            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has made the table");
+            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has created the table");
             table.sync(Changes::default()).unwrap();
 
             let counted = connections(family, &table.owners()).unwrap();
