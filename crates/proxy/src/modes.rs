@@ -12,7 +12,7 @@ use model::local::{FromPod, NodePortAddresses};
 use plan::explain;
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
-use settings::config::{Config, DetectLocal, ProxyMode};
+use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
 use crate::metrics::Metrics;
@@ -221,14 +221,14 @@ fn mark(config: &Config) -> anyhow::Result<Mark> {
 fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
     let is_primary = family == node.ips.primary;
     match &config.detect_local {
-        DetectLocal::ClusterCidr(cidrs) => {
+        DetectLocalMode::ClusterCidr(cidrs) => {
             let found = FromPod::by_source(cidrs, family);
             if found.is_none() && is_primary {
                 tracing::info!(ipFamily = %family, clusterCIDRs = ?config.cluster_cidrs, "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family");
             }
             found
         }
-        DetectLocal::NodeCidr => {
+        DetectLocalMode::NodeCidr => {
             let texts = node.pod_cidrs.iter().map(String::as_str);
             let found = FromPod::by_source(&cidrs_of_family(family, texts).0, family);
             if found.is_none() && is_primary {
@@ -236,7 +236,7 @@ fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
             }
             found
         }
-        DetectLocal::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
-        DetectLocal::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+        DetectLocalMode::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
+        DetectLocalMode::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
     }
 }

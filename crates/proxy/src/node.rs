@@ -13,7 +13,7 @@ use model::address::Family;
 use model::api;
 use model::event::Event;
 use model::node::{NodeIps, host_ips};
-use settings::config::{self, Config, DetectLocal};
+use settings::config::{self, Config, DetectLocalMode};
 use watch::node_wait::{NodeWait, Progress};
 
 use crate::source::MainMessage;
@@ -54,7 +54,7 @@ impl Node {
         name: String,
         words: &Receiver<MainMessage>,
     ) -> anyhow::Result<Self> {
-        let lives_by_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        let lives_by_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
         let mut wait = NodeWait::new(&name, lives_by_pod_cidrs);
         loop {
             let until = match wait.look(Instant::now()) {
@@ -102,7 +102,7 @@ impl Node {
             );
         }
         let pod_cidrs = object.as_ref().map(|node| node.spec.pod_cidrs.clone()).unwrap_or_default();
-        let lives_by_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        let lives_by_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
         Self { name, ips, pod_cidrs, host_ips, object, lives_by_pod_cidrs }
     }
 
