@@ -21,7 +21,7 @@ use crate::node::Node;
 /// What the mode needs of the kernel, per family it can serve.
 #[derive(Debug)]
 pub enum Access {
-    Nftables(BTreeMap<Family, nftables::Table>),
+    Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
 }
 
@@ -120,7 +120,7 @@ fn open_nftables() -> anyhow::Result<Access> {
     require_kernel()?;
     let mut accesses = BTreeMap::new();
     for family in families_of_kernel() {
-        accesses.insert(family, nftables::Table::open(family).context(creating(family))?);
+        accesses.insert(family, nftables::KernelTable::open(family).context(creating(family))?);
     }
     Ok(Access::Nftables(accesses))
 }

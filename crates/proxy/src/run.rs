@@ -367,7 +367,7 @@ fn pause(config: &Config) -> Pause {
 /// for whatever holds the lock of the machine's interfaces.
 fn follow_addresses(families: Families) -> anyhow::Result<()> {
     // Opened before they are first listed, so that no change is missed.
-    let changes = interfaces::Changes::open().context("following the node's addresses")?;
+    let changes = interfaces::AddressMonitor::open().context("following the node's addresses")?;
     let send = move |all: Vec<IpAddr>| {
         let all: Arc<[IpAddr]> = all.into();
         families.values().for_each(|worker| worker.node_addresses_changed(all.clone()));
