@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::{Family, parse_cidr};
-use settings::config::{Config, DetectLocal};
+use settings::config::{Config, DetectLocalMode};
 
 /// The properties of this node that the configuration is checked against.
 #[derive(Clone, Copy, Debug)]
@@ -81,11 +81,11 @@ pub fn families(config: &Config, node: NodeProperties<'_>) -> FamilyMismatch {
     let all_wrong = |list: &[Family]| !list.is_empty() && list.iter().all(|family| *family == wrong);
 
     if all_wrong(&families_of(&config.cluster_cidrs)) {
-        let is_fatal = matches!(config.detect_local, DetectLocal::ClusterCidr(_)) && !dual_stack;
+        let is_fatal = matches!(config.detect_local, DetectLocalMode::ClusterCidr(_)) && !dual_stack;
         add(&format!("clusterCIDRs contains only {wrong} addresses"), is_fatal);
     }
     if all_wrong(&families_of(pod_cidrs)) {
-        let is_fatal = config.detect_local == DetectLocal::NodeCidr;
+        let is_fatal = config.detect_local == DetectLocalMode::NodeCidr;
         add(&format!("node.spec.podCIDRs contains only {wrong} addresses"), is_fatal);
     }
     let source_vip = config.winkernel_source_vip.parse::<IpAddr>();

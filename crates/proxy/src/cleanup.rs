@@ -37,7 +37,7 @@ fn remove_iptables(family: Family) -> bool {
 
 /// Returns whether nothing is left.
 fn remove_nftables(family: Family) -> bool {
-    let Err(error) = nftables::Table::remove(family) else { return true };
+    let Err(error) = nftables::KernelTable::remove(family) else { return true };
     let error = anyhow::Error::from(error);
     let is_forbidden = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let why = if !error.chain().filter_map(|error| error.downcast_ref()).any(is_forbidden) {

@@ -12,7 +12,7 @@ use model::local::{FromPod, NodePortAddresses};
 use plan::explain;
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
-use settings::config::{Config, DetectLocal, ProxyMode};
+use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
 use crate::metrics::Metrics;
@@ -21,7 +21,7 @@ use crate::node::LocalNode;
 /// Access to the kernel for the configured mode, by family that it can serve.
 #[derive(Debug)]
 pub enum Access {
-    Nftables(BTreeMap<Family, nftables::Table>),
+    Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
 }
 
@@ -130,7 +130,7 @@ fn open_nftables() -> anyhow::Result<Access> {
     require_kernel()?;
     let mut accesses = BTreeMap::new();
     for family in families_of_kernel() {
-        accesses.insert(family, nftables::Table::open(family).context(create_error(family))?);
+        accesses.insert(family, nftables::KernelTable::open(family).context(create_error(family))?);
     }
     Ok(Access::Nftables(accesses))
 }
@@ -233,14 +233,14 @@ fn mark(config: &Config) -> anyhow::Result<Mark> {
 fn from_pod(config: &Config, family: Family, node: &LocalNode) -> Option<FromPod> {
     let is_primary = family == node.ips.primary;
     match &config.detect_local {
-        DetectLocal::ClusterCidr(cidrs) => {
+        DetectLocalMode::ClusterCidr(cidrs) => {
             let found = FromPod::by_source(cidrs, family);
             if found.is_none() && is_primary {
                 tracing::info!(ipFamily = %family, clusterCIDRs = ?config.cluster_cidrs, "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family");
             }
             found
         }
-        DetectLocal::NodeCidr => {
+        DetectLocalMode::NodeCidr => {
             let texts = node.pod_cidrs.iter().map(String::as_str);
             let found = FromPod::by_source(&cidrs_of_family(family, texts).0, family);
             if found.is_none() && is_primary {
@@ -248,7 +248,7 @@ fn from_pod(config: &Config, family: Family, node: &LocalNode) -> Option<FromPod
             }
             found
         }
-        DetectLocal::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
-        DetectLocal::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+        DetectLocalMode::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
+        DetectLocalMode::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
     }
 }

@@ -12,7 +12,7 @@ use model::address::Family;
 use model::api;
 use model::event::Event;
 use model::node::{NodeIps, host_ips};
-use settings::config::{self, Config, DetectLocal};
+use settings::config::{self, Config, DetectLocalMode};
 use watch::node_wait::{NodeWait, Progress};
 
 use crate::source::MainMessage;
@@ -53,7 +53,7 @@ impl LocalNode {
         name: String,
         inbox: &Receiver<MainMessage>,
     ) -> anyhow::Result<Self> {
-        let needs_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        let needs_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
         let mut wait = NodeWait::new(&name, needs_pod_cidrs);
         loop {
             let until = match wait.look(Instant::now()) {
@@ -101,7 +101,7 @@ impl LocalNode {
             );
         }
         let pod_cidrs = object.as_ref().map(|node| node.spec.pod_cidrs.clone()).unwrap_or_default();
-        let needs_pod_cidrs = config.detect_local == DetectLocal::NodeCidr;
+        let needs_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
         Self { name, ips, pod_cidrs, host_ips, object, needs_pod_cidrs }
     }
 

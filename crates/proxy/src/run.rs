@@ -372,7 +372,7 @@ fn min_interval(config: &Config) -> MinInterval {
 /// for the kernel's lock of all interfaces.
 fn follow_addresses(families: Families) -> anyhow::Result<()> {
     // Opened before the first listing, so that no change is missed.
-    let changes = interfaces::Changes::open().context("following the node's addresses")?;
+    let changes = interfaces::AddressMonitor::open().context("following the node's addresses")?;
     let send = move |all: Vec<IpAddr>| {
         let all: Arc<[IpAddr]> = all.into();
         families.values().for_each(|worker| worker.node_addresses_changed(all.clone()));

@@ -50,8 +50,12 @@ pub type Remembers<'a> = &'a dyn Fn(&str, IpAddr, u32) -> bool;
 /// Remembers no client.
 pub const NOBODY: Remembers<'static> = &|_, _, _| false;
 
-/// Deeper than any of our chains lead; rules that lead back to where they came from are not ours.
-const MOST_JUMPS: usize = 8;
+/// More than any of our chains need.
+const MAX_JUMPS: usize = 8;
+
+/// A rule that matches at random and changes the packet doubles the number of paths. None of ours does; of others, this many
+/// additional paths are followed.
+const MAX_PATHS: usize = 256;
 
 impl<'a> Tables<'a> {
     /// What `iptables-save` prints of either table.
@@ -116,7 +120,7 @@ impl<'a> Tables<'a> {
 
 /// What becomes of the packet.
 pub fn run<'t>(tables: &'t Tables<'t>, context: &Context<'_>, remembers: Remembers<'_>) -> Walk<'t> {
-    let mut run = Run { tables, context, remembers, not_understood: Vec::new() };
+    let mut run = Run { tables, context, remembers, added_paths: 0, not_understood: Vec::new() };
     let mut paths = Vec::new();
     for path in run.hook(context.first_hook(), !context.has_entry, vec![Path::start(context)]) {
         let destination = path.destination(context.packet).ip();
@@ -137,6 +141,8 @@ struct Run<'t, 'c> {
     tables: &'t Tables<'t>,
     context: &'c Context<'c>,
     remembers: Remembers<'c>,
+    /// How many paths random matches have added, in all chains.
+    added_paths: usize,
     not_understood: Vec<String>,
 }
 
@@ -176,7 +182,9 @@ impl<'t> Run<'t, '_> {
         mut open: Vec<Path<'t>>,
         ended: &mut Vec<Path<'t>>,
     ) -> Vec<Path<'t>> {
-        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| stack.len() <= MOST_JUMPS) else {
+        // The kernel rejects rules that loop. Saved text may be of another origin, and following a loop takes exponential time.
+        let is_followed = stack.len() <= MAX_JUMPS && !stack.contains(&name);
+        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| is_followed) else {
             return open;
         };
         stack.push(name);
@@ -185,8 +193,14 @@ impl<'t> Run<'t, '_> {
             let parsed = SavedRule::parse(&rule.text);
             let matched = Matched { chain: name, number, rule };
             let mut next = Vec::new();
+            let before = open.len();
             for mut path in std::mem::take(&mut open) {
                 let probability = self.probability(&parsed, &rule.text, &mut path);
+                if probability > 0.0 && probability < 1.0 && self.added_paths + next.len() > MAX_PATHS {
+                    self.give_up(&rule.text);
+                    merge(&mut next, path);
+                    continue;
+                }
                 if probability < 1.0 {
                     let missed = path.probability * (1.0 - probability);
                     merge(&mut next, Path { probability: missed, ..path.clone() });
@@ -203,6 +217,7 @@ impl<'t> Run<'t, '_> {
                 }
             }
             open = next;
+            self.added_paths += open.len().saturating_sub(before);
             if open.is_empty() {
                 break;
             }

@@ -138,7 +138,7 @@ impl Backend for Iptables {
 
     fn drift_listener(&mut self) -> Option<DriftListener> {
         let watch = self.rules.watch(self.sync_period);
-        if !watch.hears_everything() {
+        if !watch.reports_every_change() {
             self.plan.write_whole_chains();
         }
         Some(Box::new(move |notify| watch.run(notify)))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{self, CommitError, Owners, Table};
+use kernel::nftables::{self, CommitError, KernelTable, Owners};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Changes;
@@ -27,7 +27,7 @@ use crate::rate_limit::Retry;
 #[derive(Debug)]
 pub struct Nftables {
     plan: Plan,
-    table: Table,
+    table: KernelTable,
     contentions: Contentions,
     /// Endpoints that have no slot, by service port, as last logged.
     left_out: BTreeMap<ServicePortName, usize>,
@@ -38,7 +38,7 @@ pub struct Nftables {
 const MAX_NAMED: usize = 3;
 
 impl Nftables {
-    pub fn new(table: Table, settings: Settings, metrics: Arc<Metrics>) -> Self {
+    pub fn new(table: KernelTable, settings: Settings, metrics: Arc<Metrics>) -> Self {
         // Present from the start, so that an alert sees the first failure. A sync leaves nothing to clean up in this
         // implementation, but dashboards expect the metric.
         let family = [ip_family(table.family())];
