@@ -36,7 +36,7 @@ pub trait Backend: fmt::Debug + Send {
 
     /// A foreign writer may have changed the rules: the next sync compares them with the desired state, and writes what
     /// differs.
-    fn require_comparison(&mut self);
+    fn suspect_drift(&mut self);
 
     /// Listens for foreign writers that change our rules; `None` while the kernel lets no other process change them. Called before
     /// the first sync, and after each sync until it returns a listener.

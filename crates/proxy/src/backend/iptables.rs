@@ -132,7 +132,7 @@ impl Backend for Iptables {
         }
     }
 
-    fn require_comparison(&mut self) {
+    fn suspect_drift(&mut self) {
         self.plan.distrust();
     }
 

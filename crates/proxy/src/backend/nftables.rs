@@ -113,7 +113,7 @@ impl Backend for Nftables {
         self.plan.move_to(node_port_ips);
     }
 
-    fn require_comparison(&mut self) {
+    fn suspect_drift(&mut self) {
         self.plan.distrust();
     }
 
@@ -195,7 +195,7 @@ fn log_contention(family: Family, line: LogLine) {
             tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Several Services claim the same address and port: a cluster IP takes precedence, then the Service created first");
         }
         ContentionChange::WinnerChanged => {
-            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "An address and port that several Services claim goes to another one");
+            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "An address and port that several Services claim is now served by another one");
         }
         ContentionChange::Ended => {
             tracing::info!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Services no longer claim the same address and port");

@@ -76,8 +76,8 @@ impl Syncing {
     }
 
     /// Requests a sync that compares the kernel with the desired state.
-    pub fn request_comparison(&mut self) {
-        self.backend.require_comparison();
+    pub fn suspect_drift(&mut self) {
+        self.backend.suspect_drift();
         self.rate_limiter.request();
     }
 

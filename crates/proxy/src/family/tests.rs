@@ -61,7 +61,7 @@ impl Backend for FakeBackend {
 
     fn set_node_port_ips(&mut self, _: Vec<IpAddr>) {}
 
-    fn require_comparison(&mut self) {}
+    fn suspect_drift(&mut self) {}
 
     fn drift_listener(&mut self) -> Option<DriftListener> {
         None

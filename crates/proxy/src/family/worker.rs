@@ -1,4 +1,5 @@
-//! The family worker: the thread of one IP family. It owns the family's store and backend, so that nothing between an event and the kernel needs a lock.
+//! The family worker: the thread of one IP family. It owns the family's store and backend, so that nothing between an event and the
+//! kernel needs a lock.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -140,14 +141,14 @@ impl Worker {
     fn drifted(&mut self, drift: Drift) {
         let Some(running) = &mut self.running else { return };
         if running.drift.detected(drift, Instant::now()) {
-            running.syncing.request_comparison();
+            running.syncing.suspect_drift();
         }
     }
 
     fn sync_if_due(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
         if running.drift.begin(now) {
-            running.syncing.request_comparison();
+            running.syncing.suspect_drift();
         }
         if !running.syncing.rate_limiter.time_until_due(now).is_zero() {
             return;
