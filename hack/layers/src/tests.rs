@@ -13,7 +13,7 @@ fn copy_workspace() -> TempDir {
     for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
         fs::copy(Path::new(ROOT).join(file), copy.path().join(file)).unwrap();
     }
-    for folder in ["crates", "hack/layers", "tests"] {
+    for folder in ["crates", "fuzz", "hack/layers", "tests"] {
         copy_folder(&Path::new(ROOT).join(folder), &copy.path().join(folder));
     }
     copy
