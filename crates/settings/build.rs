@@ -1,10 +1,10 @@
-//! Tells the program which commit and compiler it was built from; a source archive has no commit to tell.
+//! Embeds the commit and the compiler version in the binary. A source archive has no commit.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    // Only our own repository counts, not one that an unpacked archive happens to lie in.
+    // An unpacked archive may lie in a repository of something else: only our own counts.
     let git = |arguments| Path::new("../../.git").exists().then(|| run("git", arguments)).flatten();
     let commit = git(&["rev-parse", "HEAD"]);
     let tree_state = match (&commit, git(&["status", "--porcelain", "--untracked-files=no"]).as_deref()) {
@@ -12,7 +12,7 @@ fn main() {
         (Some(_), _) => "dirty",
         (None, _) => "archive",
     };
-    // The commit's date, not today's: the same source gives the same binary.
+    // The date of the commit rather than today's, so that builds are reproducible.
     let date = git(&["log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ"]);
     let rustc = std::env::var("RUSTC").ok().and_then(|rustc| run(&rustc, &["--version"]));
 

@@ -1,4 +1,4 @@
-//! One sync of one family, as the proxy makes it, without its log lines and metrics.
+//! One sync of one family as the proxy does it, without its log lines and metrics.
 #![allow(dead_code, reason = "no test needs both modes")]
 
 use std::io;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use kernel::iptables::{self, Error, Rules, Watch};
-use kernel::nftables::{self, CommitError, Owners, Table};
+use kernel::nftables::{self, CommitError, KernelTable, Owners};
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use plan::flows::Destination;
@@ -19,15 +19,15 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct NftablesSync {
     pub plan: nftables_plan::plan::NftablesPlan,
-    pub table: Table,
+    pub table: KernelTable,
 }
 
 impl NftablesSync {
     pub fn open(settings: nftables_plan::program::ProgramSettings) -> Result<Self, CommitError> {
-        Ok(Self::new(Table::open(settings.family)?, settings))
+        Ok(Self::new(KernelTable::open(settings.family)?, settings))
     }
 
-    pub fn new(table: Table, settings: nftables_plan::program::ProgramSettings) -> Self {
+    pub fn new(table: KernelTable, settings: nftables_plan::program::ProgramSettings) -> Self {
         Self { plan: nftables_plan::plan::NftablesPlan::new(settings), table }
     }
 
@@ -60,7 +60,7 @@ impl NftablesSync {
 pub struct IptablesSync {
     pub plan: iptables_plan::plan::IptablesPlan,
     pub rules: Rules,
-    /// How many rules the last attempt wanted.
+    /// The numbers of rules in the last attempt.
     pub counts: RuleCounts,
 }
 
@@ -78,7 +78,7 @@ impl IptablesSync {
         Self { plan, rules, counts: RuleCounts::default() }
     }
 
-    /// With the attempts that are made at once.
+    /// Retries at once where the proxy does.
     pub fn sync(&mut self, changes: Changes) -> Result<Outcome, Error> {
         let now = Instant::now();
         if self.plan.needs_comparison(now) {
@@ -95,7 +95,7 @@ impl IptablesSync {
         }
     }
 
-    /// An error comes with whether to try again at once.
+    /// An error comes with whether to retry at once.
     fn attempt(&mut self, now: Instant) -> Result<Outcome, (Error, bool)> {
         let prepared;
         let attempt = match self.plan.scope(now) {
@@ -113,8 +113,8 @@ impl IptablesSync {
                 Ok(outcome)
             }
             Err(error) => {
-                let at_once = error.is_refusal() && attempt.refused(error.names_counters());
-                Err((error, at_once))
+                let retries = error.is_refusal() && attempt.refused(error.names_counters());
+                Err((error, retries))
             }
         }
     }
@@ -133,7 +133,7 @@ impl IptablesSync {
 
     pub fn watch(&mut self, sync_period: Duration) -> Watch {
         let watch = self.rules.watch(sync_period);
-        if !watch.hears_everything() {
+        if !watch.reports_every_change() {
             self.plan.write_whole_chains();
         }
         watch

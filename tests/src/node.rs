@@ -1,5 +1,6 @@
 //! The nftables mode without its process: each sync brings the table in a node's namespace to what manifests ask for.
 
+use kernel::nftables::CommitError;
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Cluster;
@@ -70,9 +71,17 @@ impl NftablesNode {
     }
 
     fn sync(&mut self) -> Outcome {
-        let changes = self.cluster.take_changes();
+        let mut changes = self.cluster.take_changes();
         let table = &mut self.table;
-        self.namespace.enter(|| table.sync(changes)).unwrap()
+        // The node of the other family may commit between a read-back and the commit.
+        self.namespace.enter(|| {
+            loop {
+                match table.sync(std::mem::take(&mut changes)) {
+                    Err(CommitError::Stale) => {}
+                    outcome => return outcome.unwrap(),
+                }
+            }
+        })
     }
 }
 

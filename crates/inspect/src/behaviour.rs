@@ -1,5 +1,5 @@
-//! What clients notice when one mode takes over from another: where the modes differ on purpose, and on which services of
-//! this cluster it shows.
+//! What clients notice when one mode takes over from another: the differences between the modes that affect services of
+//! this cluster.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
 use plan::iptables::present::PresentRules;
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
-use super::rulings::Rulings;
+use super::inputs::FamilyInputs;
 
-/// The rules in the kernel that another mode or a foreign writer wrote.
+/// Rules in the kernel of another mode, or of another kube-proxy.
 #[derive(Debug)]
 pub enum FormerRules {
     Iptables(PresentRules),
@@ -24,7 +24,7 @@ pub enum FormerRules {
 }
 
 impl FormerRules {
-    /// Nothing if there are no rules but those of the mode and of this program.
+    /// `None` if the kernel has no rules other than those of this program in this mode.
     pub fn read(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
         Ok(match mode {
             ProxyMode::Nftables => match iptables::present(family)? {
@@ -39,14 +39,14 @@ impl FormerRules {
     pub fn describe(&self) -> String {
         let (Self::Iptables(PresentRules { objects, .. }) | Self::Nftables(PresentTable { objects, .. })) =
             self;
-        format!("{} ({objects} objects go)", self.name())
+        format!("{} ({objects} objects to remove)", self.name())
     }
 
     pub fn name(&self) -> &'static str {
         match self {
             Self::Iptables(_) => "the iptables mode",
             Self::Nftables(found) if found.is_ours => "the nftables mode of this program",
-            Self::Nftables(_) => "a table kube-proxy that is not this program's",
+            Self::Nftables(_) => "the kube-proxy table of another program",
         }
     }
 
@@ -62,32 +62,32 @@ impl FormerRules {
     }
 }
 
-/// What changes for clients, in sentences.
+/// One sentence for each change that clients notice.
 pub fn changes(
     before: &FormerRules,
-    rulings: &Rulings,
+    inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
-    node_ports(before, rulings, config, node, &mut lines)?;
+    node_ports(before, inputs, config, node, &mut lines)?;
     match (before, config.mode) {
-        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, rulings, &mut lines),
-        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(rulings, &mut lines),
+        (FormerRules::Iptables(found), ProxyMode::Nftables) => to_nftables(found, inputs, &mut lines),
+        (FormerRules::Nftables(_), ProxyMode::Iptables) => to_iptables(inputs, &mut lines),
         // From upstream's nftables mode to ours.
-        _ => affinity(rulings, &mut lines),
+        _ => affinity(inputs, &mut lines),
     }
     Ok(lines)
 }
 
 fn node_ports(
     before: &FormerRules,
-    rulings: &Rulings,
+    inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
     lines: &mut Vec<String>,
 ) -> anyhow::Result<()> {
-    let served: Vec<String> = rulings
+    let served: Vec<String> = inputs
         .routings
         .iter()
         .filter(|(_, routing)| routing.has_endpoints())
@@ -100,72 +100,74 @@ fn node_ports(
     }
     let abilities = plan::iptables::program::Abilities::default();
     let serves_localhost = config.mode == ProxyMode::Iptables
-        && modes::iptables_settings(config, rulings.family, node, abilities)?.serves_localhost();
+        && modes::iptables_settings(config, inputs.family, node, abilities)?.serves_localhost();
     match (before.serves_localhost(), serves_localhost) {
         (true, false) => {
             lines.extend(served.iter().map(|port| format!("{port} stops answering on 127.0.0.1")))
         }
         (false, true) => {
-            lines.extend(served.iter().map(|port| format!("{port} starts to answer on 127.0.0.1")))
+            lines.extend(served.iter().map(|port| format!("{port} starts answering on 127.0.0.1")))
         }
         (true, true) | (false, false) => {}
     }
-    let is_everywhere = modes::node_port_addresses(config, rulings.family, node).match_all();
+    let is_everywhere = modes::node_port_addresses(config, inputs.family, node).match_all();
     let not_loopback = |ips: BTreeSet<IpAddr>| -> BTreeSet<IpAddr> {
         ips.into_iter().filter(|ip| !ip.is_loopback()).collect()
     };
     let after: Option<BTreeSet<IpAddr>> =
-        (!is_everywhere).then(|| not_loopback(rulings.node_port_ips(config, node).into_iter().collect()));
+        (!is_everywhere).then(|| not_loopback(inputs.node_port_ips(config, node).into_iter().collect()));
     let before = before.node_port_ips().map(|ips| not_loopback(ips.clone()));
     if before != after {
-        let all: BTreeSet<IpAddr> = rulings
+        let all: BTreeSet<IpAddr> = inputs
             .interfaces
             .iter()
             .copied()
-            .filter(|ip| Family::of(*ip) == rulings.family && !ip.is_loopback())
+            .filter(|ip| Family::of(*ip) == inputs.family && !ip.is_loopback())
             .collect();
         let (old, new) = (before.unwrap_or_else(|| all.clone()), after.unwrap_or(all));
         let list = |ips: Vec<&IpAddr>| ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let (gone, come): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
+        let (removed, added): (Vec<_>, Vec<_>) =
+            (old.difference(&new).collect(), new.difference(&old).collect());
         for port in &served {
-            if !gone.is_empty() {
-                lines.push(format!("{port} stops answering on {}", list(gone.clone())));
+            if !removed.is_empty() {
+                lines.push(format!("{port} stops answering on {}", list(removed.clone())));
             }
-            if !come.is_empty() {
-                lines.push(format!("{port} starts to answer on {}", list(come.clone())));
+            if !added.is_empty() {
+                lines.push(format!("{port} starts answering on {}", list(added.clone())));
             }
         }
     }
     Ok(())
 }
 
-fn to_nftables(found: &PresentRules, rulings: &Rulings, lines: &mut Vec<String>) {
-    if let Some((ip, name, more)) = cluster_ips(rulings) {
+fn to_nftables(found: &PresentRules, inputs: &FamilyInputs, lines: &mut Vec<String>) {
+    if let Some((ip, name, more)) = cluster_ips(inputs) {
         lines.push(format!(
-            "ports that no service has at a cluster IP are refused instead of sent to the network, as at {ip} ({name}){more}"
+            "unused ports of cluster IPs are refused instead of routed to the network, for example of {ip} ({name}){more}"
         ));
     }
-    for cidr in &rulings.service_cidrs {
-        lines
-            .push(format!("addresses of {cidr} that no service has go unanswered instead of to the network"));
+    for cidr in &inputs.service_cidrs {
+        lines.push(format!(
+            "packets to unused addresses of {cidr} are dropped instead of routed to the network"
+        ));
     }
-    for (name, routing) in unserved(rulings) {
+    for (name, routing) in unserved(inputs) {
         for ip in external(routing) {
             lines.push(format!(
-                "{ip} ({name}), which has no endpoints, is refused to this node itself, too, instead of sent to the network"
+                "connections from this node to {ip} ({name}), which has no endpoints, are refused instead of routed to the network"
             ));
         }
     }
-    if found.forward_drops && !rulings.routings.is_empty() {
+    if found.forward_drops && !inputs.routings.is_empty() {
         lines.push(
-            "the FORWARD chain of iptables drops what no rule accepts, and this mode accepts nothing there: traffic to \
-             and from pods needs a rule of its own"
+            "the policy of the iptables FORWARD chain is DROP, and this mode has no rules there: traffic to and from \
+             pods needs a rule that accepts it"
                 .into(),
         );
-    } else if !rulings.routings.is_empty() {
+    } else if !inputs.routings.is_empty() {
         lines.push("forwarded service traffic is no longer accepted ahead of other rules in FORWARD".into());
     }
-    for port in health_checks(rulings) {
+    for port in health_checks(inputs) {
         lines.push(format!("{port} is no longer accepted ahead of other rules in INPUT"));
     }
     if found.drops_invalid {
@@ -173,47 +175,49 @@ fn to_nftables(found: &PresentRules, rulings: &Rulings, lines: &mut Vec<String>)
             "forwarded packets that belong to no connection (ct state invalid) are no longer dropped".into(),
         );
     }
-    affinity(rulings, lines);
+    affinity(inputs, lines);
 }
 
-fn to_iptables(rulings: &Rulings, lines: &mut Vec<String>) {
-    if let Some((ip, name, more)) = cluster_ips(rulings) {
+fn to_iptables(inputs: &FamilyInputs, lines: &mut Vec<String>) {
+    if let Some((ip, name, more)) = cluster_ips(inputs) {
         lines.push(format!(
-            "ports that no service has at a cluster IP are sent to the network instead of refused, as at {ip} ({name}){more}"
+            "unused ports of cluster IPs are routed to the network instead of refused, for example of {ip} ({name}){more}"
         ));
     }
-    for cidr in &rulings.service_cidrs {
-        lines.push(format!("what goes to addresses of {cidr} that no service has is sent to the network"));
+    for cidr in &inputs.service_cidrs {
+        lines.push(format!(
+            "packets to unused addresses of {cidr} are routed to the network instead of dropped"
+        ));
     }
-    for (name, routing) in unserved(rulings) {
+    for (name, routing) in unserved(inputs) {
         for ip in external(routing) {
             lines.push(format!(
-                "what this node itself sends to {ip} ({name}), which has no endpoints, goes to the network instead of being refused"
+                "connections from this node to {ip} ({name}), which has no endpoints, are routed to the network instead of refused"
             ));
         }
     }
-    if !rulings.routings.is_empty() {
+    if !inputs.routings.is_empty() {
         lines.push("forwarded service traffic is accepted ahead of other rules in FORWARD".into());
     }
-    for port in health_checks(rulings) {
+    for port in health_checks(inputs) {
         lines.push(format!("{port} is accepted ahead of other rules in INPUT"));
     }
     lines.push("forwarded packets that belong to no connection (ct state INVALID) are dropped".into());
-    affinity(rulings, lines);
+    affinity(inputs, lines);
 }
 
-/// One of them, whose it is, and how many more there are.
-fn cluster_ips(rulings: &Rulings) -> Option<(IpAddr, &ServicePortName, String)> {
+/// A cluster IP, its service port, and a suffix with the number of further cluster IPs.
+fn cluster_ips(inputs: &FamilyInputs) -> Option<(IpAddr, &ServicePortName, String)> {
     let ips: BTreeSet<IpAddr> =
-        rulings.routings.iter().map(|(_, routing)| routing.addresses.cluster_ip).collect();
-    let (name, routing) = rulings.routings.first()?;
+        inputs.routings.iter().map(|(_, routing)| routing.addresses.cluster_ip).collect();
+    let (name, routing) = inputs.routings.first()?;
     let more = ips.len().saturating_sub(1);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     Some((routing.addresses.cluster_ip, name, more))
 }
 
-fn unserved(rulings: &Rulings) -> impl Iterator<Item = (&ServicePortName, &Routing)> {
-    let all = rulings.routings.iter().map(|(name, routing)| (name, &**routing));
+fn unserved(inputs: &FamilyInputs) -> impl Iterator<Item = (&ServicePortName, &Routing)> {
+    let all = inputs.routings.iter().map(|(name, routing)| (name, &**routing));
     all.filter(|(_, routing)| routing.external == Traffic::RejectNoEndpoints)
 }
 
@@ -223,17 +227,19 @@ fn external(routing: &Routing) -> impl Iterator<Item = String> {
     ips.map(|ip| format!("{}/{}", model::address::host_port(*ip, routing.port.get()), routing.protocol))
 }
 
-/// Each once: the ports of a Service share theirs.
-fn health_checks(rulings: &Rulings) -> BTreeSet<String> {
-    let ports = rulings.routings.iter().filter_map(|(name, routing)| {
+/// A set, because the ports of a Service share one health check node port.
+fn health_checks(inputs: &FamilyInputs) -> BTreeSet<String> {
+    let ports = inputs.routings.iter().filter_map(|(name, routing)| {
         routing.health_check_node_port.map(|port| format!("health check node port {port} ({})", name.service))
     });
     ports.collect()
 }
 
-fn affinity(rulings: &Rulings, lines: &mut Vec<String>) {
-    for (name, routing) in rulings.routings.iter().filter(|(_, routing)| routing.affinity.is_some()) {
+fn affinity(inputs: &FamilyInputs, lines: &mut Vec<String>) {
+    for (name, routing) in inputs.routings.iter().filter(|(_, routing)| routing.affinity.is_some()) {
         let seconds = routing.affinity.unwrap_or_default();
-        lines.push(format!("clients of {name} (session affinity {seconds}s) are balanced once more"));
+        lines.push(format!(
+            "clients of {name} (session affinity {seconds}s) may be sent to another endpoint once"
+        ));
     }
 }

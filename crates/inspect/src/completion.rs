@@ -1,4 +1,4 @@
-//! `kube-proxy completion`: what a shell needs to complete our flags and subcommands; and the manual pages.
+//! `kube-proxy completion`: shell completions for flags and subcommands, and the manual pages.
 
 use std::process::ExitCode;
 
@@ -12,23 +12,23 @@ const MANUAL: &str = "man";
 pub fn command() -> Command {
     let shells = ["bash", "elvish", "fish", "powershell", "zsh", MANUAL];
     Command::new("completion")
-        .about("Print the completions for a shell, or a page of the manual")
+        .about("Print the completion script of a shell, or a manual page")
         .after_help(
             "For bash: kube-proxy completion bash > /etc/bash_completion.d/kube-proxy\n\
-             The page of a subcommand: kube-proxy completion man explain | man -l -",
+             Manual page of a subcommand: kube-proxy completion man explain | man -l -",
         )
         .arg(Arg::new("for").required(true).value_parser(PossibleValuesParser::new(shells)))
-        .arg(Arg::new("subcommand").help("Whose page of the manual, if not the main one"))
+        .arg(Arg::new("subcommand").help("The subcommand whose manual page to print"))
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let wanted = matches.get_one::<String>("for").map(String::as_str).unwrap_or_default();
+    let format = matches.get_one::<String>("for").map(String::as_str).unwrap_or_default();
     let subcommand = matches.get_one::<String>("subcommand");
     let text = match subcommand {
-        None if wanted == MANUAL => page(super::command())?,
-        None => script(wanted)?,
-        Some(name) if wanted == MANUAL => page_of(name)?,
-        Some(name) => bail!("completions for {wanted} hold all subcommands: leave out {name:?}"),
+        None if format == MANUAL => page(super::command())?,
+        None => script(format)?,
+        Some(name) if format == MANUAL => page_of(name)?,
+        Some(name) => bail!("the completions of {format} contain all subcommands: omit {name:?}"),
     };
     super::print(&text);
     Ok(ExitCode::SUCCESS)
@@ -38,15 +38,15 @@ fn script(shell: &str) -> anyhow::Result<String> {
     let shell: Shell = shell.parse().map_err(anyhow::Error::msg)?;
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut super::command(), "kube-proxy", &mut text);
-    // clap_complete takes the dash in our name for one between two subcommands, in one of two places.
+    // In one of two places clap_complete mistakes the dash in our name for one between two subcommands.
     Ok(String::from_utf8_lossy(&text).replace("kube__subcmd__proxy", "kube__proxy"))
 }
 
 fn page_of(name: &str) -> anyhow::Result<String> {
     let mut whole = super::command();
-    // Only then does it know what it is called as a part of the whole.
+    // `build` sets the display names of subcommands.
     whole.build();
-    let command = whole.find_subcommand(name).with_context(|| format!("there is no subcommand {name:?}"))?;
+    let command = whole.find_subcommand(name).with_context(|| format!("unknown subcommand {name:?}"))?;
     let title = command.get_display_name().unwrap_or(name).to_owned();
     page(command.clone().name(title))
 }

@@ -1,5 +1,5 @@
-//! What the kernel of this node should hold, worked out here and now from manifests or the API server, as the proxy with
-//! the same command line would.
+//! Reads the objects once, from manifests or the API server, as the proxy with the same command line would, to compute
+//! the desired state of this node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use model::cluster::Cluster;
 use model::event::{Event, Kind};
 use proxy::metrics::Metrics;
 use proxy::modes;
-use proxy::node::{self, Node};
+use proxy::node::{self, LocalNode};
 use proxy::run::{self, Options};
 use proxy::source::MainMessage;
 use settings::config::{self, Config};
@@ -23,33 +23,34 @@ use settings::logs::{LogSettings, Logs};
 
 use super::arguments;
 
-/// For everything to be listed. Longer than a large cluster takes, shorter than a person waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limits how long to wait until everything is listed; a large cluster takes a few seconds.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For ServiceCIDRs to be heard of once the rest is known: an API server without them never tells of any.
-const GRACE: Duration = Duration::from_secs(2);
+/// Limits how long to wait for a list of ServiceCIDRs to begin after the rest is listed: an API server without this
+/// resource never lists any.
+const SERVICE_CIDR_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Flags of the proxy that mean nothing to somebody who only asks.
-const MEANINGLESS: &[&str] = &["cleanup", "init-only", "write-config-to", "version"];
+/// Flags of the proxy that have no meaning for subcommands.
+const SERVER_ONLY: &[&str] = &["cleanup", "init-only", "write-config-to", "version"];
 
-/// The flags of the proxy, for a subcommand to take them as well.
+/// The flags of the proxy that a subcommand accepts.
 pub fn arguments() -> Vec<Arg> {
     arguments::arguments()
         .into_iter()
-        .filter(|argument| !MEANINGLESS.contains(&argument.get_id().as_str()))
+        .filter(|argument| !SERVER_ONLY.contains(&argument.get_id().as_str()))
         .collect()
 }
 
-/// Flags that say where objects are to be read from.
+/// Flags that name a source of objects.
 const SOURCES: &[&str] = &["manifests", "kubeconfig", "master"];
 
-/// Flags that the proxy's own command line has in every cluster, and those about logs: they may be given when the running
-/// proxy is asked, which goes by its own.
-const HARMLESS: &[&str] = &["config", "metrics-bind-address", "hostname-override", "v", "vmodule"];
+/// Flags that a subcommand accepts when it queries the running proxy, so that the proxy's command line can be reused; the
+/// running proxy uses its own values. The logging flags are accepted, too.
+const ACCEPTED_WITHOUT_OBJECTS: &[&str] =
+    &["config", "metrics-bind-address", "hostname-override", "v", "vmodule"];
 
-/// Whether objects are to be read, rather than the running proxy to be asked. A configuration file says where that one
-/// listens, whatever else is in it. What the running proxy would not heed is refused: the answer would be to another
-/// question.
+/// Whether to read objects instead of querying the running proxy. With `--config` alone the running proxy is queried: the
+/// file has its address. Flags that the running proxy would ignore are an error.
 pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
     let is_given = |flag: &str| matches.value_source(flag) == Some(ValueSource::CommandLine);
     if SOURCES.iter().any(|flag| is_given(flag)) {
@@ -57,14 +58,15 @@ pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
     }
     let arguments = arguments();
     let names = arguments.iter().map(|argument| argument.get_id().as_str());
-    let unheeded =
-        names.filter(|name| !HARMLESS.contains(name) && !name.starts_with("log") && is_given(name));
-    let unheeded: Vec<String> = unheeded.map(|name| format!("--{name}")).collect();
-    if !unheeded.is_empty() {
+    let ignored = names.filter(|name| {
+        !ACCEPTED_WITHOUT_OBJECTS.contains(name) && !name.starts_with("log") && is_given(name)
+    });
+    let ignored: Vec<String> = ignored.map(|name| format!("--{name}")).collect();
+    if !ignored.is_empty() {
         bail!(
-            "{}: the proxy that runs on this node is asked, and goes by its own flags; leave this out, or say with \
+            "{}: the proxy that runs on this node is queried, and uses its own flags; omit this, or specify with \
              --manifests, --kubeconfig or --master where to read objects from",
-            unheeded.join(", ")
+            ignored.join(", ")
         );
     }
     Ok(false)
@@ -74,7 +76,7 @@ pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
 pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> {
     let mut flags = arguments::from_matches(matches).map_err(anyhow::Error::msg)?;
     let logs = Logs::install()?;
-    // Whoever asks wants the answer, and not how we came to it.
+    // Without this, completing the configuration would log to the terminal.
     logs.apply(LogSettings { quiet: true, ..LogSettings::default() })?;
     let completed = config::complete(&mut flags)?;
     let mut settings = config::log_settings(&completed.config.logging, &completed.gates)?;
@@ -84,64 +86,64 @@ pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> 
     Ok((config, Options::new(&flags, logs)))
 }
 
-/// Everything that was asked of this node at one moment.
+/// The configuration, the node and the objects, read once.
 #[derive(Debug)]
 pub struct Desired {
     pub config: Config,
-    pub node: Node,
-    /// Nothing was taken from them yet: all that they hold is changed.
+    pub node: LocalNode,
+    /// Every routing is still among the changes.
     pub clusters: BTreeMap<Family, Cluster>,
-    /// Each file or object of a folder that was not understood, with its place and the reason.
+    /// Files and objects of the folder that were rejected, with the reason.
     pub left_out: Vec<String>,
 }
 
 impl Desired {
-    /// Reads it all, once.
+    /// Reads the objects of the families that the kernel supports.
     pub fn read(config: Config, options: &Options) -> anyhow::Result<Self> {
         Self::read_for(&modes::families_of_kernel(), config, options)
     }
 
-    /// The same for these families, whatever this kernel has.
+    /// Reads the objects of these families, whether the kernel supports them or not.
     pub fn read_for(families: &[Family], config: Config, options: &Options) -> anyhow::Result<Self> {
         let name = node::name(&config)?;
         let metrics = Metrics::new(config.mode).into();
         let (source, _recorder) = run::source(&config, options, &name, &metrics).context(
-            "finding objects (--manifests, --kubeconfig, --master or --config say where they are)",
+            "connecting to the source of objects (--manifests, --kubeconfig, --master or --config)",
         )?;
         let mut senders = Vec::new();
-        let mut listening = BTreeMap::new();
+        let mut receivers = BTreeMap::new();
         for family in families.iter().copied() {
             let (sender, inbox) = channel();
             senders.push(sender);
             let cluster = Cluster::new(run::here(&config, &name, family));
-            listening.insert(family, thread::spawn(move || listen(cluster, &inbox)));
+            receivers.insert(family, thread::spawn(move || receive_all(cluster, &inbox)));
         }
-        let (words, inbox) = channel();
-        // Whoever runs a proxy wants it to wait for the node for ever; whoever asks does not.
-        let (watch, waited_for) = (words.clone(), name.clone());
+        let (messages, inbox) = channel();
+        // The server waits for its Node forever, a subcommand must not.
+        let (timer, node_name) = (messages.clone(), name.clone());
         thread::spawn(move || {
-            thread::sleep(PATIENCE);
-            let _ = watch.send(MainMessage::Stop(anyhow!(
-                "nothing was heard of node {waited_for:?} within {PATIENCE:?}, or it has no pod CIDRs and the proxy would wait for them"
+            thread::sleep(LIST_TIMEOUT);
+            let _ = timer.send(MainMessage::Stop(anyhow!(
+                "node {node_name:?} was not received within {LIST_TIMEOUT:?}, or it has no pod CIDRs, which the proxy would wait for"
             )));
         });
         let deliver = move |event: Arc<Event>| {
-            // A listener that knows everything does not listen any more.
+            // A receiver that has everything has closed its channel.
             senders.iter().for_each(|sender| drop(sender.send(event.clone())));
         };
-        let left_out = source.deliver_once(deliver, words)?;
+        let left_out = source.deliver_once(deliver, messages)?;
         if !left_out.is_empty() {
-            super::warn(&format!("answering without what is refused above ({} in all)", left_out.len()));
+            super::warn(&format!("ignoring {} rejected files or objects, see above", left_out.len()));
         }
         let node = match options.manifests {
-            Some(_) => Node::from_folder(&config, name, &inbox)?,
-            None => Node::from_api_server(&config, name, &inbox)?,
+            Some(_) => LocalNode::from_folder(&config, name, &inbox)?,
+            None => LocalNode::from_api_server(&config, name, &inbox)?,
         };
         let mut clusters = BTreeMap::new();
-        for (family, listener) in listening {
+        for (family, receiver) in receivers {
             let mut cluster =
-                listener.join().map_err(|_| anyhow!("the thread that listens has failed"))??;
-            // The listener does not wait for it. Without it there would be no zone.
+                receiver.join().map_err(|_| anyhow!("the thread that receives objects has panicked"))??;
+            // `receive_all` does not wait for the Node, which has the zone.
             if let Some(object) = &node.object {
                 cluster.apply(&Event::NodeApplied(object.clone()));
             }
@@ -152,30 +154,32 @@ impl Desired {
     }
 }
 
-/// Takes in events until everything has been listed. ServiceCIDRs come last, and not from every API server.
-fn listen(mut cluster: Cluster, inbox: &Receiver<Arc<Event>>) -> anyhow::Result<Cluster> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut cidrs = Cidrs::Unheard;
-    let mut grace = None;
+/// Applies events until everything is listed. ServiceCIDRs come last, and not from every API server.
+fn receive_all(mut cluster: Cluster, inbox: &Receiver<Arc<Event>>) -> anyhow::Result<Cluster> {
+    let deadline = Instant::now() + LIST_TIMEOUT;
+    let mut cidrs = CidrList::NotStarted;
+    let mut cidr_deadline = None;
     loop {
         let until = match (cluster.is_complete(), cidrs) {
-            (true, Cidrs::Listed) => return Ok(cluster),
-            (true, Cidrs::Unheard) => *grace.get_or_insert_with(|| deadline.min(Instant::now() + GRACE)),
-            (false, _) | (true, Cidrs::Listing) => deadline,
+            (true, CidrList::Complete) => return Ok(cluster),
+            (true, CidrList::NotStarted) => {
+                *cidr_deadline.get_or_insert_with(|| deadline.min(Instant::now() + SERVICE_CIDR_TIMEOUT))
+            }
+            (false, _) | (true, CidrList::Started) => deadline,
         };
         let event = match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(event) => event,
-            Err(_) if cluster.is_complete() && cidrs == Cidrs::Unheard => {
-                tracing::warn!("No ServiceCIDRs were listed, going on without them");
+            Err(_) if cluster.is_complete() && cidrs == CidrList::NotStarted => {
+                tracing::warn!("No ServiceCIDRs were listed, continuing without them");
                 return Ok(cluster);
             }
             Err(_) if cluster.is_complete() => bail!("ServiceCIDRs were not listed in time"),
             Err(_) => bail!("Services and EndpointSlices were not listed in time"),
         };
         if *event == Event::Listing(Kind::ServiceCidr) {
-            cidrs = Cidrs::Listing;
+            cidrs = CidrList::Started;
         } else if *event == Event::Listed(Kind::ServiceCidr) {
-            cidrs = Cidrs::Listed;
+            cidrs = CidrList::Complete;
         }
         for note in cluster.apply(&event) {
             let (field, value) = note.detail.unwrap_or_default();
@@ -184,12 +188,12 @@ fn listen(mut cluster: Cluster, inbox: &Receiver<Arc<Event>>) -> anyhow::Result<
     }
 }
 
-/// How far we have heard of ServiceCIDRs.
+/// The progress of the list of ServiceCIDRs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Cidrs {
-    Unheard,
-    Listing,
-    Listed,
+enum CidrList {
+    NotStarted,
+    Started,
+    Complete,
 }
 
 #[cfg(test)]
@@ -202,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    fn listening() -> (Sender<Arc<Event>>, thread::JoinHandle<anyhow::Result<Cluster>>) {
+    fn start() -> (Sender<Arc<Event>>, thread::JoinHandle<anyhow::Result<Cluster>>) {
         let cluster = Cluster::new(Here {
             family: Family::V4,
             node_name: "n1".into(),
@@ -211,11 +215,11 @@ mod tests {
             started: Timestamp::UNIX_EPOCH,
         });
         let (sender, inbox) = channel();
-        (sender, thread::spawn(move || listen(cluster, &inbox)))
+        (sender, thread::spawn(move || receive_all(cluster, &inbox)))
     }
 
-    fn tell(line: &Sender<Arc<Event>>, events: impl IntoIterator<Item = Event>) {
-        events.into_iter().for_each(|event| line.send(event.into()).unwrap());
+    fn send(sender: &Sender<Arc<Event>>, events: impl IntoIterator<Item = Event>) {
+        events.into_iter().for_each(|event| sender.send(event.into()).unwrap());
     }
 
     fn all_but_cidrs() -> impl Iterator<Item = Event> {
@@ -224,39 +228,39 @@ mod tests {
     }
 
     #[test]
-    fn service_cidrs_that_come_after_everything_else_are_heard() {
-        let (line, listener) = listening();
-        tell(&line, all_but_cidrs());
+    fn service_cidrs_that_are_listed_last_are_received() {
+        let (sender, receiver) = start();
+        send(&sender, all_but_cidrs());
         thread::sleep(Duration::from_millis(200));
-        tell(&line, [Event::Listing(Kind::ServiceCidr)]);
-        // Longer than anybody waits for a list that does not even begin.
-        thread::sleep(GRACE + Duration::from_millis(200));
+        send(&sender, [Event::Listing(Kind::ServiceCidr)]);
+        // A list that has begun is not subject to the shorter timeout.
+        thread::sleep(SERVICE_CIDR_TIMEOUT + Duration::from_millis(200));
         let mut cidr = ServiceCidr::default();
         cidr.metadata.name = "kubernetes".into();
         cidr.spec.cidrs = vec!["10.96.0.0/16".into()];
-        tell(&line, [Event::ServiceCidrApplied(cidr.into()), Event::Listed(Kind::ServiceCidr)]);
-        let cluster = listener.join().unwrap().unwrap();
+        send(&sender, [Event::ServiceCidrApplied(cidr.into()), Event::Listed(Kind::ServiceCidr)]);
+        let cluster = receiver.join().unwrap().unwrap();
         assert_eq!(cluster.service_cidrs(), ["10.96.0.0/16".parse().unwrap()]);
     }
 
     #[test]
-    fn an_api_server_without_service_cidrs_is_not_waited_for_long() {
+    fn without_service_cidrs_receiving_ends_after_their_timeout() {
         let started = Instant::now();
-        let (line, listener) = listening();
-        tell(&line, all_but_cidrs());
-        assert!(listener.join().unwrap().is_ok());
-        assert!(started.elapsed() >= GRACE, "{:?}", started.elapsed());
-        drop(line);
+        let (sender, receiver) = start();
+        send(&sender, all_but_cidrs());
+        assert!(receiver.join().unwrap().is_ok());
+        assert!(started.elapsed() >= SERVICE_CIDR_TIMEOUT, "{:?}", started.elapsed());
+        drop(sender);
     }
 
     #[test]
-    fn a_folder_that_is_read_is_not_waited_for() {
+    fn a_folder_needs_no_wait_for_service_cidrs() {
         let started = Instant::now();
-        let (line, listener) = listening();
-        tell(&line, [Event::Listed(Kind::ServiceCidr)]);
-        tell(&line, all_but_cidrs());
-        assert!(listener.join().unwrap().is_ok());
-        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
-        drop(line);
+        let (sender, receiver) = start();
+        send(&sender, [Event::Listed(Kind::ServiceCidr)]);
+        send(&sender, all_but_cidrs());
+        assert!(receiver.join().unwrap().is_ok());
+        assert!(started.elapsed() < SERVICE_CIDR_TIMEOUT, "{:?}", started.elapsed());
+        drop(sender);
     }
 }

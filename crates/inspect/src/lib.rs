@@ -1,11 +1,11 @@
-//! What an operator asks: `kube-proxy explain`, `plan`, `top` and the like.
+//! The subcommands: `kube-proxy explain`, `plan`, `top` and others.
 //!
 //! ```text
-//!   explain, top, verify ─▶ running ─▶ the proxy of this node answers at its metrics port
-//!   explain, plan, render, verify ─▶ desired ─▶ the objects are read once, and the model is asked
+//!   explain, top, verify          ─▶ running ─▶ debug API of the running proxy, at its metrics port
+//!   explain, plan, render, verify ─▶ desired ─▶ objects, read once ─▶ model
 //! ```
 //!
-//! Every subcommand takes every flag of the proxy, so that it can be given the same command line and decides the same.
+//! Every subcommand accepts the flags of the proxy, so that with the same command line it decides the same.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -13,10 +13,10 @@ mod behaviour;
 pub mod completion;
 pub mod desired;
 pub mod explain;
+mod inputs;
 pub mod mistyped;
 pub mod plan;
 pub mod render;
-mod rulings;
 pub mod running;
 #[cfg(feature = "top")]
 pub mod top;
@@ -26,47 +26,45 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
-/// One subcommand.
-struct Tool {
+struct Subcommand {
     command: fn() -> Command,
     run: fn(&ArgMatches) -> anyhow::Result<ExitCode>,
 }
 
-const TOOLS: &[Tool] = &[
-    Tool { command: completion::command, run: completion::run },
-    Tool { command: explain::command, run: explain::run },
-    Tool { command: plan::command, run: plan::run },
-    Tool { command: render::command, run: render::run },
+const SUBCOMMANDS: &[Subcommand] = &[
+    Subcommand { command: completion::command, run: completion::run },
+    Subcommand { command: explain::command, run: explain::run },
+    Subcommand { command: plan::command, run: plan::run },
+    Subcommand { command: render::command, run: render::run },
     #[cfg(feature = "top")]
-    Tool { command: top::command, run: top::run },
-    Tool { command: verify::command, run: verify::run },
+    Subcommand { command: top::command, run: top::run },
+    Subcommand { command: verify::command, run: verify::run },
 ];
 
-/// The answer to "does it differ?" if it does.
+/// The exit code of `plan` and `verify` if the kernel differs from the desired state.
 const DIFFERENT: u8 = 2;
 
-/// The whole command line: for completions, the manual, and to read what subcommands are given.
+/// The whole command line: for completions, manual pages and the parsing of subcommands.
 pub fn command() -> Command {
     let about = "A kube-proxy: makes the kernel forward connections to Services to the endpoints behind them";
     let command = Command::new("kube-proxy").about(about).args(arguments::arguments());
-    TOOLS.iter().fold(command, |command, tool| command.subcommand((tool.command)()))
+    SUBCOMMANDS.iter().fold(command, |command, subcommand| command.subcommand((subcommand.command)()))
 }
 
-/// Each subcommand's name and what it is for.
+/// The name and the description of each subcommand.
 pub fn subcommands() -> Vec<(String, String)> {
-    let commands = TOOLS.iter().map(|tool| (tool.command)());
+    let commands = SUBCOMMANDS.iter().map(|subcommand| (subcommand.command)());
     let about = |command: &Command| command.get_about().map(ToString::to_string).unwrap_or_default();
     commands.map(|command| (command.get_name().to_owned(), about(&command))).collect()
 }
 
-/// Whether the first argument calls for one of the subcommands.
+/// Whether the first argument is a subcommand.
 pub fn is_called(first: Option<&str>) -> bool {
-    let called = |tool: &Tool| Some((tool.command)().get_name()) == first;
-    first == Some("help") || TOOLS.iter().any(called)
+    let called = |subcommand: &Subcommand| Some((subcommand.command)().get_name()) == first;
+    first == Some("help") || SUBCOMMANDS.iter().any(called)
 }
 
-/// Runs the subcommand that the arguments call for. What it has to say goes to standard output, what goes wrong to
-/// standard error; 1 is the answer to everything that went wrong.
+/// Runs a subcommand. It prints errors to standard error and exits with 1.
 pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments = std::iter::once("kube-proxy".to_owned()).chain(arguments);
     let matches = match command().try_get_matches_from(arguments) {
@@ -77,8 +75,8 @@ pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
         }
     };
     let called = matches.subcommand().and_then(|(name, matches)| {
-        let tool = TOOLS.iter().find(|tool| (tool.command)().get_name() == name)?;
-        Some((tool.run)(matches))
+        let subcommand = SUBCOMMANDS.iter().find(|subcommand| (subcommand.command)().get_name() == name)?;
+        Some((subcommand.run)(matches))
     });
     match called {
         Some(Ok(code)) => code,
@@ -94,7 +92,7 @@ fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "Warning: {text}");
 }
 
-/// A reader that has gone away is no error of ours.
+/// Ignores errors: a closed standard output is not an error of ours.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

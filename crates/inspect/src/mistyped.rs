@@ -1,23 +1,23 @@
-//! Which subcommand a mistyped word may have meant.
+//! Suggests a subcommand for a mistyped word.
 
-use super::TOOLS;
+use super::SUBCOMMANDS;
 
-/// A line to say after what is wrong with the command line; nothing if the word is like no subcommand's name.
+/// A line to print after an error of the command line, if the word resembles the name of a subcommand.
 pub fn hint(word: &str) -> Option<String> {
     let name = nearest(word)?;
-    // A right name is in the wrong place.
+    // The name is right, so it is in the wrong place.
     let place = if word == name { " Subcommands come first." } else { "" };
     Some(format!("Did you mean \"kube-proxy {name}\"?{place}"))
 }
 
-/// One letter in three may be wrong: one too many, missing, another, or swapped with the next.
+/// Allows one edit for every three letters of the name: an insertion, deletion, substitution or transposition.
 fn nearest(word: &str) -> Option<String> {
     let typed = word.to_lowercase();
-    let tools = TOOLS.iter().map(|tool| (tool.command)().get_name().to_owned());
-    let names = tools.chain(["help".to_owned()]).map(|name| (strsim::osa_distance(&typed, &name), name));
+    let names = SUBCOMMANDS.iter().map(|subcommand| (subcommand.command)().get_name().to_owned());
+    let names = names.chain(["help".to_owned()]).map(|name| (strsim::osa_distance(&typed, &name), name));
     names
-        .filter(|(slips, name)| *slips <= name.len() / 3)
-        .min_by_key(|(slips, _)| *slips)
+        .filter(|(edits, name)| *edits <= name.len() / 3)
+        .min_by_key(|(edits, _)| *edits)
         .map(|(_, name)| name)
 }
 
@@ -26,14 +26,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_like_no_name_is_not_taken_for_one() {
+    fn an_unrelated_word_has_no_suggestion() {
         for word in ["x", "false", "foo", "-", "--v=2", "", "proxy", "start", "man"] {
             assert_eq!(nearest(word), None, "{word:?}");
         }
     }
 
     #[test]
-    fn the_nearest_name_comes_first_to_mind() {
+    fn the_nearest_name_is_suggested() {
         for (word, want) in [
             ("explan", "explain"),
             ("explain", "explain"),

@@ -1,4 +1,4 @@
-//! `kube-proxy plan`: what a proxy with this command line would change in the kernel, and what clients would notice.
+//! `kube-proxy plan`: what a proxy with this command line would change in the kernel, and the effects on clients.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,20 +8,20 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use plan::difference::{Class, Difference, DifferenceKind};
 use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
 use super::behaviour::{self, FormerRules};
 use super::desired::{self, Desired};
-use super::rulings::{Rulings, desired_state};
+use super::inputs::{FamilyInputs, desired_state};
 use super::verify::{is_json, output};
 
 const EXAMPLES: &str = "\
-Takes the flags of the proxy, reads the objects once and compares what they ask for with what the
-kernel holds. Nothing is written, and nothing is printed if there is nothing to do. Where rules of
-another mode are in the kernel, it says what clients will notice of the change.
-Exit code: 0 nothing to change, 2 changes, 1 it could not be found out.
+Accepts the flags of the proxy, reads the objects once and compares the desired state with the kernel.
+Changes nothing, and prints nothing if there are no differences. If the kernel has rules of another
+mode, it also prints how the behaviour changes for clients.
+Exit code: 0 no changes, 2 changes, 1 error.
 
 Examples:
   kube-proxy plan --config /var/lib/kube-proxy/config.conf
@@ -29,53 +29,55 @@ Examples:
   kube-proxy plan --proxy-mode nftables --kubeconfig /var/lib/kube-proxy/kubeconfig.conf";
 
 pub fn command() -> Command {
-    let objects = Arg::new("objects").long("objects").action(ArgAction::SetTrue).help(
-        "Also print every service and every object of the kernel that would be added (+) or removed (-)",
-    );
+    let objects = Arg::new("objects")
+        .long("objects")
+        .action(ArgAction::SetTrue)
+        .help("Also print every service and every kernel object that would be added (+) or removed (-)");
     Command::new("plan")
-        .about("Print what would change in the kernel; change nothing")
+        .about("Print what the proxy would change in the kernel; change nothing")
         .after_help(EXAMPLES)
         .args(desired::arguments())
         .args([objects, output()])
 }
 
-/// More services than this are only counted where a mode takes over.
-const MANY: usize = 20;
+/// When one mode takes over from another, more new services than this are counted instead of listed.
+const MAX_LISTED_SERVICES: usize = 20;
 
-/// If more objects than these belong to no service port, they are only counted.
-const MAX_LISTED: usize = 10;
+/// More objects without a service port than this are counted instead of listed.
+const MAX_LISTED_OBJECTS: usize = 10;
 
-/// Of one family.
+/// The result for one family.
 #[derive(Debug, Serialize)]
 struct Section {
     family: String,
     changes: Vec<ServiceChange>,
-    /// Addresses that several services ask for or asked for.
+    /// Addresses that several services claim or claimed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     contested: Vec<Contest>,
-    /// What clients notice of a change of modes.
+    /// The rules of another mode or program, if the kernel has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     takes_over_from: Option<String>,
+    /// How the behaviour changes for clients when taking over.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     behaviour: Vec<String>,
     add: usize,
     remove: usize,
     objects: Vec<Finding>,
-    /// What of a folder was not understood; see `Desired::left_out`.
+    /// See [`Desired::left_out`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
 }
 
-/// What happens to one service port, or to what belongs to no service port.
+/// The changes of one service port, or of objects without one.
 #[derive(Debug, Serialize)]
 struct ServiceChange {
     /// `+`, `-` or `~`.
     sign: char,
-    /// None for what belongs to no service port that is known.
+    /// `None` for objects that belong to no known service port.
     service: Option<String>,
-    /// Each with its own sign.
+    /// Each starts with its own sign.
     lines: Vec<String>,
-    /// How many objects of the kernel that takes.
+    /// The number of kernel objects that change.
     objects: usize,
 }
 
@@ -84,9 +86,9 @@ impl From<&ServedChange<'_>> for ServiceChange {
         let ServedChange { service, kind, facts, differences } = change;
         let mut lines = Vec::new();
         if service.is_none() {
-            // What serves frontends that go is said by these.
-            let is_told = |it: &&&Difference| facts.is_empty() || !it.object.serves();
-            lines = list(&differences.iter().filter(is_told).copied().collect::<Vec<_>>());
+            // The facts already cover the objects that serve frontends.
+            let is_listed = |it: &&&Difference| facts.is_empty() || !it.object.serves();
+            lines = list(&differences.iter().filter(is_listed).copied().collect::<Vec<_>>());
         }
         lines.extend(facts.iter().map(|fact| format!("{} {}", fact.kind.sign(), fact.text)));
         if lines.is_empty() {
@@ -101,26 +103,26 @@ fn object(difference: &Difference) -> String {
     format!("{} {}", difference.kind.sign(), difference.text())
 }
 
-/// The objects, or how many there are of each class.
+/// One line per object, or the number of objects of each class.
 fn list(differences: &[&Difference]) -> Vec<String> {
-    if differences.len() <= MAX_LISTED {
+    if differences.len() <= MAX_LISTED_OBJECTS {
         return differences.iter().map(|it| object(it)).collect();
     }
     let mut counts: BTreeMap<(DifferenceKind, Class), usize> = BTreeMap::new();
     differences.iter().for_each(|it| *counts.entry((it.kind, it.object.class())).or_default() += 1);
     let line = |((kind, class), count): (&(DifferenceKind, Class), &usize)| {
         let plural = if *count == 1 { "" } else { "s" };
-        format!("{} {count} {class}{plural} of no service", kind.sign())
+        format!("{} {count} {class}{plural} without a service", kind.sign())
     };
     counts.iter().map(line).collect()
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (config, options) = desired::configuration(matches)?;
-    let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
+    let (config, node, all) = FamilyInputs::of(Desired::read(config, &options)?)?;
     let mut sections = Vec::new();
-    for rulings in &all {
-        sections.extend(Section::of(rulings, &config, &node)?);
+    for inputs in &all {
+        sections.extend(Section::of(inputs, &config, &node)?);
     }
     let is_empty = sections.iter().all(Section::is_empty);
     let is_json = is_json(matches);
@@ -135,13 +137,13 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 }
 
 impl Section {
-    fn of(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<Option<Self>> {
-        let family = rulings.family;
-        let Some(state) = desired_state(rulings, config, node)? else { return Ok(None) };
+    fn of(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<Option<Self>> {
+        let family = inputs.family;
+        let Some(state) = desired_state(inputs, config, node)? else { return Ok(None) };
         let comparison = compare(family, state)?;
         let before = FormerRules::read(family, config.mode)?;
         let behaviour = match &before {
-            Some(before) => behaviour::changes(before, rulings, config, node)?,
+            Some(before) => behaviour::changes(before, inputs, config, node)?,
             None => Vec::new(),
         };
         let count = |kind| {
@@ -160,7 +162,7 @@ impl Section {
             add: count(DifferenceKind::Missing),
             remove: count(DifferenceKind::Unexpected),
             objects: findings(&comparison),
-            left_out: rulings.left_out.clone(),
+            left_out: inputs.left_out.clone(),
         }))
     }
 
@@ -171,18 +173,18 @@ impl Section {
     fn show(&self, mode: ProxyMode, with_objects: bool) -> String {
         let mut text = String::new();
         let family = &self.family;
-        // Another mode writes every service anew, which says little. Writing to a string cannot fail.
-        let anew = |change: &&ServiceChange| change.sign == '+' && change.service.is_some();
-        let anew = if self.takes_over_from.is_some() { self.changes.iter().filter(anew).count() } else { 0 };
-        let in_brief = anew > MANY && !with_objects;
+        // When taking over every service is new, so a long list is not useful. Writing to a string cannot fail.
+        let is_new = |change: &&ServiceChange| change.sign == '+' && change.service.is_some();
+        let new = if self.takes_over_from.is_some() { self.changes.iter().filter(is_new).count() } else { 0 };
+        let in_brief = new > MAX_LISTED_SERVICES && !with_objects;
         if in_brief {
-            let _ = writeln!(text, "+ {family} {anew} services");
+            let _ = writeln!(text, "+ {family} {new} services");
         }
         for ServiceChange { sign, service, lines, .. } in &self.changes {
             if in_brief && *sign == '+' && service.is_some() {
                 continue;
             }
-            let service = service.as_deref().unwrap_or("of no service");
+            let service = service.as_deref().unwrap_or("(no service)");
             let _ = writeln!(text, "{sign} {family} {service}");
             lines.iter().for_each(|line| _ = writeln!(text, "    {line}"));
         }
@@ -201,7 +203,7 @@ impl Section {
             }
         }
         if let Some(before) = &self.takes_over_from {
-            let _ = writeln!(text, "{family}: takes over from {before}; behaviour that changes:");
+            let _ = writeln!(text, "{family}: takes over from {before}; changes in behaviour:");
             self.behaviour.iter().for_each(|line| _ = writeln!(text, "    {line}"));
         }
         let mode = match mode {

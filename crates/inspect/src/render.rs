@@ -1,5 +1,5 @@
-//! `kube-proxy render`: the whole ruleset of a mode as text, from manifests or the API server. The kernel is not asked
-//! and nothing is written to it, so it takes no privileges.
+//! `kube-proxy render`: the whole ruleset of a mode as text, from manifests or the API server. It neither reads nor writes
+//! rules of the kernel, so it needs no privileges.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -16,16 +16,16 @@ use plan::iptables::rules::RuleUnit;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::text::{self, Content};
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::{self, Desired};
-use super::rulings::Rulings;
+use super::inputs::FamilyInputs;
 
 const NOTES: &str = "\
-The nftables mode is printed as for `nft -f`, the iptables mode as for `iptables-restore --noflush`.
-The text has no packet counters of iptables, which not every kernel has. Rules of session affinity
-are printed as nft prints them, which it cannot read: without these the text loads.
+The output is for `nft -f` in nftables mode, and for `iptables-restore --noflush` in iptables mode.
+It has no iptables packet counters (the nfacct match), which not every kernel supports. Rules of
+session affinity are printed as nft lists them, which `nft -f` rejects; without them the output loads.
 
 Examples:
   kube-proxy render --proxy-mode nftables --manifests examples/demo
@@ -36,7 +36,7 @@ pub fn command() -> Command {
         .long("family")
         .value_name("family")
         .value_parser(PossibleValuesParser::new(["ipv4", "ipv6"]))
-        .help("Only this one; both otherwise");
+        .help("Print only this family");
     Command::new("render")
         .about("Print the whole ruleset of the mode as text; needs no privileges")
         .after_help(NOTES)
@@ -51,11 +51,11 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         _ => Family::BOTH.to_vec(),
     };
     let (config, options) = desired::configuration(matches)?;
-    let (config, node, all) = Rulings::of(Desired::read_for(&families, config, &options)?)?;
-    for rulings in &all {
+    let (config, node, all) = FamilyInputs::of(Desired::read_for(&families, config, &options)?)?;
+    for inputs in &all {
         let text = match config.mode {
-            ProxyMode::Nftables => nftables(rulings, &config, &node)?,
-            ProxyMode::Iptables => iptables(rulings, &config, &node)?,
+            ProxyMode::Nftables => nftables(inputs, &config, &node)?,
+            ProxyMode::Iptables => iptables(inputs, &config, &node)?,
             ProxyMode::Ipvs => {
                 bail!("the ipvs mode is not available yet, use --proxy-mode nftables or iptables")
             }
@@ -65,36 +65,36 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn nftables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<String> {
-    let settings = modes::nftables_settings(config, rulings.family, node)?;
+fn nftables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
+    let settings = modes::nftables_settings(config, inputs.family, node)?;
     let mut desired = DesiredTable::new(settings);
-    let routings = rulings.routings.iter();
+    let routings = inputs.routings.iter();
     desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
     let program = desired.program();
     let content = Content {
         elements: &desired.elements(),
-        service_cidrs: &rulings.service_cidrs,
-        node_port_ips: &rulings.node_port_ips_for_nftables(config, node),
+        service_cidrs: &inputs.service_cidrs,
+        node_port_ips: &inputs.node_port_ips_for_nftables(config, node),
     };
     Ok(text::table(TABLE, TABLE_COMMENT, &program, content))
 }
 
-fn iptables(rulings: &Rulings, config: &Config, node: &Node) -> anyhow::Result<String> {
-    let family = rulings.family;
+fn iptables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
+    let family = inputs.family;
     let abilities = Abilities { random_fully: true, ..Abilities::default() };
     let settings = modes::iptables_settings(config, family, node, abilities)?;
-    let tail = settings.tail(&settings.node_port_ips(&rulings.interfaces).0);
-    let comments = plan::iptables::plan::IptablesPlan::comments_for(rulings.endpoints);
+    let tail = settings.tail(&settings.node_port_ips(&inputs.interfaces).0);
+    let comments = plan::iptables::plan::IptablesPlan::comments_for(inputs.endpoints);
     let units =
-        rulings.routings.iter().map(|(name, routing)| RuleUnit::render(name, routing, &settings, comments));
+        inputs.routings.iter().map(|(name, routing)| RuleUnit::render(name, routing, &settings, comments));
     let mut restore = whole(&settings, &tail, units.collect(), &BTreeSet::new());
-    let made: Vec<&str> = settings.filter_chains().collect();
-    let mut more: Vec<&str> = Vec::new();
+    let ours: Vec<&str> = settings.filter_chains().collect();
+    let mut foreign: Vec<&str> = Vec::new();
     for jump in Jump::ALL {
         let section = restore.section(jump.table);
-        // The kubelet's, which we have no rule for here.
-        if jump.table == IptablesTable::Filter && !made.contains(&jump.to) && !more.contains(&jump.to) {
-            more.push(jump.to);
+        // A chain of kubelet, which has to exist for the jump.
+        if jump.table == IptablesTable::Filter && !ours.contains(&jump.to) && !foreign.contains(&jump.to) {
+            foreign.push(jump.to);
             section.chain(jump.to);
         }
         section.insert(jump.from, 1, &jump.rule());

@@ -1,4 +1,4 @@
-//! Asks the proxy that runs on this node, at its metrics port.
+//! Queries the debug API of the proxy that runs on this node, at its metrics port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
@@ -12,50 +12,48 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use proxy::debug_api::PREFIX;
-use proxy::http::LONGEST_ANSWER;
+use proxy::http::MAX_RESPONSE_TIME;
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
 
-/// Who runs and listens is there at once.
-const CONNECTING: Duration = Duration::from_secs(5);
-/// For a proxy that is busy with somebody else's question.
-const TURN: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(200);
-/// Longer than the busiest proxy takes to answer.
-const PATIENCE: Duration = LONGEST_ANSWER.saturating_add(TURN).saturating_add(CONNECTING);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limits the retries while the proxy is busy with another request.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = MAX_RESPONSE_TIME.saturating_add(BUSY_TIMEOUT).saturating_add(CONNECT_TIMEOUT);
 
-/// Asks for what is at `path` under [`PREFIX`]. `address` is where the proxy serves metrics.
+/// Gets `path` under [`PREFIX`]. `address` is the proxy's metrics address.
 pub fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let address = reachable(address);
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let path = format!("{PREFIX}/{path}");
-    // Within the runtime: a timeout begins to count where it is made.
-    let asked = runtime.block_on(async { timeout(PATIENCE, answered(address, &path)).await });
-    asked.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}"))).with_context(|| {
-        format!("asking the proxy at {address} (is it running, and is this its --metrics-bind-address?)")
+    // `timeout` has to be called within the runtime.
+    let result = runtime.block_on(async { timeout(TIMEOUT, get_with_retries(address, &path)).await });
+    result.unwrap_or_else(|_| Err(anyhow!("no answer within {TIMEOUT:?}"))).with_context(|| {
+        format!("querying the proxy at {address} (is it running, and is this its --metrics-bind-address?)")
     })
 }
 
-/// Asks again while it is not our turn.
-async fn answered(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
-    let began = Instant::now();
+/// Retries while the proxy is busy.
+async fn get_with_retries(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
+    let started = Instant::now();
     loop {
-        match converse(address, path).await? {
-            Said::Answer(body) => return Ok(body),
-            Said::Busy(_) if began.elapsed() < TURN => sleep(PAUSE).await,
-            Said::Busy(words) => bail!(words),
+        match get(address, path).await? {
+            Response::Body(body) => return Ok(body),
+            Response::Busy(_) if started.elapsed() < BUSY_TIMEOUT => sleep(RETRY_INTERVAL).await,
+            Response::Busy(message) => bail!(message),
         }
     }
 }
 
-enum Said {
-    Answer(Bytes),
-    /// It answers one question at a time.
+enum Response {
+    Body(Bytes),
+    /// The proxy answers one request at a time.
     Busy(String),
 }
 
-/// Who listens at all addresses is found at loopback.
+/// A proxy that listens on all addresses is reachable on loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -65,30 +63,30 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-async fn converse(address: SocketAddr, path: &str) -> anyhow::Result<Said> {
-    let connected = timeout(CONNECTING, TcpStream::connect(address)).await;
-    let stream = connected.map_err(|_| anyhow!("no connection within {CONNECTING:?}"))??;
+async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Response> {
+    let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    let stream = connected.map_err(|_| anyhow!("no connection within {CONNECT_TIMEOUT:?}"))??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = http::Request::get(path)
         .header(http::header::HOST, address.to_string())
         .body(Empty::<Bytes>::new())?;
-    let answer = async {
-        let answer = sender.send_request(request).await?;
-        let (status, is_busy) = (answer.status(), answer.headers().contains_key(RETRY_AFTER));
-        anyhow::Ok((status, is_busy, answer.into_body().collect().await?.to_bytes()))
+    let response = async {
+        let response = sender.send_request(request).await?;
+        let (status, is_busy) = (response.status(), response.headers().contains_key(RETRY_AFTER));
+        anyhow::Ok((status, is_busy, response.into_body().collect().await?.to_bytes()))
     };
-    let mut answer = pin!(answer);
+    let mut response = pin!(response);
     let (status, is_busy, body) = tokio::select! {
-        answer = &mut answer => answer?,
-        // With the answer, if all is well.
-        _ = connection => answer.await.context("the connection ended early")?,
+        response = &mut response => response?,
+        // The connection may end before the response has been polled.
+        _ = connection => response.await.context("the connection ended early")?,
     };
-    let words = || String::from_utf8_lossy(&body).trim_end().to_owned();
+    let message = || String::from_utf8_lossy(&body).trim_end().to_owned();
     match status {
-        StatusCode::OK => Ok(Said::Answer(body)),
-        StatusCode::NOT_FOUND => bail!("it does not know {path}: is it a Sluice of this version?"),
-        StatusCode::SERVICE_UNAVAILABLE if is_busy => Ok(Said::Busy(words())),
-        _ => bail!(words()),
+        StatusCode::OK => Ok(Response::Body(body)),
+        StatusCode::NOT_FOUND => bail!("{path} not found: is this a Sluice of the same version?"),
+        StatusCode::SERVICE_UNAVAILABLE if is_busy => Ok(Response::Busy(message())),
+        _ => bail!(message()),
     }
 }
 
@@ -101,7 +99,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn who_is_busy_is_asked_again() {
+    fn a_request_is_retried_while_the_proxy_is_busy() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let proxy = thread::spawn(move || {

@@ -1,11 +1,11 @@
 //! `kube-proxy top`: services and endpoints by new connections per second.
 //!
 //! ```text
-//!   the running proxy ─▶ Page ─▶ Meter ─▶ Picture ─▶ State ─▶ screen
-//!                                             └▶ report (--once)   ▲ keys
+//!   the running proxy ─▶ ConnectionsPage ─▶ Meter ─▶ Rates ─▶ TopView ─▶ screen
+//!                                                      └▶ report (--once)  ▲ keys
 //! ```
 //!
-//! Everything but `terminal` is pure: a screen is drawn into a buffer from a state, whatever its size.
+//! Everything but `terminal` is pure: the screen is drawn from the view into a buffer of any size.
 
 mod meter;
 mod report;
@@ -23,31 +23,31 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use proxy::connections::Page;
+use proxy::connections::ConnectionsPage;
 use settings::duration::Duration as GoDuration;
 
 use super::{desired, running};
 use meter::Meter;
 
-/// More often than this nobody can read, and each look takes the time of the proxy.
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Each request costs the proxy CPU time, and faster updates are not readable.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Keys:
   ↑ ↓ j k PgUp PgDn   move              s   sort by rate, total or name
-  Enter →             endpoints         r   turn the order around
+  Enter →             endpoints         r   reverse the order
   Esc ←               back              /   search by name or address
   q Ctrl-C            quit              ?   help
 
 Examples:
-  kube-proxy top                                  what gets connections on this node right now
-  kube-proxy top --interval 5s                    a calmer view
-  kube-proxy top --once                           the same as a plain table, over one second
+  kube-proxy top                                  services by new connections on this node
+  kube-proxy top --interval 5s                    update every five seconds
+  kube-proxy top --once                           print a table of one second and exit
   kube-proxy top --once --interval 10s -o json    for scripts
-  kube-proxy top --once --interval 0 -o json      counts only, without waiting
+  kube-proxy top --once --interval 0 -o json      totals only, without waiting
 
-Asks the proxy that runs on this node at its --metrics-bind-address, or the one that its --config says. Connections are \
-counted in nftables mode only, for service ports that have endpoints.";
+Queries the proxy that runs on this node at its --metrics-bind-address, or the metrics address of its --config. \
+Connections are counted in nftables mode only, for service ports that have endpoints.";
 
 pub fn command() -> Command {
     Command::new("top")
@@ -59,13 +59,13 @@ pub fn command() -> Command {
                 .value_name("duration")
                 .value_parser(interval)
                 .default_value("1s")
-                .help("Time between two looks at the counters, at least 100ms; with --once also 0, for counts only"),
+                .help("Time between two reads of the counters, at least 100ms; with --once also 0, for totals only"),
         )
         .arg(
             Arg::new("once")
                 .long("once")
                 .action(ArgAction::SetTrue)
-                .help("Look twice, one interval apart, print what was seen and exit"),
+                .help("Read the counters twice, one interval apart, print the rates and exit"),
         )
         .arg(
             Arg::new("output")
@@ -74,7 +74,7 @@ pub fn command() -> Command {
                 .value_name("format")
                 .value_parser(PossibleValuesParser::new(["text", "json"]))
                 .requires("once")
-                .help("What to print with --once: text (the default) or json"),
+                .help("Output format of --once: text (the default) or json"),
         )
         .args(desired::arguments())
 }
@@ -86,9 +86,9 @@ fn interval(text: &str) -> Result<Duration, String> {
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let interval = matches.get_one::<Duration>("interval").copied().unwrap_or(Duration::from_secs(1));
     let once = matches.get_flag("once");
-    let is_sensible = interval >= SHORTEST_INTERVAL || (once && interval.is_zero());
-    if !is_sensible {
-        bail!("--interval must be at least 100ms; with --once it may be 0, for counts without rates");
+    let is_valid = interval >= MIN_INTERVAL || (once && interval.is_zero());
+    if !is_valid {
+        bail!("--interval must be at least 100ms; with --once it may be 0, for totals without rates");
     }
     let (config, _) = desired::configuration(matches)?;
     let address = config.metrics_bind_address;
@@ -97,7 +97,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return print_once(address, interval, as_json);
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        bail!("there is no terminal to draw on; kube-proxy top --once prints instead");
+        bail!("standard input and output must be a terminal; use --once to print to a pipe or a file");
     }
     terminal::show(address, interval)?;
     Ok(ExitCode::SUCCESS)
@@ -105,23 +105,23 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn print_once(address: SocketAddr, interval: Duration, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut meter = Meter::default();
-    let (first, at, good_for) = look(address)?;
-    let mut picture = meter.look(first, at);
+    let (first, at, good_for) = read_counters(address)?;
+    let mut rates = meter.update(first, at);
     if !interval.is_zero() {
         sleep(interval.max(good_for));
-        let (second, at, _) = look(address)?;
-        picture = meter.look(second, at);
+        let (second, at, _) = read_counters(address)?;
+        rates = meter.update(second, at);
     }
-    let text = if as_json { report::json(&picture)? } else { report::text(&picture) };
+    let text = if as_json { report::json(&rates)? } else { report::text(&rates) };
     super::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the kernel has counted, when, and until when there will be nothing new.
-fn look(address: SocketAddr) -> anyhow::Result<(Page, Duration, Duration)> {
+/// The counters, when the proxy read them, and for how long it will return the same ones.
+fn read_counters(address: SocketAddr) -> anyhow::Result<(ConnectionsPage, Duration, Duration)> {
     let answer = running::ask(address, "connections")?;
-    let page: Page = serde_json::from_slice(&answer)
-        .context("reading what the proxy has counted: is it a Sluice of this version?")?;
+    let page: ConnectionsPage = serde_json::from_slice(&answer)
+        .context("reading the answer of the proxy: is it a Sluice of the same version?")?;
     let (counted_at, good_for) = (page.counted_at, page.good_for);
     Ok((page, counted_at, good_for))
 }

@@ -1,4 +1,4 @@
-//! `kube-proxy verify`: whether the kernel holds what it should, by the answer of the running proxy or by objects that it reads.
+//! `kube-proxy verify`: compares the kernel with the desired state, by querying the running proxy or by reading objects.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -10,13 +10,13 @@ use proxy::debug_api::VERIFY;
 use proxy::debug_api::findings::{Findings, ServedFinding};
 
 use super::desired::{self, Desired};
-use super::rulings::{Rulings, desired_state};
+use super::inputs::{FamilyInputs, desired_state};
 use super::running;
 
 const EXAMPLES: &str = "\
-Asks the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master says
-where the objects are: then the kernel is compared with what they ask for, be there a proxy or not.
-Exit code: 0 kernel and plan agree, 2 they differ, 1 it could not be found out.
+Queries the proxy that runs on this node at --metrics-bind-address, unless --manifests, --kubeconfig or --master
+names a source of objects. In that case it compares the kernel with these objects and needs no running proxy.
+Exit code: 0 kernel and plan agree, 2 they differ, 1 error.
 
 Examples:
   kube-proxy verify
@@ -25,13 +25,12 @@ Examples:
 
 pub fn command() -> Command {
     Command::new("verify")
-        .about("Compare what the kernel holds with what it should; change nothing")
+        .about("Compare the kernel with the desired state; change nothing")
         .after_help(EXAMPLES)
         .args(desired::arguments())
         .arg(output())
 }
 
-/// `-o json`.
 pub fn output() -> Arg {
     Arg::new("output")
         .short('o')
@@ -39,7 +38,7 @@ pub fn output() -> Arg {
         .value_name("format")
         .value_parser(PossibleValuesParser::new(["text", "json"]))
         .default_value("text")
-        .help("How to print it")
+        .help("Output format")
 }
 
 pub fn is_json(matches: &ArgMatches) -> bool {
@@ -50,12 +49,12 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let reads_objects = desired::reads_objects(matches)?;
     let (config, options) = desired::configuration(matches)?;
     let found: Vec<Findings> = if reads_objects {
-        let (config, node, all) = Rulings::of(Desired::read(config, &options)?)?;
+        let (config, node, all) = FamilyInputs::of(Desired::read(config, &options)?)?;
         let mut found = Vec::new();
-        for rulings in &all {
-            if let Some(state) = desired_state(rulings, &config, &node)? {
-                let left_out = rulings.left_out.clone();
-                found.push(Findings { left_out, ..Findings::of(rulings.family, state)? });
+        for inputs in &all {
+            if let Some(state) = desired_state(inputs, &config, &node)? {
+                let left_out = inputs.left_out.clone();
+                found.push(Findings { left_out, ..Findings::of(inputs.family, state)? });
             }
         }
         found
@@ -83,10 +82,10 @@ fn show(found: &[Findings]) -> String {
             let _ = writeln!(text, "  {} {}{service}", difference.kind, difference.object);
         }
         if !served.is_empty() {
-            let _ = writeln!(text, "{family}: for users of services:");
+            let _ = writeln!(text, "{family}: effects on services:");
         }
         for ServedFinding { kind, what, service } in served {
-            let service = service.as_deref().unwrap_or("of no service");
+            let service = service.as_deref().unwrap_or("(no service)");
             let _ = writeln!(text, "  {service}: {kind} {what}");
         }
     }

@@ -1,11 +1,11 @@
-//! What the iptables mode costs from API objects to the kernel, in both variants: our own time and that of the commands
-//! apart, beside the commands that the reference would run for the same change.
+//! The cost of the iptables mode from API objects to the kernel, in both variants: our own time, that of the commands, and that of
+//! the commands that upstream would run for the same change.
 //!
-//! Each size is measured by a process of its own in a network namespace of its own. The reference's commands are run
-//! right after ours, for the same change, so that whatever else the machine does weighs on both.
+//! A process of its own measures each size in a network namespace of its own. Upstream's commands run right after ours for the
+//! same change, so that other load of the machine affects both.
 //!
-//! With the legacy variant the kernel takes and gives back the whole table whatever changes, in more than a third of the
-//! reference's time: five times as fast cannot be had there by running `iptables-restore`.
+//! With the legacy variant, each change reads and writes the whole table, which takes more than a third of upstream's time. So no
+//! use of `iptables-restore` can be five times as fast there.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -49,16 +49,16 @@ const SIZES: [Size; 3] = [
     Size { services: 10_000, endpoints: 5 },
 ];
 
-/// Changes of a kind: at least so many, then for so long.
-const AT_LEAST: usize = 6;
-const AT_MOST: usize = 40;
-const FOR: Duration = Duration::from_secs(6);
+/// The number of changes of each kind: at least the minimum, then more until the time is up.
+const MIN_CHANGES: usize = 6;
+const MAX_CHANGES: usize = 40;
+const CHANGE_TIME: Duration = Duration::from_secs(6);
 
 fn main() {
-    // Cargo adds words of its own.
-    let args: Vec<String> = args().skip(1).filter(|arg| arg != "--bench").collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    match words[..] {
+    // Cargo adds an argument.
+    let given: Vec<String> = args().skip(1).filter(|arg| arg != "--bench").collect();
+    let arguments: Vec<&str> = given.iter().map(String::as_str).collect();
+    match arguments[..] {
         [] => report(&["nft", "legacy"]),
         [variant] => report(&[variant]),
         ["size", variant, services, endpoints] => {
@@ -66,11 +66,11 @@ fn main() {
             let variant = variant.to_owned();
             in_fresh_netns(move || measure(&variant, Size { services, endpoints }));
         }
-        _ => panic!("unknown words {words:?}"),
+        _ => panic!("unknown arguments {arguments:?}"),
     }
 }
 
-// What is printed.
+// The report.
 
 fn report(variants: &[&str]) {
     for variant in variants {
@@ -90,7 +90,7 @@ fn report(variants: &[&str]) {
             "own",
             "commands",
             "elapsed",
-            "over what is there, elapsed",
+            "over existing rules, elapsed",
             if *variant == "nft" { ", of that at 1000 <= 2" } else { "" }
         );
         let each = |size: &Size, found: &Figures| found.median("first_elapsed") / size.services as f64;
@@ -112,19 +112,19 @@ fn report(variants: &[&str]) {
         }
 
         println!(
-            "\n{variant}: one change, in milliseconds: medians of our processor time, of elapsed time, and of the reference's commands"
+            "\n{variant}: one change, in milliseconds: medians of our processor time, of elapsed time, and of upstream's commands"
         );
         println!(
-            "{:>12} {:>36} {:>36}   10,000 x 5: own <= 2   reference / ours >= 5",
+            "{:>12} {:>36} {:>36}   10,000 x 5: own <= 2   upstream / ours >= 5",
             "size", "endpoint replaced", "service added or deleted"
         );
         for (size, found) in &sizes {
             let of = |name: &str| {
-                let [own, elapsed, reference] =
-                    ["own", "elapsed", "reference"].map(|what| found.median(&format!("{name}_{what}")));
-                format!("{own:.2}, {elapsed:.0}, {reference:.0}")
+                let [own, elapsed, upstream] =
+                    ["own", "elapsed", "upstream"].map(|what| found.median(&format!("{name}_{what}")));
+                format!("{own:.2}, {elapsed:.0}, {upstream:.0}")
             };
-            let ratio = found.median("replaced_reference") / found.median("replaced_elapsed");
+            let ratio = found.median("replaced_upstream") / found.median("replaced_elapsed");
             let own = found.median("replaced_own");
             println!(
                 "{:>12} {:>36} {:>36}   {:>20}   {ratio:.1} {}",
@@ -149,7 +149,7 @@ fn report(variants: &[&str]) {
     }
 }
 
-// What is measured.
+// The measurements.
 
 fn measure(variant: &str, size: Size) {
     let commands = Commands::of(variant);
@@ -179,7 +179,7 @@ fn measure(variant: &str, size: Size) {
     again.say_as("again");
 }
 
-/// A folder in which the plain names lead to one variant.
+/// A folder in which the names without a suffix are links to one variant.
 struct Commands(TempDir);
 
 impl Commands {
@@ -196,11 +196,11 @@ impl Commands {
     }
 }
 
-/// A cluster that has been told everything, rules that follow it, and what the reference would do.
+/// A cluster that has received all objects, rules that are synced with it, and the commands of upstream.
 struct Load {
     cluster: Cluster,
     rules: IptablesSync,
-    reference: Reference,
+    upstream: Upstream,
 }
 
 impl Load {
@@ -212,8 +212,8 @@ impl Load {
         }
         let access = Rules::through(commands.programs(), Family::V4).unwrap();
         let settings = settings(&access);
-        let reference = Reference::new(commands, settings.clone());
-        Self { cluster, rules: IptablesSync::new(access, settings), reference }
+        let upstream = Upstream::new(commands, settings.clone());
+        Self { cluster, rules: IptablesSync::new(access, settings), upstream }
     }
 
     fn sync(&mut self) -> Outcome {
@@ -222,8 +222,8 @@ impl Load {
 
     fn change(&mut self, name: &str, changes: impl Iterator<Item = Vec<Event>>) {
         let start = Instant::now();
-        for (number, events) in changes.take(AT_MOST).enumerate() {
-            if number >= AT_LEAST && start.elapsed() > FOR {
+        for (number, events) in changes.take(MAX_CHANGES).enumerate() {
+            if number >= MIN_CHANGES && start.elapsed() > CHANGE_TIME {
                 break;
             }
             let (spent, outcome) = Spent::by(|| {
@@ -232,24 +232,24 @@ impl Load {
             });
             assert!(!outcome.is_full && outcome.writes > 0);
             spent.say_as(name);
-            let reference = self.reference.repeat(&self.cluster, &events);
-            say(&format!("{name}_reference"), reference.elapsed);
+            let upstream = self.upstream.repeat(&self.cluster, &events);
+            say(&format!("{name}_upstream"), upstream.elapsed);
         }
     }
 }
 
-/// The commands that the reference runs for a change that has been made already, so that they change nothing.
-struct Reference {
+/// The commands that upstream runs for a change. They run after ours, and so change nothing.
+struct Upstream {
     runner: Runner,
     settings: RuleSettings,
 }
 
-impl Reference {
+impl Upstream {
     fn new(commands: &Commands, settings: RuleSettings) -> Self {
         Self { runner: Runner::open(commands.programs(), Family::V4).unwrap(), settings }
     }
 
-    /// Lists the nat table, then writes all shared chains and the changed service's own ones.
+    /// Saves the nat table, then writes all shared chains and those of the changed service.
     fn repeat(&self, cluster: &Cluster, events: &[Event]) -> Spent {
         let text = self.text(cluster, events);
         let (spent, ()) = Spent::by(|| {
@@ -286,18 +286,19 @@ fn service_of(event: &Event) -> Option<String> {
     Some(format!("{}/{}", slice.metadata.namespace, slice.metadata.labels.service_name.as_ref()?))
 }
 
-/// The chain that the line makes or adds to, if it is a service's own.
+/// The chain that the line creates or adds to, if it belongs to a single service.
 fn chain_of_service(line: &str) -> Option<&str> {
     let name = line.strip_prefix(':').or(line.strip_prefix("-A "))?.split(' ').next()?;
     Purpose::of(name).map(|_| name)
 }
 
-/// Milliseconds.
+/// Times in milliseconds.
 #[derive(Clone, Copy)]
 struct Spent {
     elapsed: f64,
-    /// Processor time of this thread, and of commands that have ended.
+    /// Processor time of this thread.
     own: f64,
+    /// Processor time of commands that have exited.
     commands: f64,
 }
 
@@ -316,7 +317,7 @@ impl Spent {
     }
 }
 
-/// Processor time of all processes that we have waited for, in milliseconds. Counted in ticks of ten.
+/// Processor time of all child processes that have exited, in milliseconds. The kernel counts in ticks of ten.
 fn of_children() -> f64 {
     let text = read_to_string("/proc/self/stat").unwrap();
     // The name in parentheses may contain anything.

@@ -1,8 +1,7 @@
-//! What the nftables mode costs from API objects to the kernel, at the sizes that users have reported trouble with.
+//! The cost of the nftables mode from API objects to the kernel, for the sizes of clusters in which users have reported problems.
 //!
-//! Each size is measured by a process of its own in a network namespace of its own, so that memory is that of one
-//! cluster. Figures that are compared with each other are taken in turns by one process, and in processor time where
-//! the machine's other work would disturb them.
+//! A process of its own measures each size in a network namespace of its own, so that its memory is that of one cluster. One process
+//! takes the figures that are compared with each other in turns, in processor time where other load would affect them.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -24,7 +23,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{TABLE, Table, write_elements};
+use kernel::nftables::{KernelTable, TABLE, write_elements};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::{Changes, Cluster};
@@ -49,13 +48,13 @@ const SIZES: [Size; 4] = [
 ];
 
 fn main() {
-    // Cargo adds words of its own.
-    let args: Vec<String> = args().skip(1).filter(|arg| arg != "--bench").collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    // Cargo adds an argument.
+    let given: Vec<String> = args().skip(1).filter(|arg| arg != "--bench").collect();
+    let arguments: Vec<&str> = given.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse::<usize>().unwrap();
     let size =
         |services: &str, endpoints: &str| Size { services: number(services), endpoints: number(endpoints) };
-    match words[..] {
+    match arguments[..] {
         [] => report(),
         ["size", services, endpoints] => {
             let size = size(services, endpoints);
@@ -65,18 +64,18 @@ fn main() {
             let size = size(services, endpoints);
             in_fresh_netns(move || audit(size));
         }
-        ["life", services, endpoints, missed] => live(size(services, endpoints), missed),
+        ["start", services, endpoints, missed] => measure_start(size(services, endpoints), missed),
         ["compare", small, large, endpoints] => compare(size(small, endpoints), size(large, endpoints)),
         ["affinity"] => affinity::report(),
         ["affinity", timeouts] => {
             let timeouts = number(timeouts);
             in_fresh_netns(move || affinity::measure(timeouts, settings()));
         }
-        _ => panic!("unknown words {words:?}"),
+        _ => panic!("unknown arguments {arguments:?}"),
     }
 }
 
-// What is printed.
+// The report.
 
 fn report() {
     let sizes =
@@ -84,7 +83,7 @@ fn report() {
     let mut record = Record::of("nftables");
     sizes.iter().for_each(|(size, found)| found.keep(*size, &mut record));
 
-    println!("\ncold load: a process from its start to its first pass, in milliseconds of processor time");
+    println!("\ncold load: a process from its start to its first sync, in milliseconds of processor time");
     println!(
         "{:>12} {:>9} {:>7} {:>7} {:>8} {:>8} {:>9} {:>9}   own / kernel <= 0.5   5000 x 50: whole / replayed <= 1.5",
         "size", "elements", "model", "own", "kernel", "whole", "replayed", "elapsed"
@@ -93,7 +92,7 @@ fn report() {
         let [elements, model, own, kernel, whole, replayed, elapsed] =
             ["added", "model", "own", "kernel", "whole", "replayed", "elapsed"]
                 .map(|name| found.median(name));
-        // Who spent it is found by sampling: only many samples tell.
+        // The shares are sampled, so that only sums over many samples are precise.
         let share = found.sum("own") / found.sum("kernel");
         println!(
             "{:>12} {elements:>9} {model:>7.0} {own:>7.0} {kernel:>8.0} {whole:>8.0} {replayed:>9.0} {elapsed:>9.0}   {:>19}   {:>34}",
@@ -162,7 +161,7 @@ fn report() {
     }
 
     println!(
-        "\nrestart: a process that finds the table of another, in milliseconds of processor time, and what it sends"
+        "\nrestart: a process that adopts an existing table, in milliseconds of processor time, and what it sends"
     );
     println!(
         "{:>12} {:>7} {:>8} {:>8} {:>9} {:>12} {:>18} {:>22}   of cold load   sent = 0",
@@ -171,8 +170,10 @@ fn report() {
     for (size, found) in &sizes {
         let [own, kernel, whole, elapsed] =
             ["own", "kernel", "whole", "elapsed"].map(|name| found.median(&format!("restart_{name}")));
-        let sent = |life: &str| found.sum(&format!("{life}_added")) + found.sum(&format!("{life}_deleted"));
-        let missed = |life: &str| format!("{:.0} ({})", found.median(&format!("{life}_whole")), sent(life));
+        let sent =
+            |start: &str| found.sum(&format!("{start}_added")) + found.sum(&format!("{start}_deleted"));
+        let missed =
+            |start: &str| format!("{:.0} ({})", found.median(&format!("{start}_whole")), sent(start));
         println!(
             "{:>12} {own:>7.0} {kernel:>8.0} {whole:>8.0} {elapsed:>9.0} {:>12} {:>18} {:>22}   {:>12.2}   {:>8}",
             size.name(),
@@ -187,7 +188,7 @@ fn report() {
     affinity::report();
 }
 
-// What is measured.
+// The measurements.
 
 fn measure(size: Size) {
     let mut load = Load::new(size, |_| true, &[]);
@@ -206,46 +207,47 @@ fn measure(size: Size) {
     percentiles("flipped", &flipped);
     percentiles("added", &added);
     say("rss_changed", memory("VmRSS"));
-    look(&mut load, size);
+    measure_audit(&mut load, size);
     drop(load);
 
-    // Processes that we start are in our network namespace.
+    // Child processes run in our network namespace.
     let [services, endpoints] = [size.services, size.endpoints].map(|number| number.to_string());
-    let life = |missed| run(&["life", &services, &endpoints, missed]);
-    life("nothing").say_as("restart_");
-    life("endpoints").say_as("endpoints_");
-    life("services").say_as("services_");
+    let start_process = |missed| run(&["start", &services, &endpoints, missed]);
+    start_process("nothing").say_as("restart_");
+    start_process("endpoints").say_as("endpoints_");
+    start_process("services").say_as("services_");
     let batch = prepared(size);
     let start = Instant::now();
-    for lives in 1.. {
+    for round in 1.. {
         remove();
-        life("nothing").say_as("");
+        start_process("nothing").say_as("");
         remove();
         say("replayed", replay(&batch).total());
-        if (lives >= 3 && start.elapsed() > Duration::from_secs(4)) || lives == 20 {
+        if (round >= 3 && start.elapsed() > Duration::from_secs(4)) || round == 20 {
             break;
         }
     }
 }
 
-/// That part alone, and what to compare it with.
+/// Measures only the audit, and the figures to compare it with.
 fn audit(size: Size) {
     let mut load = Load::new(size, |_| true, &[]);
     say("rss", memory("VmRSS"));
     say("whole", load.spent.total());
     let replaced: Vec<_> = replacements(size, &mut Random(1)).map(|event| load.change(&[event])).collect();
     percentiles("replaced", &replaced);
-    look(&mut load, size);
+    measure_audit(&mut load, size);
 }
 
-/// What an audit takes of the thread that writes, also of the first change that finds a snapshot held, and of its own.
-fn look(load: &mut Load, size: Size) {
+/// Measures the time of an audit: on the thread that writes, for the snapshot and for the first change while the snapshot exists, and
+/// on its own thread.
+fn measure_audit(load: &mut Load, size: Size) {
     let (mut snapshots, mut first) = (Vec::new(), Vec::new());
     for event in replacements(size, &mut Random(4)) {
-        let (spent, wanted) = Spent::by(|| load.table.desired());
+        let (spent, desired) = Spent::by(|| load.table.desired());
         snapshots.push(spent);
         first.push(load.change(&[event]));
-        drop(wanted);
+        drop(desired);
     }
     percentiles("snapshot", &snapshots);
     percentiles("first", &first);
@@ -259,9 +261,9 @@ fn look(load: &mut Load, size: Size) {
     }
 }
 
-/// What a process does from its start to its first pass, whatever it finds in the kernel; after a life that did not miss
-/// what this one has missed.
-fn live(size: Size, missed: &str) {
+/// Measures a process from its start to its first sync, over what an earlier process has left in the kernel. `missed` is what
+/// changed between the two.
+fn measure_start(size: Size, missed: &str) {
     let changes: Vec<Event> = match missed {
         "endpoints" => replacements(size, &mut Random(3)).step_by(2).take(5).collect(),
         _ => Vec::new(),
@@ -279,7 +281,7 @@ fn live(size: Size, missed: &str) {
     say("deleted", outcome.deleted as f64);
 }
 
-/// Two clusters change in turns, so that whatever else the machine does weighs on both.
+/// Changes two clusters in turns, so that other load of the machine affects both.
 fn compare(small: Size, large: Size) {
     let mut sides = [small, large].map(|size| {
         let (give, take) = channel();
@@ -296,7 +298,7 @@ fn compare(small: Size, large: Size) {
     }
 }
 
-/// A cluster that has been told everything, and a table that holds it.
+/// A cluster that has received all objects, and a table that is synced with it.
 struct Load {
     cluster: Cluster,
     table: NftablesSync,
@@ -309,8 +311,8 @@ impl Load {
         let mut cluster = Cluster::new(here());
         let mut spent = Spent::default();
         let numbers: Vec<usize> = (0..size.services).filter(|number| exists(*number)).collect();
-        // Objects are dropped soon after they have been told, as by the watch. One by one would be more like it, but
-        // looking at the clock is not cheap.
+        // Objects are dropped soon after the cluster has received them, as those of a watch are. They come in chunks, since reading
+        // the clock for each of them would take too long.
         let (_, system) = sampled();
         for some in numbers.chunks(32) {
             let objects: Vec<_> =
@@ -320,7 +322,7 @@ impl Load {
             spent.own += processor() - before;
             spent.elapsed += start.elapsed().as_secs_f64() * 1e3;
         }
-        // What the kernel did meanwhile was to find memory for the model: objects use the same again and again.
+        // The kernel's time went into memory for the model, since the objects reuse theirs.
         spent.kernel = TICK * (sampled().1 - system) as f64;
         spent.own -= spent.kernel;
         changes.iter().for_each(|event| _ = cluster.apply(event));
@@ -348,7 +350,7 @@ impl Load {
     }
 }
 
-/// Everything that a cold load adds, ready to be sent.
+/// The batch with all elements of a cold load.
 fn prepared(size: Size) -> Batch {
     let mut cluster = Cluster::new(here());
     for number in 0..size.services {
@@ -362,25 +364,25 @@ fn prepared(size: Size) -> Batch {
 }
 
 fn replay(batch: &Batch) -> Spent {
-    // The program alone, in a table that belongs to nobody when its maker is gone.
+    // Creates the table with its program only. It has no owner once this connection is closed.
     NftablesSync::open(settings()).unwrap().sync(Changes::default()).unwrap();
     let mut connection = Connection::open().unwrap();
     Spent::by(|| connection.commit(batch).unwrap()).0
 }
 
 fn remove() {
-    Table::remove(Family::V4).unwrap();
-    // The kernel frees what was removed in the background.
+    KernelTable::remove(Family::V4).unwrap();
+    // The kernel frees the table in the background.
     sleep(Duration::from_millis(300));
 }
 
-/// Milliseconds.
+/// Times in milliseconds.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     elapsed: f64,
     own: f64,
     kernel: f64,
-    /// The part of all that which the model takes.
+    /// The part of `own` and `kernel` that the model takes.
     model: f64,
 }
 
@@ -391,7 +393,7 @@ impl Spent {
         let result = work();
         let (elapsed, total) = (start.elapsed().as_secs_f64() * 1e3, self::processor() - processor);
         let (own_after, kernel_after) = sampled();
-        // The processor time is exact, its share of user and system time is sampled.
+        // The processor time is exact. The kernel samples how it divides into user and system time.
         let (own, kernel) = (own_after - own, kernel_after - kernel);
         let share = if own + kernel == 0 { 1.0 } else { own as f64 / (own + kernel) as f64 };
         (Self { elapsed, own: total * share, kernel: total * (1.0 - share), model: 0.0 }, result)
@@ -410,9 +412,10 @@ impl std::ops::AddAssign for Spent {
     }
 }
 
+/// Milliseconds.
 const TICK: f64 = 10.0;
 
-/// The same in user and in system mode, in ticks.
+/// Processor time of this thread in user and in system mode, in ticks.
 fn sampled() -> (u64, u64) {
     let text = read_to_string("/proc/thread-self/stat").unwrap();
     // The name in parentheses may contain anything.
@@ -420,7 +423,7 @@ fn sampled() -> (u64, u64) {
     (fields[11].parse().unwrap(), fields[12].parse().unwrap())
 }
 
-/// A line of this process's status, in MiB.
+/// The value of a line of this process's status, in MiB.
 fn memory(line: &str) -> f64 {
     let status = read_to_string("/proc/self/status").unwrap();
     let of_line =
@@ -439,8 +442,6 @@ fn percentiles(name: &str, spent: &[Spent]) {
         say(&format!("{name}_cpu{percent}"), at(Spent::total, percent));
     }
 }
-
-// What the cluster is made of.
 
 fn settings() -> ProgramSettings {
     ProgramSettings {

@@ -1,4 +1,4 @@
-//! The kernel's conntrack table: lists flows and deletes them. Which ones is for `plan::flows` to decide.
+//! Lists and deletes the flows of the kernel's conntrack table. `plan::flows` decides which ones.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use plan::flows::{FlowFilter, TrackedFlow};
 
 use crate::wire_family;
 
-/// The flows of one family. Belongs to the network namespace of the thread that opened it.
+/// The flows of one family, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct ConntrackTable {
     family: Family,
     connection: Connection,
 }
 
-/// A flow that was listed, and how the kernel finds it again.
+/// A flow that was listed, with the kernel's handle of it.
 #[derive(Debug)]
 pub struct Listed {
     pub flow: TrackedFlow,
@@ -28,7 +28,8 @@ impl ConntrackTable {
         Ok(Self { family, connection: Connection::open()? })
     }
 
-    /// The flows that the filter lets through and `keep` accepts. After an error the table has to be opened anew: answers may still come.
+    /// The flows that match `filter` and that `keep` accepts. After an error the caller has to open the table again, since the
+    /// socket may still receive answers to this request.
     pub fn list(
         &mut self,
         filter: FlowFilter,
@@ -42,7 +43,8 @@ impl ConntrackTable {
         Ok(entries.into_iter().map(listed).collect())
     }
 
-    /// Returns how many. An attempt to connect is looked up once more right before, and stays if it has got an answer.
+    /// Deletes flows and returns how many it deleted. A connection attempt is looked up right before, and stays if it has
+    /// received a reply.
     pub fn delete(&mut self, flows: Vec<Listed>) -> io::Result<usize> {
         let (udp, attempts): (Vec<_>, Vec<_>) =
             flows.into_iter().partition(|listed| listed.flow.protocol == Protocol::Udp);

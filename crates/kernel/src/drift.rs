@@ -1,15 +1,15 @@
-//! Drift: the kernel may hold something else than the proxy wrote, because a foreign writer changed it.
+//! Drift: the kernel may no longer hold what the proxy wrote, because a foreign writer changed it.
 
 use std::fmt;
 
 use netlink::nftables::Generation;
 
-/// Why the kernel may hold something else than we wrote.
+/// Why the kernel may no longer hold what the proxy wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {
-    /// The watch for foreign writers has just begun: earlier changes went unnoticed.
+    /// The watch for foreign writers has just started, and does not know of earlier changes.
     Unwatched,
-    /// A foreign writer made a change; named where the kernel names it.
+    /// A foreign writer made a change. `None` where the kernel does not name it.
     Detected(Option<ForeignWriter>),
 }
 
@@ -17,7 +17,7 @@ pub enum Drift {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForeignWriter {
     pub process: String,
-    /// In the initial PID namespace, outside all containers.
+    /// As seen from the initial PID namespace.
     pub pid: u32,
 }
 

@@ -1,6 +1,6 @@
-//! Which process holds what we need: best effort, for error messages.
+//! Finds the process that holds a lock or a netfilter socket, to name it in error messages.
 //!
-//! The kernel names a netlink port or an inode; `/proc` leads from there to a process, as far as this process may see others.
+//! The kernel names a netlink port or an inode; `/proc` leads from there to a process, if this process may see it.
 
 use std::fmt;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
-/// A process that holds something.
+/// A process that holds a lock or a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub pid: u32,
@@ -30,14 +30,14 @@ impl Holder {
         let target = format!("socket:[{}]", inode_of_port(&sockets, port)?);
         let processes = fs::read_dir("/proc").ok()?.flatten();
         let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let has_it = |pid: &u32| {
+        let has_socket = |pid: &u32| {
             let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
             files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|link| link == *target))
         };
-        Self::with_pid(pids.find(has_it)?)
+        Self::with_pid(pids.find(has_socket)?)
     }
 
-    /// The process that has locked a file as `flock` does.
+    /// The process that has locked a file with `flock`.
     pub fn of_lock(path: &Path) -> Option<Self> {
         let file = fs::metadata(path).ok()?;
         let device = (major(file.dev()), minor(file.dev()));
@@ -61,40 +61,24 @@ fn inode_of_port(sockets: &str, port: u32) -> Option<u64> {
 }
 
 /// From the lines of `/proc/locks`: number, kind, advisory, mode, process, device and inode, range. Requests that wait
-/// for a lock have an arrow after their number, and are left out.
+/// for a lock have an arrow after their number, and do not count.
 fn pid_of_lock(locks: &str, (major, minor): (u32, u32), inode: u64) -> Option<u32> {
-    let wanted = format!("{major:02x}:{minor:02x}:{inode}");
+    let target = format!("{major:02x}:{minor:02x}:{inode}");
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [_, "FLOCK", _, _, pid, file, ..] = *fields else { return None };
-        // Zero is a process of another pid namespace.
-        if file == wanted { pid.parse().ok().filter(|pid| *pid > 0) } else { None }
+        // Zero stands for a process of another PID namespace.
+        if file == target { pid.parse().ok().filter(|pid| *pid > 0) } else { None }
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netlink::nftables::Connection;
-    use netlink::testing::in_fresh_netns;
     use rustix::fs::{FlockOperation, flock};
 
     #[test]
-    fn a_netfilter_port_leads_to_its_process() {
-        in_fresh_netns(|| {
-            // Only the first socket of a process can have its id for a port.
-            let [a, b] = [(); 2].map(|()| Connection::open().unwrap());
-            for port in [a.port(), b.port()] {
-                assert_eq!(Holder::of_netfilter_port(port).unwrap().pid, std::process::id(), "{port}");
-            }
-            drop(a);
-            assert!(Holder::of_netfilter_port(b.port()).is_some());
-        });
-        assert_eq!(Holder::of_netfilter_port(0x7fff_1234), None);
-    }
-
-    #[test]
-    fn sockets_of_other_protocols_with_the_same_port_are_others() {
+    fn sockets_of_other_protocols_with_the_same_port_are_ignored() {
         let sockets =
             "sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
 000000008f1b9d9c 0   1234       00000111 0        0        0     2        0        11
@@ -107,7 +91,7 @@ short 12
     }
 
     #[test]
-    fn a_lock_leads_to_its_process() {
+    fn the_holder_of_a_lock_is_its_process() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(Holder::of_lock(file.path()), None);
         flock(&file, FlockOperation::LockExclusive).unwrap();
@@ -117,7 +101,7 @@ short 12
     }
 
     #[test]
-    fn who_waits_for_a_lock_and_who_cannot_be_seen_is_not_named() {
+    fn waiting_and_invisible_processes_are_not_named() {
         let locks = "1: -> FLOCK  ADVISORY  WRITE 7 fe:00:99 0 EOF
 2: POSIX  ADVISORY  WRITE 8 fe:00:99 0 EOF
 3: FLOCK  ADVISORY  WRITE 0 fe:00:98 0 EOF

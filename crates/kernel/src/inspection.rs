@@ -1,9 +1,9 @@
-//! Compares the kernel with what it should hold. Only reads, and claims nothing: any thread may do it while another
-//! process, or another thread of this one, writes the rules.
+//! Compares the kernel with the desired state. It only reads, and does not become the owner of the table: any thread may
+//! compare while another thread or process writes the rules.
 //!
 //! ```text
-//!   family worker ─ DesiredState ─▶ any other thread ─ Inspection ─▶ part by part: differences
-//!                                                                 ─▶ all of it: what is served, and what should be
+//!   family worker ─ DesiredState ─▶ any other thread ─ Inspection ─▶ of one part: differences
+//!                                                                 ─▶ of everything: what is served, and what should be
 //! ```
 
 use std::{fmt, io};
@@ -15,7 +15,7 @@ use plan::served::KernelComparison;
 
 use crate::{iptables, nftables};
 
-/// What the rules of one family should be. A snapshot that shares what is large with the family worker.
+/// The desired rules of one family: a snapshot that shares its large parts with the family worker.
 #[derive(Debug)]
 pub enum DesiredState {
     Nftables(Box<nftables::TableSnapshot>),
@@ -23,23 +23,27 @@ pub enum DesiredState {
 }
 
 impl DesiredState {
-    /// Prepares to read the kernel, in the network namespace of the calling thread.
+    /// Prepares to read the kernel in the network namespace of the calling thread.
     pub fn open(self) -> io::Result<Inspection> {
         Ok(match self {
-            Self::Nftables(desired) => Inspection::Nftables(Box::new(nftables::Inspection::open(*desired)?)),
-            Self::Iptables(desired) => Inspection::Iptables(Box::new(iptables::Inspection::new(*desired))),
+            Self::Nftables(desired) => {
+                Inspection::Nftables(Box::new(nftables::TableInspection::open(*desired)?))
+            }
+            Self::Iptables(desired) => {
+                Inspection::Iptables(Box::new(iptables::RulesInspection::new(*desired)))
+            }
         })
     }
 }
 
-/// A comparison under way.
+/// Reads the kernel and compares it with a [`DesiredState`].
 #[derive(Debug)]
 pub enum Inspection {
-    Nftables(Box<nftables::Inspection>),
-    Iptables(Box<iptables::Inspection>),
+    Nftables(Box<nftables::TableInspection>),
+    Iptables(Box<iptables::RulesInspection>),
 }
 
-/// What is compared at once.
+/// What one call of [`Inspection::compare`] compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The chains and rules of our nftables table, and which sets it has.
@@ -58,7 +62,7 @@ impl Inspection {
         }
     }
 
-    /// Compares one part. What changes in the kernel after [`DesiredState`] was taken counts as different.
+    /// Compares one part. A sync after the snapshot was taken shows as differences.
     pub fn compare(&mut self, part: Part) -> io::Result<Vec<Difference>> {
         match (self, part) {
             (Self::Nftables(inspection), Part::Program) => inspection.compare_program(),

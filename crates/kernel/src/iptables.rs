@@ -1,10 +1,10 @@
-//! The kernel's iptables rules of one IP family: saved, and changed by restores.
+//! Reads and changes the iptables rules of one IP family by running the iptables commands.
 //!
 //! ```text
 //!   prepare ─▶ chains, counters ─▶ plan ─▶ Attempt ─▶ restore ─▶ Outcome
 //! ```
 //!
-//! What to write and when to try again is decided by others. Commands run in the network namespace of the thread that calls.
+//! The caller decides what to write and when to retry. Commands run in the network namespace of the calling thread.
 
 mod cleanup;
 mod compare;
@@ -33,14 +33,14 @@ use plan::iptables::program::{Abilities, Counters, INVALID_DROPPED, LOCALHOST_NO
 use crate::outcome::Outcome;
 use crate::sysctl::Sysctls;
 pub use cleanup::{remove, remove_through};
-pub use compare::{Inspection, RulesSnapshot, TABLES, present};
+pub use compare::{RulesInspection, RulesSnapshot, TABLES, present};
 pub use error::{Error, Errors};
 pub use exec::{Exec, Finished, Programs};
 pub use monitor::Watch;
 pub use runner::{Before, Runner};
 pub use version::Variant;
 
-/// The iptables of one family that works on this machine.
+/// Access to the iptables rules of one family.
 #[derive(Debug)]
 pub struct Rules {
     runner: Arc<Runner>,
@@ -48,28 +48,28 @@ pub struct Rules {
     tcp_liberal: bool,
 }
 
-/// What the kernel has before all rules are written: the jumps to our chains, and maybe more.
+/// The state in which a full sync finds the kernel, once the jumps to our chains exist.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The nat table; none if it could not be read.
+    /// The nat table. `None` if it could not be read.
     saved: Option<String>,
     pub counters: Counters,
 }
 
 impl Prepared {
-    /// The chains of the nat table; none if it could not be read.
+    /// The chains of the nat table. `None` if it could not be read.
     pub fn chains(&self) -> Option<Vec<&str>> {
         self.saved.as_deref().map(|saved| saved_chains(saved).collect())
     }
 }
 
 impl Rules {
-    /// Finds out what the installed iptables and the kernel can do, and changes nothing.
+    /// Detects what the installed iptables and the kernel support, and changes nothing.
     pub fn open(family: Family) -> Result<Self, Error> {
         Self::through(Arc::new(Programs::default()), family)
     }
 
-    /// The same with commands that `exec` runs.
+    /// The same with commands run by `exec`.
     pub fn through(exec: Arc<dyn Exec>, family: Family) -> Result<Self, Error> {
         let runner = Runner::open(exec, family)?;
         runner.check_presence()?;
@@ -96,7 +96,7 @@ impl Rules {
         self.runner.variant()
     }
 
-    /// How much this variant of the commands is best told at once.
+    /// The sizes of restores that suit this variant of the commands.
     pub fn limits(&self) -> RestoreLimits {
         match self.runner.variant() {
             Variant::Legacy => RestoreLimits::LEGACY,
@@ -104,7 +104,7 @@ impl Rules {
         }
     }
 
-    /// What rules may make use of. Which counters there are shows when they are made.
+    /// What rules may use. Which counters exist is known only after [`Rules::prepare`].
     pub fn abilities(&self) -> Abilities {
         Abilities {
             random_fully: self.runner.has_random_fully(),
@@ -113,29 +113,29 @@ impl Rules {
         }
     }
 
-    /// Reports what other processes do to the rules. To be asked for before the first sync, so that nothing is missed.
+    /// Starts to watch for foreign writers. Call it before the first sync, so that no change is missed.
     pub fn watch(&self, sync_period: Duration) -> Watch {
         Watch::new(self.runner.clone(), sync_period)
     }
 
-    /// For others to compare with what the tables hold.
+    /// A snapshot that other threads may compare with the tables.
     pub fn snapshot(&self, rules: DesiredRules) -> RulesSnapshot {
         RulesSnapshot { runner: self.runner.clone(), rules, is_exact: true }
     }
 
-    /// One of the differences between the tables and the desired state, if there is any.
+    /// A difference between the tables and the desired state, if there is one.
     pub fn first_difference(&self, desired: DesiredRules) -> io::Result<Option<Difference>> {
-        Inspection::new(self.snapshot(desired)).first_difference()
+        RulesInspection::new(self.snapshot(desired)).first_difference()
     }
 
-    /// Makes what has to be there before all rules are written: the jumps and, if asked for, packet counters.
+    /// Creates what a full sync depends on: the jumps to our chains and, if `with_counters`, packet counters.
     pub fn prepare(&mut self, with_counters: bool) -> Result<Prepared, Error> {
         let saved = jumps::ensure(&self.runner)?;
         let counters = if with_counters { self.ensure_counters() } else { Counters::default() };
         Ok(Prepared { saved, counters })
     }
 
-    /// Runs one restore after the other; what comes after one that failed is not sent.
+    /// Runs the restores in order, and stops at the first that fails.
     pub fn restore(&self, attempt: &Attempt<'_>) -> Result<Outcome, Error> {
         for restore in attempt.restores() {
             self.runner.restore_all(&restore.pieces().collect::<Vec<&str>>())?;
@@ -150,7 +150,7 @@ impl Rules {
         })
     }
 
-    /// The counters that the kernel has now.
+    /// Creates the counters that are missing, and returns those that exist then.
     fn ensure_counters(&mut self) -> Counters {
         let family = self.family();
         if self.counters.is_none() {
@@ -172,7 +172,7 @@ impl Rules {
     }
 }
 
-/// Makes the machine fit for these rules, once. Changes no rule.
+/// Sets the sysctls that these rules need.
 pub fn set_up(settings: &RuleSettings, sysctls: &Sysctls) -> io::Result<()> {
     const NAME: &str = "net/ipv4/conf/all/route_localnet";
     if !settings.serves_localhost() {
@@ -193,14 +193,14 @@ pub fn set_up(settings: &RuleSettings, sysctls: &Sysctls) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel has counted since the counters were made; none for a counter that was not made.
+/// Packets that the kernel has counted since the counters were created. `None` for a counter that does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountedPackets {
     pub invalid_dropped: Option<u64>,
     pub localhost_node_ports: Option<u64>,
 }
 
-/// Reads the packet counters. An error if the kernel has no such thing.
+/// Reads the packet counters. An error if the kernel does not support them.
 pub fn counted_packets() -> io::Result<CountedPackets> {
     let mut connection = accounting::Connection::open()?;
     let mut packets = |name| Ok::<_, io::Error>(connection.get(name)?.map(|counter| counter.packets));

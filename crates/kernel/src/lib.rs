@@ -1,4 +1,4 @@
-//! Makes it so: writes what was planned into the kernel, reads back what is there, hears of what others did to it.
+//! Writes plans into the kernel, reads back what it holds, and reports changes by foreign writers.
 #![forbid(unsafe_code)]
 
 pub mod conntrack;

@@ -1,10 +1,10 @@
-//! The kernel's table of one IP family: read back, and changed by steps, each sync in one transaction.
+//! Reads back and changes the nftables table of one IP family. Each sync is one transaction.
 //!
 //! ```text
 //!   read ─▶ ActualState ─▶ plan ─▶ Steps ─▶ commit ─▶ Outcome
 //! ```
 //!
-//! What to write and when to try again is decided by others.
+//! The caller decides what to write and when to retry.
 
 mod batch;
 mod compare;
@@ -30,46 +30,46 @@ use crate::outcome::Outcome;
 use crate::wire_family;
 use batch::batch_of;
 pub use batch::write_elements;
-pub use compare::{Inspection, PresentTable, TableSnapshot, present};
+pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
 pub use counters::{Connections, Owners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
 
-/// The name that operators and other tools know.
+/// The same name as upstream's, which operators and other tools know.
 pub const TABLE: &str = "kube-proxy";
 pub const TABLE_COMMENT: &str = "rules for kube-proxy";
 
-/// The largest set that is listed as a whole: 0.2 seconds for the kernel.
-const LISTED: usize = 50_000;
+/// The largest set that is listed as a whole. Listing it takes the kernel 0.2 seconds.
+const MAX_LISTED: usize = 50_000;
 
 /// Access to the kernel's table of one family.
 #[derive(Debug)]
-pub struct Table {
+pub struct KernelTable {
     connection: Connection,
     family: Family,
     abilities: TableAbilities,
-    /// What a read-back that failed has found, if no other process can have changed it since.
+    /// The sets that a failed read-back has read. Kept only while the table is owned, so that no other process can change it.
     reading: Reading,
 }
 
-/// What the kernel can do, and what we make of it.
+/// What the kernel supports, and the limits that follow from it.
 #[derive(Clone, Copy, Debug)]
 pub struct TableAbilities {
-    /// A table may have an owner, which alone can change it, and outlive that; 6.9 and later.
+    /// A table may have an owner, which alone can change it, and may outlive its owner. Linux 6.9 and later.
     pub owners: bool,
-    /// The kernel may tell how many elements a set has.
+    /// The kernel may report how many elements a set has.
     pub counts: bool,
     /// The largest set that is listed as a whole.
-    pub listed: usize,
+    pub max_listed: usize,
 }
 
-impl Table {
-    /// Finds out what the kernel can do, and changes nothing. Belongs to the network namespace of the calling thread.
+impl KernelTable {
+    /// Detects what the kernel supports, and changes nothing. The table is that of the calling thread's network namespace.
     pub fn open(family: Family) -> Result<Self, CommitError> {
         let mut connection = Connection::open()?;
         let owners = can_own(&mut connection, family)?;
-        // Where it does not tell, sets have no count.
-        let abilities = TableAbilities { owners, counts: true, listed: LISTED };
+        // Kernels that do not report counts leave them out of sets.
+        let abilities = TableAbilities { owners, counts: true, max_listed: MAX_LISTED };
         Ok(Self { connection, family, abilities, reading: Reading::default() })
     }
 
@@ -77,13 +77,13 @@ impl Table {
         self.abilities
     }
 
-    /// The same as if the kernel could do less.
+    /// The same table, as if the kernel supported no more than `abilities`.
     #[must_use]
     pub fn limited_to(self, abilities: TableAbilities) -> Self {
         Self { abilities, ..self }
     }
 
-    /// Whether the kernel keeps other processes from changing the table; if not, their changes have to be listened for.
+    /// Whether the kernel keeps other processes from changing the table. If not, the caller has to watch for foreign writers.
     pub fn is_owned(&self) -> bool {
         self.abilities.owners
     }
@@ -92,19 +92,19 @@ impl Table {
         self.family
     }
 
-    /// What events caused by ourselves carry as their port.
+    /// The netlink port of this connection, which the events of our own changes carry.
     pub fn port(&self) -> u32 {
         self.connection.port()
     }
 
-    /// What the kernel holds. Of sets that are too large to be listed it asks for what they should hold. Where tables
-    /// have owners, we become the owner of one with our program before its sets are read; what was read when
-    /// this fails is then not read again by the next call.
+    /// Reads what the kernel holds. Of sets that are too large to be listed, it looks up the desired elements. Where tables can
+    /// have owners, we become the owner of a table with our program before we read its sets; if a read fails, the next call
+    /// continues after the sets that were read.
     pub fn read(&mut self, desired: &DesiredTable) -> Result<ActualState, CommitError> {
         let generation = self.connection.generation()?.id;
         let ours = match self.reader().find(desired.settings())? {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
-            Found::Ours(ours) => self.as_able(ours),
+            Found::Ours(ours) => self.limit(ours),
             Found::Absent => {
                 return Ok(ActualState { generation: Some(generation), table: ActualTable::Absent });
             }
@@ -126,7 +126,7 @@ impl Table {
         Ok(ActualState { generation, table: ActualTable::Ours(content) })
     }
 
-    /// Makes all changes, or none.
+    /// Applies all steps, or none.
     pub fn commit(&mut self, steps: &Steps) -> Result<Outcome, CommitError> {
         self.reading = Reading::default();
         let batch = batch_of(steps, self.family, &self.declaration());
@@ -147,12 +147,12 @@ impl Table {
         })
     }
 
-    /// New connections that the frontend has counted; none if the kernel has no such frontend.
+    /// The new connections that a frontend has counted. `None` if the kernel has no such frontend.
     pub fn count(&mut self, frontend: FrontendKey) -> io::Result<Option<u64>> {
         self.reader().count(frontend)
     }
 
-    /// Removes the table; no error if there is none.
+    /// Removes the table, if it exists.
     pub fn remove(family: Family) -> Result<(), CommitError> {
         let mut connection = Connection::open()?;
         let tables = connection.tables(wire_family(family))?;
@@ -164,7 +164,7 @@ impl Table {
         connection.commit(&batch)
     }
 
-    /// That process may be about to end: an error that passes.
+    /// A transient error, since the owner may be about to exit.
     fn belongs_to(&self, port: u32) -> CommitError {
         let owner = match Holder::of_netfilter_port(port) {
             Some(holder) => format!("another running process, {holder}"),
@@ -177,9 +177,9 @@ impl Table {
         }
     }
 
-    /// Becomes the owner of the table that was found, if it can have one.
+    /// Becomes the owner of the table, if it can have one.
     fn claim(&mut self, ours: &Ours, generation: u32) -> Result<(), CommitError> {
-        // A table that was made without an owner cannot be given one.
+        // A table that was created without an owner cannot get one.
         self.abilities.owners &= ours.persistent;
         if self.is_owned() && ours.owner != Some(self.port()) {
             let mut claim = Batch::new(wire_family(self.family), TABLE);
@@ -189,7 +189,7 @@ impl Table {
         Ok(())
     }
 
-    fn as_able(&self, mut ours: Ours) -> Ours {
+    fn limit(&self, mut ours: Ours) -> Ours {
         if !self.abilities.counts {
             ours.sets.iter_mut().for_each(|(_, count)| *count = None);
         }
@@ -202,27 +202,31 @@ impl Table {
     }
 
     fn reader(&mut self) -> Reader<'_> {
-        Reader { connection: &mut self.connection, family: self.family, listed: self.abilities.listed }
+        Reader {
+            connection: &mut self.connection,
+            family: self.family,
+            max_listed: self.abilities.max_listed,
+        }
     }
 }
 
-/// Whether a failure passes by itself, so that to read back and commit again at once is likely to succeed: the ruleset
-/// changed meanwhile, something ran short, or another process still has the table.
+/// Whether reading back and committing again is likely to succeed soon: the ruleset changed meanwhile, a resource ran short, or
+/// another process still owns the table.
 pub fn is_transient(error: &CommitError) -> bool {
     let shortages = [Errno::NOBUFS, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::BUSY];
-    let passes = |error: &io::Error| {
+    let is_shortage = |error: &io::Error| {
         error.kind() == io::ErrorKind::ResourceBusy
             || shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
     };
     match error {
         CommitError::Stale => true,
-        CommitError::Socket(error) => passes(error),
+        CommitError::Socket(error) => is_shortage(error),
         CommitError::Refused { errno, .. } => errno.kind() == io::ErrorKind::ResourceBusy,
         CommitError::TooLarge { .. } => false,
     }
 }
 
-/// Calls `notify` whenever another process has changed the family's table, for as long as it returns true.
+/// Calls `notify` whenever another process has changed the family's table, until it returns false.
 pub fn on_foreign_change(
     family: Family,
     our_port: u32,
@@ -231,7 +235,7 @@ pub fn on_foreign_change(
     let family = wire_family(family);
     let mut monitor = nft::Monitor::open()?;
     let mut drift = Some(Drift::Unwatched);
-    // Part of a commit that is not complete yet; the event that ends it names the process.
+    // Whether the commit whose events arrive changes our table. Its last event names the process.
     let mut changed = false;
     loop {
         if let Some(drift) = drift.take()
@@ -254,15 +258,15 @@ pub fn on_foreign_change(
     }
 }
 
-/// Whether a table can have an owner and outlive it. Tried on a table that will never be: the kernel is asked to check, not to
-/// commit.
+/// Whether a table can have an owner and outlive it. The kernel only checks the transaction that creates such a table, and does
+/// not commit it.
 fn can_own(connection: &mut Connection, family: Family) -> Result<bool, CommitError> {
     let mut can = |ownership: Ownership| {
         let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
         batch.add_table(&nft::Table { ownership, comment: Some(TABLE_COMMENT) });
         match connection.check(&batch) {
             Ok(()) => Ok(true),
-            // Anything else, such as a lack of memory, says nothing about what the kernel can do.
+            // Other errors, such as a lack of memory, do not show what the kernel supports.
             Err(CommitError::Refused { errno, .. })
                 if [Errno::OPNOTSUPP, Errno::INVAL, Errno::AFNOSUPPORT]
                     .iter()
@@ -277,7 +281,7 @@ fn can_own(connection: &mut Connection, family: Family) -> Result<bool, CommitEr
             Err(error) => Err(error),
         }
     };
-    // Each question costs the kernel a grace period, so the newer ability is asked for first: it implies the other.
+    // Each check costs the kernel a grace period. So the newer feature comes first, since it implies the other.
     if can(Ownership::OwnedPersistent)? {
         return Ok(true);
     }

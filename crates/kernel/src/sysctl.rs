@@ -1,10 +1,10 @@
-//! Kernel settings that are files.
+//! Kernel settings that are files in `/proc/sys`.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A tree of settings: `/proc/sys`, or a folder that stands in for it.
+/// The settings in `/proc/sys`, or in a folder that a test uses instead.
 #[derive(Clone, Debug)]
 pub struct Sysctls {
     root: PathBuf,
@@ -21,13 +21,13 @@ impl Sysctls {
         Self { root: root.into() }
     }
 
-    /// Reads a number; names are written with slashes, as upstream writes them.
+    /// Reads a number. Names have slashes, as upstream writes them.
     pub fn read(&self, name: &str) -> io::Result<u64> {
         read_number(&self.root.join(name))
     }
 
-    /// Writes a number unless it is there already: who may not write can still run where someone else did before.
-    /// Returns whether it had to.
+    /// Writes a number unless the file has it, and returns whether it wrote. So a process that may not write succeeds where
+    /// an operator has set the value.
     pub fn ensure(&self, name: &str, value: u64) -> io::Result<bool> {
         ensure_number(&self.root.join(name), value)
     }
@@ -38,11 +38,11 @@ pub fn read_number(path: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     text.trim()
         .parse()
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} is no number")))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} is not a number")))
 }
 
 fn ensure_number(path: &Path, value: u64) -> io::Result<bool> {
-    // What cannot be read counts as different.
+    // A value that cannot be read counts as different.
     if read_number(path).is_ok_and(|found| found == value) {
         return Ok(false);
     }
@@ -55,15 +55,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_there_is_not_written_again() {
-        netlink::testing::in_fresh_netns(|| {
-            let sysctls = Sysctls::default();
-            let name = "net/ipv4/ip_default_ttl";
-            let before = sysctls.read(name).unwrap();
-            assert!(!sysctls.ensure(name, before).unwrap());
-            assert!(sysctls.ensure(name, before + 1).unwrap());
-            assert_eq!(sysctls.read(name).unwrap(), before + 1);
-            assert!(sysctls.ensure("net/ipv4/no_such_thing", 1).is_err());
-        });
+    fn a_value_is_written_only_if_it_differs() {
+        let root = tempfile::tempdir().unwrap();
+        let sysctls = Sysctls::at(root.path());
+        fs::write(root.path().join("ttl"), "64\n").unwrap();
+        assert!(!sysctls.ensure("ttl", 64).unwrap());
+        assert!(sysctls.ensure("ttl", 65).unwrap());
+        assert_eq!(sysctls.read("ttl").unwrap(), 65);
+        assert!(sysctls.ensure("net/no-such-file", 1).is_err());
     }
 }

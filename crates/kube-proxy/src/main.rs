@@ -1,4 +1,4 @@
-//! The kube-proxy binary: the phases a start goes through, in order.
+//! The kube-proxy binary: runs a subcommand, or starts the server phase by phase.
 #![forbid(unsafe_code)]
 
 use std::fs::OpenOptions;
@@ -25,14 +25,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Errors before logging starts go to standard error as they are; later ones are logged.
+/// Errors that occur before logging starts are printed to standard error; later ones are logged.
 fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
     let mut flags = Flags::default();
     let first = arguments.peek().cloned();
-    let positional = match flags.parse(arguments, |notice| complain(&notice)) {
+    let positional = match flags.parse(arguments, |notice| print_error(&notice)) {
         Ok(positional) => positional,
         Err(error) => {
-            complain(&flags::usage());
+            print_error(&flags::usage());
             return fail_with_hint(&error, first.as_deref());
         }
     };
@@ -44,8 +44,8 @@ fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
         let error = format!("\"kube-proxy\" does not take any arguments, got {got}");
         return fail_with_hint(&error, positional.first().map(String::as_str));
     }
-    if let Some(answer) = flags.version.answer() {
-        return print(&format!("{answer}\n"));
+    if let Some(output) = flags.version.output() {
+        return print(&format!("{output}\n"));
     }
     let logs = match Logs::install() {
         Ok(logs) => logs,
@@ -60,21 +60,21 @@ fn serve(mut arguments: Peekable<impl Iterator<Item = String>>) -> ExitCode {
 }
 
 fn fail_early(error: &str) -> ExitCode {
-    complain(&format!("Error: {error}"));
+    print_error(&format!("Error: {error}"));
     ExitCode::FAILURE
 }
 
-/// For errors that come of a word taken for no subcommand.
+/// Adds a hint if `word`, which may have caused the error, resembles the name of a subcommand.
 fn fail_with_hint(error: &str, word: Option<&str>) -> ExitCode {
     let code = fail_early(error);
     if let Some(hint) = word.and_then(inspect::mistyped::hint) {
-        complain(&hint);
+        print_error(&hint);
     }
     code
 }
 
-// A reader that has gone away is no error of ours.
-fn complain(line: &str) {
+// A closed standard error or output is not an error of ours, here and in `print`.
+fn print_error(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

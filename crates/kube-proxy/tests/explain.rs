@@ -50,7 +50,7 @@ fn trouble(output: &Output) -> String {
 fn whoever_looks_at_the_wrong_mode_is_told_so() {
     in_fresh_netns(|| {
         let nothing = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
-        assert!(nothing.ends_with("  the kernel DISAGREES: it leaves it alone\n"), "{nothing}");
+        assert!(nothing.ends_with("  the kernel DISAGREES: it does not handle it\n"), "{nothing}");
         let mut render = Command::new(KUBE_PROXY);
         render.args(["render", "--family=ipv4", "--proxy-mode=iptables", "--manifests", DEMO]);
         render.args(["--hostname-override=demo-node", "--cluster-cidr=10.244.0.0/16"]);
@@ -61,7 +61,9 @@ fn whoever_looks_at_the_wrong_mode_is_told_so() {
         assert!(of_demo("iptables", &["--live", "tcp", "10.96.0.10:80"]).ends_with("  the kernel agrees\n"));
         let wrong = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
         assert!(
-            wrong.ends_with("there are those of the iptables mode: give the proxy's own --proxy-mode\n"),
+            wrong.ends_with(
+                "the kernel also has those of the iptables mode: use the --proxy-mode of the proxy\n"
+            ),
             "{wrong}"
         );
     });
@@ -78,7 +80,7 @@ fn a_folder_is_explained_with_no_proxy_running() {
   from a pod; internalTrafficPolicy Cluster
   goes to the only endpoint, which sees the client's own address:
     10.244.0.5:8080   100%  this node
-  by way of services > frontend > cluster-ip > pick
+  path: services > frontend > cluster-ip > pick
 "
         );
         let from_outside = of_demo("iptables", &["--from", "203.0.113.9", "tcp", "192.0.2.11:30080"]);
@@ -89,17 +91,17 @@ fn a_folder_is_explained_with_no_proxy_running() {
   from outside the cluster; externalTrafficPolicy Cluster
   goes to the only endpoint, which sees this node's address (external traffic, policy Cluster):
     10.244.0.5:8080   100%  this node
-  by way of KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-CDGGSHYLG3RE2FKL > KUBE-SVC-CDGGSHYLG3RE2FKL
+  path: KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-CDGGSHYLG3RE2FKL > KUBE-SVC-CDGGSHYLG3RE2FKL
 "
         );
         let unused = of_demo("nftables", &["udp", "10.96.0.99:53"]);
         assert_eq!(
             unused,
             "192.0.2.11 -> udp 10.96.0.99:53
-  a cluster IP that no service has (nftables mode)
+  unused cluster IP (nftables mode)
   from this node itself
-  dropped: the client times out: services get their cluster IPs from there, and no service has this one
-  by way of cluster-ips-check
+  dropped: the client times out: it belongs to a service CIDR, and no service uses it
+  path: cluster-ips-check
 "
         );
     });
@@ -162,7 +164,7 @@ fn all_there_is_to_say_is_said() {
     10.244.0.6:8080          not ready
     10.244.1.16:8080         terminating, while others are ready
     10.244.2.7:8080          for other zones (hints: b)
-  by way of services > frontend > cluster-ip > pick
+  path: services > frontend > cluster-ip > pick
 "
         );
         let contested = ask(&["--from", "203.0.113.9", "tcp", "198.51.100.1:80"]);
@@ -177,7 +179,7 @@ fn all_there_is_to_say_is_said() {
   cluster IP of shop/web-2 (nftables mode)
   from this node itself; internalTrafficPolicy Cluster
   refused at once: no usable endpoint exists
-  by way of service-endpoints-check
+  path: service-endpoints-check
 "
         );
     });
@@ -237,22 +239,19 @@ fn what_is_wrong_with_a_question_is_said() {
         for (arguments, want) in [
             (
                 &["tcp", "10.96.0.10"][..],
-                "Error: \"10.96.0.10\" is no address with a port, such as 10.96.0.10:80 or [fd00::1]:80",
+                "Error: \"10.96.0.10\" is not an address with a port, such as 10.96.0.10:80 or [fd00::1]:80",
             ),
-            (&["tcp", "10.96.0.10:80", "--from", "web-0"], "Error: --from: \"web-0\" is no IP address"),
+            (&["tcp", "10.96.0.10:80", "--from", "web-0"], "Error: --from: \"web-0\" is not an IP address"),
             (
                 &["icmp", "10.96.0.10"],
-                "Error: \"icmp\": services have ports of tcp, udp and sctp, and handle no other protocol; \
-                 whether an address answers ping says nothing about its service\n",
+                "Error: \"icmp\": services support only tcp, udp and sctp; \
+                 a reply to ping does not depend on the service\n",
             ),
-            (
-                &["tpc", "10.96.0.10:80"],
-                "Error: \"tpc\": services have ports of tcp, udp and sctp, and handle no other protocol\n",
-            ),
+            (&["tpc", "10.96.0.10:80"], "Error: \"tpc\": services support only tcp, udp and sctp\n"),
             (&["10.96.0.10:80"], "required arguments were not provided:\n  <ADDRESS:PORT>"),
             (
                 &["tcp", "10.96.0.10:80"],
-                "Error: asking the proxy at 127.0.0.1:10249 (is it running, and is this its --metrics-bind-address?)",
+                "Error: querying the proxy at 127.0.0.1:10249 (is it running, and is this its --metrics-bind-address?)",
             ),
             (
                 &["tcp", "10.96.0.10:80", "--from", "fd00::1", "--manifests", DEMO],
@@ -327,8 +326,8 @@ fn the_node_speaks_from_the_address_that_its_kernel_picks() {
             command.args(["--proxy-mode", "nftables", "tcp", "[fd00:10:96::10]:80"]).output().unwrap()
         };
         let elsewhere = trouble(&ask());
-        let want = "Error: node \"node-1\" is known by no IPv6 address, and this is another machine: \
-                    say with --from where the packet comes from\n";
+        let want = "Error: node \"node-1\" has no IPv6 address and is not this machine: specify the \
+                    source with --from\n";
         assert_eq!(elsewhere, want);
         run("ip link set lo up");
         run("ip link add eth0 type veth peer name wire");
@@ -457,7 +456,7 @@ fn what_a_health_check_is_told_is_said() {
                 "192.0.2.11 -> tcp 192.0.2.11:30999
   health-check node port of shop/web (nftables mode)
   from this node itself
-  left alone, so that the node itself gets it: the proxy itself {answer}
+  not handled by the rules, delivered to the node itself: the proxy itself {answer}
 "
             )
         };
@@ -466,8 +465,9 @@ fn what_a_health_check_is_told_is_said() {
         assert_eq!(said(&ask(&of_folder)), well);
         let taken = TcpListener::bind("192.0.2.11:30999").unwrap();
         let _proxy = Proxy::start(manifests);
-        let silent =
-            says("should answer there, but can't: listen tcp 192.0.2.11:30999: bind: address already in use");
+        let silent = says(
+            "should answer there, but cannot: listen tcp 192.0.2.11:30999: bind: address already in use",
+        );
         eventually("the proxy can't listen", || String::from_utf8_lossy(&ask(&[]).stdout) == silent);
         drop(taken);
         let unwell = says("answers there, with 503: the service has no ready endpoint on this node");
@@ -491,7 +491,7 @@ fn what_a_health_check_is_told_is_said() {
             json!({"namespace": "shop", "service": "web", "localEndpoints": 0, "proxyIsHealthy": true, "status": 503})
         );
         let udp = explain(&["udp", "192.0.2.11:30999"]).output().unwrap();
-        assert!(said(&udp).contains("nothing that a service asks for"));
+        assert!(said(&udp).contains("not a service address"));
     });
 }
 

@@ -133,7 +133,7 @@ fn top_reports_why_it_has_no_figures() {
         (&["--interval=0"][..], "--interval must be at least 100ms"),
         (&["-o", "json"], "--once"),
         (&["--interval=soon"], "invalid duration"),
-        (&[], "there is no terminal to draw on"),
+        (&[], "standard input and output must be a terminal"),
     ] {
         let refused = top(&proxy, arguments);
         let stderr = String::from_utf8(refused.stderr).unwrap();

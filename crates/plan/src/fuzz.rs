@@ -1,10 +1,15 @@
 //! The fuzz targets: the parser of `iptables-save`. See the crate `fuzz`.
 
+use std::net::IpAddr;
+
 use model::address::Family;
+use model::names::Protocol;
 
 use crate::iptables::chains::{ServiceChain, is_ours, saved_chains};
 use crate::iptables::listing::{Listing, as_saved, without_comment};
+use crate::iptables::run::{NO_RECENT_CLIENTS, Tables, run};
 use crate::iptables::saved_rule::SavedRule;
+use crate::walk::{Context, Packet};
 
 type Decode = fn(&[u8]);
 
@@ -21,6 +26,18 @@ fn decode_saved_rules(bytes: &[u8]) {
         for family in [Family::V4, Family::V6] {
             let _ = as_saved(rule, family);
         }
+    }
+    follow(save);
+}
+
+/// Follows a packet from the node and one from elsewhere through the rules, as `explain --live` does.
+fn follow(save: &str) {
+    let node = IpAddr::from([192, 0, 2, 1]);
+    for source in [node, [10, 244, 1, 9].into()] {
+        let destination = ([10, 96, 0, 10], 80).into();
+        let packet = Packet { source, protocol: Protocol::Tcp, destination, interface: None };
+        let tables = Tables::saved(save, save);
+        let _ = run(&tables, &Context::new(&packet, &[node]), NO_RECENT_CLIENTS);
     }
 }
 

@@ -1,4 +1,4 @@
-//! From configuration to backends: which families the mode can serve here, and with what settings.
+//! From configuration to backends: which families the configured mode can serve on this machine, and with which settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,21 +13,21 @@ use plan::explain;
 use plan::iptables::program::Abilities;
 use plan::mark::Mark;
 use plan::mode::Mode;
-use settings::config::{Config, DetectLocal, ProxyMode};
+use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
 use crate::metrics::Metrics;
-use crate::node::Node;
+use crate::node::LocalNode;
 
-/// What the mode needs of the kernel, per family it can serve.
+/// Access to the kernel for the configured mode, by family that it can serve.
 #[derive(Debug)]
 pub enum Access {
-    Nftables(BTreeMap<Family, nftables::Table>),
+    Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
 }
 
 impl Access {
-    /// Looks and changes nothing. A mode that can't be had is an error: there is no falling back to another.
+    /// Changes nothing. A mode that is not available is an error: there is no fallback to another one.
     pub fn open(mode: ProxyMode) -> anyhow::Result<Self> {
         match mode {
             ProxyMode::Nftables => open_nftables(),
@@ -40,18 +40,18 @@ impl Access {
 
     pub fn families(&self) -> Vec<Family> {
         match self {
-            Self::Nftables(of) => of.keys().copied().collect(),
-            Self::Iptables(of) => of.keys().copied().collect(),
+            Self::Nftables(tables) => tables.keys().copied().collect(),
+            Self::Iptables(rules) => rules.keys().copied().collect(),
         }
     }
 
-    /// What each family runs on, the machine set up for it.
+    /// Sets up the machine, and returns the backend of each family.
     pub fn into_backends(
         self,
         config: &Config,
-        node: &Node,
+        node: &LocalNode,
         metrics: &Arc<Metrics>,
-    ) -> anyhow::Result<BTreeMap<Family, Parts>> {
+    ) -> anyhow::Result<BTreeMap<Family, BackendParts>> {
         let mut backends = BTreeMap::new();
         match self {
             Self::Nftables(accesses) => {
@@ -60,8 +60,11 @@ impl Access {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = nftables_settings(config, family, node)?;
                     let backend = Box::new(Nftables::new(access, settings, metrics.clone()));
-                    let tracing = tracing(config, family, node)?;
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
+                    let explain_settings = explain_settings(config, family, node)?;
+                    backends.insert(
+                        family,
+                        BackendParts { backend, node_port_addresses: addresses, explain_settings },
+                    );
                 }
             }
             Self::Iptables(accesses) => {
@@ -69,11 +72,14 @@ impl Access {
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = iptables_settings(config, family, node, access.abilities())?;
-                    iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
+                    iptables::set_up(&settings, &Sysctls::default()).with_context(|| create_error(family))?;
                     let backend =
                         Box::new(Iptables::new(access, settings, config.sync_period, metrics.clone()));
-                    let tracing = tracing(config, family, node)?;
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
+                    let explain_settings = explain_settings(config, family, node)?;
+                    backends.insert(
+                        family,
+                        BackendParts { backend, node_port_addresses: addresses, explain_settings },
+                    );
                 }
             }
         }
@@ -81,21 +87,25 @@ impl Access {
     }
 }
 
-/// What one family runs on.
+/// The backend of one family, and what depends on the same settings.
 #[derive(Debug)]
-pub struct Parts {
+pub struct BackendParts {
     pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: explain::ExplainSettings,
+    pub explain_settings: explain::ExplainSettings,
 }
 
-/// What the way of packets depends on in the mode that the configuration asks for.
-pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::ExplainSettings> {
+/// What the path of packets depends on in the configured mode.
+pub fn explain_settings(
+    config: &Config,
+    family: Family,
+    node: &LocalNode,
+) -> anyhow::Result<explain::ExplainSettings> {
     let node_port_addresses = node_port_addresses(config, family, node);
     let mode = match config.mode {
         ProxyMode::Nftables => Mode::Nftables,
         ProxyMode::Iptables => Mode::Iptables,
-        ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
+        ProxyMode::Ipvs => bail!("ipvs mode is not available yet"),
     };
     Ok(explain::ExplainSettings {
         mode,
@@ -110,7 +120,7 @@ pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<e
     })
 }
 
-fn creating(family: Family) -> &'static str {
+fn create_error(family: Family) -> &'static str {
     match family {
         Family::V4 => "unable to create proxier: unable to create ipv4 proxier",
         Family::V6 => "unable to create proxier: unable to create ipv6 proxier",
@@ -121,7 +131,7 @@ fn open_nftables() -> anyhow::Result<Access> {
     require_kernel()?;
     let mut accesses = BTreeMap::new();
     for family in families_of_kernel() {
-        accesses.insert(family, nftables::Table::open(family).context(creating(family))?);
+        accesses.insert(family, nftables::KernelTable::open(family).context(create_error(family))?);
     }
     Ok(Access::Nftables(accesses))
 }
@@ -132,9 +142,11 @@ fn open_iptables() -> anyhow::Result<Access> {
     for family in families_of_kernel() {
         match iptables::Rules::open(family) {
             Ok(access) => drop(accesses.insert(family, access)),
-            // That says nothing about the family, and a proxy that serves only the other one would be worse than none.
+            // This does not mean that the family is unsupported, and a proxy that serves only the other one would be worse than none.
             Err(error) if error.is_contention() => {
-                bail!("cannot tell whether iptables works here, another process holds its lock: {error}")
+                bail!(
+                    "cannot determine whether iptables works on this host, another process holds its lock: {error}"
+                )
             }
             Err(error) => {
                 tracing::info!(ipFamily = %family, err = %error, "No iptables support for family");
@@ -148,7 +160,7 @@ fn open_iptables() -> anyhow::Result<Access> {
     }
 }
 
-/// Older kernels lack things we rely on, and some crash. Who knows better may say so in the environment.
+/// Older kernels lack features that we rely on, and some crash. Operators can skip the check by an environment variable.
 fn require_kernel() -> anyhow::Result<()> {
     let skip = std::env::var_os("KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK");
     if skip.is_some_and(|value| !value.is_empty()) {
@@ -158,11 +170,11 @@ fn require_kernel() -> anyhow::Result<()> {
     match version::parse_release(&release) {
         Some(found) if found >= (5, 13) => Ok(()),
         Some(_) => bail!("kube-proxy in nftables mode requires kernel 5.13 or later"),
-        None => bail!("could not check kernel version: {release:?} is none"),
+        None => bail!("could not check kernel version: unexpected release {release:?}"),
     }
 }
 
-/// IPv6 counts only where the kernel has it and it is not switched off.
+/// Includes IPv6 only if the kernel supports it and it is not disabled.
 pub fn families_of_kernel() -> Vec<Family> {
     let mut families = vec![Family::V4];
     let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
@@ -180,7 +192,7 @@ pub fn families_of_kernel() -> Vec<Family> {
 pub fn nftables_settings(
     config: &Config,
     family: Family,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<plan::nftables::program::ProgramSettings> {
     Ok(plan::nftables::program::ProgramSettings {
         family,
@@ -195,7 +207,7 @@ pub fn nftables_settings(
 pub fn iptables_settings(
     config: &Config,
     family: Family,
-    node: &Node,
+    node: &LocalNode,
     abilities: Abilities,
 ) -> anyhow::Result<plan::iptables::program::RuleSettings> {
     Ok(plan::iptables::program::RuleSettings {
@@ -209,8 +221,8 @@ pub fn iptables_settings(
     })
 }
 
-/// Where node ports answer.
-pub fn node_port_addresses(config: &Config, family: Family, node: &Node) -> NodePortAddresses {
+/// Where node ports are served.
+pub fn node_port_addresses(config: &Config, family: Family, node: &LocalNode) -> NodePortAddresses {
     NodePortAddresses::new(family, &node.node_port_cidrs(config))
 }
 
@@ -218,18 +230,18 @@ fn mark(config: &Config) -> anyhow::Result<Mark> {
     Mark::from_bit(config.masquerade_bit.into()).context("masquerade bit outside 0-31")
 }
 
-/// How traffic of this node's pods is told from other traffic; nothing where that is not known.
-fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
+/// How traffic of this node's pods is distinguished from other traffic; `None` if that is not known.
+fn from_pod(config: &Config, family: Family, node: &LocalNode) -> Option<FromPod> {
     let is_primary = family == node.ips.primary;
     match &config.detect_local {
-        DetectLocal::ClusterCidr(cidrs) => {
+        DetectLocalMode::ClusterCidr(cidrs) => {
             let found = FromPod::by_source(cidrs, family);
             if found.is_none() && is_primary {
                 tracing::info!(ipFamily = %family, clusterCIDRs = ?config.cluster_cidrs, "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family");
             }
             found
         }
-        DetectLocal::NodeCidr => {
+        DetectLocalMode::NodeCidr => {
             let texts = node.pod_cidrs.iter().map(String::as_str);
             let found = FromPod::by_source(&cidrs_of_family(family, texts).0, family);
             if found.is_none() && is_primary {
@@ -237,7 +249,7 @@ fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
             }
             found
         }
-        DetectLocal::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
-        DetectLocal::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
+        DetectLocalMode::BridgeInterface(name) => Some(FromPod::Interface(name.clone())),
+        DetectLocalMode::InterfaceNamePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
     }
 }

@@ -1,14 +1,14 @@
-//! Durations as Go writes and reads them: `1h30m0s`, `300ms`, `-1.5h`.
+//! Durations in Go's text format: `1h30m0s`, `300ms`, `-1.5h`.
 //!
-//! They are signed 64-bit nanoseconds, because a negative value must survive until validation can refuse it in
-//! the words of the reference.
+//! They are signed 64-bit nanoseconds, because a negative value must survive until validation rejects it with
+//! upstream's error.
 
 use std::fmt;
 use std::time;
 
 use crate::go::quote_bytes;
 
-/// Nanoseconds; prints in Go's normal form.
+/// Nanoseconds. `Display` prints what Go's `Duration.String` prints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Duration(i64);
 
@@ -24,7 +24,7 @@ const UNITS: [(&str, u64); 8] = [
 ];
 
 impl From<time::Duration> for Duration {
-    /// The longest there is, for what is longer: some 292 years.
+    /// Saturates at the largest value, about 292 years.
     fn from(duration: time::Duration) -> Self {
         Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
@@ -45,12 +45,12 @@ impl Duration {
         self.0
     }
 
-    /// `None` for a negative duration, which only Go has.
+    /// `None` for a negative duration, which the standard library cannot represent.
     pub fn to_std(self) -> Option<time::Duration> {
         u64::try_from(self.0).ok().map(time::Duration::from_nanos)
     }
 
-    /// Reads Go's form; the error is Go's sentence.
+    /// Parses what Go's `time.ParseDuration` parses, with Go's error messages.
     pub fn parse(text: &str) -> Result<Self, String> {
         let invalid = || format!("time: invalid duration {}", quote_bytes(text));
         let (negative, unsigned) = match text.strip_prefix(['-', '+']) {
@@ -95,9 +95,9 @@ impl Duration {
     }
 }
 
-/// The part of `scale` that `0.digits` stands for, cut off below a nanosecond.
+/// `0.digits` times `scale`, truncated to whole nanoseconds.
 fn fraction_of(digits: &str, scale: u64) -> u64 {
-    // Eighteen digits are more than an hour's nanoseconds can tell apart, and their product fits easily.
+    // Eighteen digits are more precise than the nanoseconds of an hour, and the product fits into 128 bits.
     let (mut value, mut divisor) = (0_u128, 1_u128);
     for digit in digits.bytes().take(18) {
         value = value * 10 + u128::from(digit - b'0');
@@ -116,7 +116,7 @@ impl fmt::Display for Duration {
         if self.0 < 0 {
             f.write_str("-")?;
         }
-        // Below a second one unit that keeps a digit before the point; above, hours, minutes and seconds.
+        // Below a second Go uses the largest unit that leaves a nonzero integer part.
         match nanos {
             0 => f.write_str("0s"),
             1..1_000 => write!(f, "{nanos}ns"),
@@ -135,7 +135,7 @@ impl fmt::Display for Duration {
     }
 }
 
-/// A quotient with as many decimals as it needs; the divisor is a power of ten.
+/// A value and a divisor that is a power of ten: prints the exact quotient, without trailing zeros.
 struct Decimal(u64, u64);
 
 impl fmt::Display for Decimal {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_and_print_as_in_go() {
+    fn durations_are_parsed_and_printed_as_in_go() {
         for (text, want) in [
             ("0", "0s"),
             ("+0", "0s"),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused_in_the_words_of_go() {
+    fn an_invalid_duration_is_rejected_with_the_error_of_go() {
         for (text, want) in [
             ("", r#"time: invalid duration """#),
             (".", r#"time: invalid duration ".""#),
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back_the_same(nanos in any::<i64>()) {
+        fn a_printed_duration_parses_to_the_same_value(nanos in any::<i64>()) {
             let duration = Duration::from_nanos(nanos);
             prop_assert_eq!(Duration::parse(&duration.to_string()), Ok(duration));
         }

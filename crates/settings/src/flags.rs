@@ -1,13 +1,13 @@
-//! The command line, read as pflag reads it.
+//! The command line, parsed as pflag parses it.
 //!
-//! One [table](table) describes every flag. From it come the parser, `--help`, the `FLAG:` lines of the log and
-//! `/flagz`. A flag's value lives in [`Flags`], most of them inside the configuration object that they stand for.
+//! One [table](table) describes every flag for the parser, `--help`, the `FLAG:` lines of the log and `/flagz`. The values
+//! are stored in [`Flags`], most of them in the configuration object that it contains.
 
 #[cfg(test)]
 mod chapters;
 mod help;
-mod slot;
 mod table;
+mod value;
 
 use std::collections::BTreeSet;
 
@@ -19,16 +19,16 @@ use crate::logs::PLAIN;
 use crate::version::VersionFlag;
 
 pub use help::{help, usage};
-pub use slot::Slot;
 pub use table::TABLE;
+pub use value::FlagValue;
 
-/// Between two looks at a part of what the kernel holds, unless they take long.
+/// The default of `--audit-interval`.
 const AUDIT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The values of all flags.
 #[derive(Clone, Debug)]
 pub struct Flags {
-    /// What the flags alone ask for: the configuration, unless `--config` names a file.
+    /// The configuration that the flags yield; ignored if `--config` names a file.
     pub config: KubeProxyConfiguration,
     pub config_file: String,
     pub write_config_to: String,
@@ -49,9 +49,10 @@ pub struct Flags {
     pub ipvs_min_sync_period: Duration,
     pub healthz_port: i32,
     pub metrics_port: i32,
-    // Accepted so that command lines keep working; the reference does nothing with them either.
+    // Accepted for compatibility: upstream ignores them as well.
     boot_id_file: String,
     machine_id_file: String,
+    /// Names of the flags on the command line.
     given: BTreeSet<&'static str>,
 }
 
@@ -59,7 +60,7 @@ impl Default for Flags {
     fn default() -> Self {
         let config = KubeProxyConfiguration::with_defaults();
         Self {
-            // All four start from the iptables defaults, whatever the mode turns out to be.
+            // Upstream uses the iptables defaults for the ipvs flags, too.
             iptables_sync_period: config.iptables.sync_period,
             iptables_min_sync_period: config.iptables.min_sync_period,
             ipvs_sync_period: config.iptables.sync_period,
@@ -87,19 +88,19 @@ impl Default for Flags {
     }
 }
 
-/// A flag: its names, its help, and where its value lives.
 #[derive(Debug)]
 pub struct Flag {
     pub name: &'static str,
     pub shorthand: Option<char>,
     pub help: &'static str,
-    /// Why not to use it any more; such a flag is left out of `--help`.
+    /// What to use instead. A deprecated flag is not listed by `--help`.
     pub deprecated: Option<&'static str>,
-    pub slot: fn(&mut Flags) -> Slot<'_>,
+    /// Where the value is stored.
+    pub value: fn(&mut Flags) -> FlagValue<'_>,
 }
 
 impl Flag {
-    /// As pflag names it in errors.
+    /// The name that pflag's errors print.
     fn title(&self) -> String {
         match self.shorthand {
             Some(short) => format!("-{short}, --{}", self.name),
@@ -109,11 +110,11 @@ impl Flag {
 }
 
 impl Flags {
-    /// Reads the arguments; returns the positional ones. `tell` hears about deprecated flags as they are met.
+    /// Parses the arguments and returns the positional ones. Calls `warn` for every deprecated flag.
     pub fn parse(
         &mut self,
         arguments: impl IntoIterator<Item = String>,
-        mut tell: impl FnMut(String),
+        mut warn: impl FnMut(String),
     ) -> Result<Vec<String>, String> {
         let mut positional = Vec::new();
         let mut rest = arguments.into_iter();
@@ -123,9 +124,9 @@ impl Flags {
                 break;
             }
             if let Some(long) = argument.strip_prefix("--") {
-                self.parse_long(long, &mut rest, &mut tell)?;
+                self.parse_long(long, &mut rest, &mut warn)?;
             } else if argument.len() > 1 && argument.starts_with('-') {
-                self.parse_short(&argument, &mut rest, &mut tell)?;
+                self.parse_short(&argument, &mut rest, &mut warn)?;
             } else {
                 positional.push(argument);
             }
@@ -137,7 +138,7 @@ impl Flags {
         &mut self,
         argument: &str,
         rest: &mut impl Iterator<Item = String>,
-        tell: &mut impl FnMut(String),
+        warn: &mut impl FnMut(String),
     ) -> Result<(), String> {
         let (name, value) = match argument.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -146,22 +147,22 @@ impl Flags {
         if name.is_empty() || name.starts_with('-') {
             return Err(format!("bad flag syntax: --{argument}"));
         }
-        let wanted = name.replace('_', "-");
-        let flag = TABLE.iter().find(|flag| flag.name == wanted);
+        let normalized = name.replace('_', "-");
+        let flag = TABLE.iter().find(|flag| flag.name == normalized);
         let flag = flag.ok_or_else(|| format!("unknown flag: --{name}"))?;
         let value = value
-            .or_else(|| (flag.slot)(self).value_when_bare().map(str::to_owned))
+            .or_else(|| (flag.value)(self).value_when_bare().map(str::to_owned))
             .or_else(|| rest.next())
             .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
-        self.set(flag, &value, tell)
+        self.set(flag, &value, warn)
     }
 
-    /// One or more letters behind one dash; the first that takes a value takes the rest of the argument.
+    /// Parses one or more shorthand letters after a dash. The first that takes a value takes the rest of the argument.
     fn parse_short(
         &mut self,
         argument: &str,
         rest: &mut impl Iterator<Item = String>,
-        tell: &mut impl FnMut(String),
+        warn: &mut impl FnMut(String),
     ) -> Result<(), String> {
         let mut letters = argument.chars();
         letters.next();
@@ -174,29 +175,29 @@ impl Flags {
                 // A lone `=` is a value, not a separator.
                 Some(value) if !value.is_empty() => Some(value.to_owned()),
                 _ => {
-                    let bare = (flag.slot)(self).value_when_bare();
+                    let bare = (flag.value)(self).value_when_bare();
                     if let Some(value) = bare {
-                        self.set(flag, value, tell)?;
+                        self.set(flag, value, warn)?;
                         continue;
                     }
                     if attached.is_empty() { rest.next() } else { Some(attached.to_owned()) }
                 }
             };
             let value = value.ok_or_else(|| format!("flag needs an argument: {letter:?} in {within}"))?;
-            return self.set(flag, &value, tell);
+            return self.set(flag, &value, warn);
         }
         Ok(())
     }
 
-    /// Gives a flag a value. `tell` hears about it if the flag is deprecated.
-    pub fn set(&mut self, flag: &Flag, value: &str, tell: &mut impl FnMut(String)) -> Result<(), String> {
-        let again = self.given.contains(flag.name);
-        (flag.slot)(self).set(value, again).map_err(|error| {
+    /// Sets the value of a flag. Calls `warn` if the flag is deprecated.
+    pub fn set(&mut self, flag: &Flag, value: &str, warn: &mut impl FnMut(String)) -> Result<(), String> {
+        let append = self.given.contains(flag.name);
+        (flag.value)(self).set(value, append).map_err(|error| {
             format!("invalid argument {} for {:?} flag: {error}", quote(value), flag.title())
         })?;
         self.given.insert(flag.name);
         if let Some(advice) = flag.deprecated {
-            tell(format!("Flag --{} has been deprecated, {advice}", flag.name));
+            warn(format!("Flag --{} has been deprecated, {advice}", flag.name));
         }
         Ok(())
     }
@@ -206,10 +207,10 @@ impl Flags {
         self.given.contains(name)
     }
 
-    /// Every flag with its present value, by name: for the log and for `/flagz`.
+    /// Name and value of every flag, sorted by name.
     pub fn values(&self) -> Vec<(&'static str, String)> {
         let mut flags = self.clone();
-        TABLE.iter().map(|flag| (flag.name, (flag.slot)(&mut flags).text())).collect()
+        TABLE.iter().map(|flag| (flag.name, (flag.value)(&mut flags).text())).collect()
     }
 
     pub fn log(&self) {
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_value_is_understood() {
+    fn every_notation_of_pflag_is_parsed() {
         for arguments in
             [&["--v=2"][..], &["--v", "2"], &["-v=2"], &["-v2"], &["-v", "2"], &["--v=7", "--v=2"], &["-hv2"]]
         {

@@ -1,4 +1,4 @@
-//! What the fuzzer calls: the decoder of the configuration file. See the crate `fuzz`.
+//! The fuzz target for the decoder of the configuration file. See the crate `fuzz`.
 
 use crate::config::v1alpha1::KubeProxyConfiguration;
 
@@ -6,7 +6,7 @@ type Decode = fn(&[u8]);
 
 pub const TARGETS: &[(&str, Decode)] = &[("configuration", decode_configuration)];
 
-/// Writes what was decoded and decodes it again, as `--write-config-to` and a restart do.
+/// Encodes the decoded configuration and decodes it again, as `--write-config-to` and a restart do.
 fn decode_configuration(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(decoded) = KubeProxyConfiguration::decode(text) else { return };

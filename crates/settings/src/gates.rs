@@ -1,4 +1,4 @@
-//! Feature gates: which exist, which are on, and what setting one may say.
+//! Feature gates: which exist, which are enabled, and which values may be set.
 
 mod table;
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use table::GROUPS;
 
-/// The gates that change what this program does. All others can be set and have no effect.
+/// The gates that this program implements. Every other known gate is accepted without effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     AllowServiceExternalIPs,
@@ -36,17 +36,18 @@ pub(crate) enum Stage {
     Deprecated,
 }
 
-/// What is known of one gate.
+/// A gate of Kubernetes, implemented here or not.
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct GateSpec {
     pub name: &'static str,
     pub(crate) stage: Stage,
     pub default: bool,
+    /// Only the default may be set.
     pub locked: bool,
 }
 
-impl Known {
-    /// As the metric of enabled features calls it.
+impl GateSpec {
+    /// The `stage` label of the metric `kubernetes_feature_enabled`.
     pub fn stage_label(&self) -> &'static str {
         match self.stage {
             Stage::Alpha => "ALPHA",
@@ -56,7 +57,7 @@ impl Known {
         }
     }
 
-    /// What setting the gate at all deserves to be told.
+    /// What to log if the gate is set at all.
     pub fn warning(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Alpha | Stage::Beta => None,
@@ -76,25 +77,26 @@ pub enum GateError {
     Locked { name: String, locked_to: bool },
 }
 
-/// Which gates are on.
+/// The state of all gates.
 #[derive(Clone, Debug)]
 pub struct Gates {
-    on: BTreeSet<&'static str>,
+    enabled: BTreeSet<&'static str>,
+    /// The gates that the configuration sets, by name or through `AllAlpha` and `AllBeta`.
     set: BTreeMap<&'static str, bool>,
 }
 
 impl Gates {
-    /// Every gate at its default, then what the configuration sets.
-    pub fn resolve(wanted: &BTreeMap<String, bool>) -> Result<Self, GateError> {
+    /// Starts from the defaults and applies `configured`.
+    pub fn resolve(configured: &BTreeMap<String, bool>) -> Result<Self, GateError> {
         let mut set = BTreeMap::new();
-        for (name, &value) in wanted {
-            let gate = known(name).ok_or_else(|| GateError::Unknown(name.clone()))?;
+        for (name, &value) in configured {
+            let gate = find(name).ok_or_else(|| GateError::Unknown(name.clone()))?;
             if gate.locked && gate.default != value {
                 return Err(GateError::Locked { name: name.clone(), locked_to: gate.default });
             }
             set.insert(gate.name, value);
         }
-        // AllAlpha and AllBeta speak for those of their stage that nobody mentioned.
+        // AllAlpha and AllBeta set the gates of their stage that the configuration does not name.
         for (switch, stage) in [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)] {
             if let Some(&value) = set.get(switch) {
                 for gate in all().filter(|gate| gate.stage == stage) {
@@ -102,30 +104,30 @@ impl Gates {
                 }
             }
         }
-        let is_on = |gate: &Known| set.get(gate.name).copied().unwrap_or(gate.default);
-        let on = all().filter(is_on).map(|gate| gate.name).collect();
-        Ok(Self { on, set })
+        let is_enabled = |gate: &GateSpec| set.get(gate.name).copied().unwrap_or(gate.default);
+        let enabled = all().filter(is_enabled).map(|gate| gate.name).collect();
+        Ok(Self { enabled, set })
     }
 
     pub fn enabled(&self, gate: Gate) -> bool {
-        self.on.contains(gate.name())
+        self.enabled.contains(gate.name())
     }
 
-    /// Every gate, and whether it is on.
-    pub fn states(&self) -> impl Iterator<Item = (Known, bool)> {
-        all().map(|gate| (gate, self.on.contains(gate.name)))
+    /// Every gate, and whether it is enabled.
+    pub fn states(&self) -> impl Iterator<Item = (GateSpec, bool)> {
+        all().map(|gate| (gate, self.enabled.contains(gate.name)))
     }
 
-    /// What the configuration changed, `AllAlpha` and `AllBeta` spelled out.
+    /// The gates that the configuration sets, by name or through `AllAlpha` and `AllBeta`.
     pub fn set(&self) -> &BTreeMap<&'static str, bool> {
         &self.set
     }
 }
 
-/// Every gate by name. A beta feature that is off by default is still a beta feature.
-pub fn all() -> impl Iterator<Item = Known> {
+/// Every gate of Kubernetes, grouped by stage.
+pub fn all() -> impl Iterator<Item = GateSpec> {
     GROUPS.iter().flat_map(|group| {
-        group.names.iter().map(|name| Known {
+        group.names.iter().map(|name| GateSpec {
             name,
             stage: group.stage,
             default: group.default,
@@ -134,11 +136,11 @@ pub fn all() -> impl Iterator<Item = Known> {
     })
 }
 
-pub fn known(name: &str) -> Option<Known> {
+pub fn find(name: &str) -> Option<GateSpec> {
     all().find(|gate| gate.name == name)
 }
 
-/// The lines `--help` gives to the gates one may want to set, sorted by name.
+/// The lines of `--help` about the gates: alpha and beta only, as upstream does, sorted by name.
 pub fn help() -> Vec<String> {
     let mut lines: Vec<_> = all()
         .filter_map(|gate| {
@@ -173,24 +175,24 @@ mod tests {
             (Gate::LoggingBetaOptions, true),
         ] {
             assert_eq!(gates.enabled(gate), want, "{gate:?}");
-            assert!(known(gate.name()).is_some(), "{gate:?}");
+            assert!(find(gate.name()).is_some(), "{gate:?}");
         }
     }
 
     #[test]
-    fn whole_stages_are_switched_except_what_is_named() {
+    fn all_alpha_and_all_beta_set_the_gates_that_are_not_named() {
         let gates = resolve(&[("AllAlpha", true), ("NativeHistograms", false)]).unwrap();
         assert!(gates.enabled(Gate::LoggingAlphaOptions));
         assert_eq!(gates.set().get("NativeHistograms"), Some(&false));
-        assert!(gates.enabled(Gate::LoggingBetaOptions), "beta gates are left alone");
+        assert!(gates.enabled(Gate::LoggingBetaOptions), "beta gates keep their defaults");
         let gates = resolve(&[("AllBeta", false), ("ComponentFlagz", true)]).unwrap();
         assert!(gates.enabled(Gate::ComponentFlagz));
         assert!(!gates.enabled(Gate::ComponentStatusz));
-        assert!(gates.enabled(Gate::AllowServiceExternalIPs), "GA gates are left alone");
+        assert!(gates.enabled(Gate::AllowServiceExternalIPs), "GA gates keep their defaults");
     }
 
     #[test]
-    fn a_locked_gate_takes_only_the_value_it_has() {
+    fn a_locked_gate_accepts_only_its_default() {
         assert!(resolve(&[("MultiCIDRServiceAllocator", true)]).is_ok());
         assert!(resolve(&[("SeparateCacheWatchRPC", false)]).is_ok());
         for (name, value, want) in [
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_of_the_past_and_other_spellings_are_unknown() {
+    fn removed_gates_and_other_spellings_are_unknown() {
         for name in [
             "Nope",
             "allalpha",

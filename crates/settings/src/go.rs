@@ -1,8 +1,8 @@
-//! The corners of Go's text forms that show through the interface: quoting, and what its parsers say of bad input.
+//! Go's text formats as far as users see them: quoting, number formats, and the error messages of Go's parsers.
 
 use std::fmt::Write as _;
 
-/// `strconv.Quote`: printable text stays, everything else becomes an escape.
+/// `strconv.Quote`.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -19,7 +19,7 @@ pub fn quote(text: &str) -> String {
             '\x0b' => quoted.push_str("\\v"),
             ' '..='~' => quoted.push(c),
             _ if c.is_ascii() => push_escape(&mut quoted, 'x', 2, c),
-            // The standard library knows which characters print; it escapes the others.
+            // `escape_debug` leaves printable characters as they are.
             _ if c.escape_debug().len() == 1 => quoted.push(c),
             _ if u32::from(c) < 0x1_0000 => push_escape(&mut quoted, 'u', 4, c),
             _ => push_escape(&mut quoted, 'U', 8, c),
@@ -34,7 +34,7 @@ fn push_escape(quoted: &mut String, kind: char, width: usize, c: char) {
     let _ = write!(quoted, "\\{kind}{:0width$x}", u32::from(c));
 }
 
-/// The quoting of package `time`, which knows no text beyond ASCII.
+/// The quoting of package `time`, which escapes every byte outside ASCII.
 pub fn quote_bytes(text: &str) -> String {
     let mut quoted = String::from("\"");
     for byte in text.bytes() {
@@ -62,18 +62,18 @@ pub fn parse_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Reads a number of up to 32 bits in base ten, sixteen, eight or two, as pflag's integer flags do.
+/// Parses an `int32` flag as pflag does: base 10, or 16, 8 or 2 by prefix.
 pub fn parse_int(text: &str) -> Result<i32, String> {
     let (negative, digits) = match text.strip_prefix(['-', '+']) {
         Some(rest) => (text.starts_with('-'), rest),
         None => (false, text),
     };
-    let magnitude = magnitude(digits).map_err(|fault| fault.tell("ParseInt", text))?;
+    let magnitude = magnitude(digits).map_err(|error| error.message("ParseInt", text))?;
     let value = if negative { -i128::from(magnitude) } else { i128::from(magnitude) };
     i32::try_from(value).map_err(|_| range("ParseInt", text))
 }
 
-/// Reads plain decimal digits up to 2³¹ - 1, the range of log verbosities.
+/// Parses a log verbosity: plain decimal digits, up to 2³¹ - 1.
 pub fn parse_level(text: &str) -> Result<u32, String> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(syntax("ParseUint", text));
@@ -83,7 +83,7 @@ pub fn parse_level(text: &str) -> Result<u32, String> {
 }
 
 pub fn parse_float(text: &str) -> Result<f32, String> {
-    // Rust rounds what is too large to infinity; Go calls it out of range.
+    // Rust rounds values that are too large to infinity; Go reports them as out of range.
     match text.parse::<f32>() {
         Ok(value) if value.is_infinite() && text.contains(|c: char| c.is_ascii_digit()) => {
             Err(range("ParseFloat", text))
@@ -93,46 +93,46 @@ pub fn parse_float(text: &str) -> Result<f32, String> {
     }
 }
 
-/// Splits `host:port`, `[host]:port`; the error is Go's sentence.
+/// `net.SplitHostPort`: splits `host:port` or `[host]:port`, with Go's error messages.
 pub fn split_host_port(text: &str) -> Result<(&str, &str), String> {
-    let fault = |what: &str| Err(format!("address {text}: {what}"));
+    let error = |message: &str| Err(format!("address {text}: {message}"));
     let Some((host, port)) = text.rsplit_once(':') else {
-        return fault("missing port in address");
+        return error("missing port in address");
     };
     let Some(bracketed) = text.strip_prefix('[') else {
         return match host {
-            _ if host.contains(':') => fault("too many colons in address"),
-            _ if text.contains('[') => fault("unexpected '[' in address"),
-            _ if text.contains(']') => fault("unexpected ']' in address"),
+            _ if host.contains(':') => error("too many colons in address"),
+            _ if text.contains('[') => error("unexpected '[' in address"),
+            _ if text.contains(']') => error("unexpected ']' in address"),
             _ => Ok((host, port)),
         };
     };
     let Some((host, after)) = bracketed.split_once(']') else {
-        return fault("missing ']' in address");
+        return error("missing ']' in address");
     };
     match after.strip_prefix(':') {
-        Some(port) if port.contains(':') => fault("too many colons in address"),
-        Some(_) if host.contains('[') => fault("unexpected '[' in address"),
+        Some(port) if port.contains(':') => error("too many colons in address"),
+        Some(_) if host.contains('[') => error("unexpected '[' in address"),
         Some(port) => Ok((host, port)),
-        None => fault("missing port in address"),
+        None => error("missing port in address"),
     }
 }
 
-/// The words of the operating system, in lower case and without its number.
+/// The operating system's error message as Go prints it: it starts in lower case and has no number.
 pub fn os_error(error: &std::io::Error) -> String {
-    let told = error.to_string();
-    let words = told.split(" (os error").next().unwrap_or(&told);
-    let mut chars = words.chars();
+    let message = error.to_string();
+    let text = message.split(" (os error").next().unwrap_or(&message);
+    let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_lowercase().chain(chars).collect())
 }
 
-enum Fault {
+enum NumError {
     Syntax,
     Range,
 }
 
-impl Fault {
-    fn tell(&self, function: &str, text: &str) -> String {
+impl NumError {
+    fn message(&self, function: &str, text: &str) -> String {
         match self {
             Self::Syntax => syntax(function, text),
             Self::Range => range(function, text),
@@ -140,8 +140,8 @@ impl Fault {
     }
 }
 
-/// An unsigned number with Go's base prefixes; a single underscore may stand between digits.
-fn magnitude(digits: &str) -> Result<u64, Fault> {
+/// Parses an unsigned number with Go's base prefixes; single underscores may separate digits.
+fn magnitude(digits: &str) -> Result<u64, NumError> {
     let lower = digits.to_ascii_lowercase();
     let prefixes = [("0x", 16), ("0b", 2), ("0o", 8), ("0", 8)];
     let (base, body) = prefixes
@@ -150,30 +150,30 @@ fn magnitude(digits: &str) -> Result<u64, Fault> {
         .filter(|_| lower != "0")
         .unwrap_or((10, &lower));
     if body.ends_with('_') || body.contains("__") || (base == 10 && body.starts_with('_')) {
-        return Err(Fault::Syntax);
+        return Err(NumError::Syntax);
     }
     let body = body.replace('_', "");
     if body.is_empty() || !body.chars().all(|c| c.is_digit(base)) {
-        return Err(Fault::Syntax);
+        return Err(NumError::Syntax);
     }
-    u64::from_str_radix(&body, base).map_err(|_| Fault::Range)
+    u64::from_str_radix(&body, base).map_err(|_| NumError::Range)
 }
 
-/// `strconv.FormatFloat(value, 'g', -1, …)`: an exponent below 1e-4 and from 1e6 on.
+/// `strconv.FormatFloat(value, 'g', -1, …)`: uses an exponent below 1e-4 and from 1e6 on.
 ///
-/// `digits` is the shortest text that reads back as the same number, as `{:e}` gives it.
+/// `digits` is the shortest text that parses to the same number, as `{:e}` prints it.
 fn general(digits: &str) -> String {
     let (mantissa, exponent) = digits.split_once('e').unwrap_or((digits, "0"));
     let exponent: i32 = exponent.parse().unwrap_or_default();
     if (-4..6).contains(&exponent) {
-        // Rust prints the plain form without rounding again.
+        // `Display` prints no exponent and does not round.
         return digits.parse::<f64>().map_or_else(|_| digits.to_owned(), |value| value.to_string());
     }
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// A number as a pflag value prints it.
+/// A float as pflag prints it.
 pub fn float_text(value: f32) -> String {
     match value {
         _ if value.is_nan() => "NaN".to_owned(),
@@ -182,7 +182,7 @@ pub fn float_text(value: f32) -> String {
     }
 }
 
-/// A number as the sample of a metric, and a finite one with a fraction in YAML.
+/// A float as Prometheus prints a sample, and as upstream writes one to YAML.
 pub fn double_text(value: f64) -> String {
     match value {
         _ if value.is_nan() => "NaN".to_owned(),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_take_every_base_of_go() {
+    fn integers_are_parsed_in_every_base_of_go() {
         let syntax = |text: &str| Err(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"));
         let range = |text: &str| Err(format!("strconv.ParseInt: parsing {text:?}: value out of range"));
         for (text, want) in [
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_print_as_a_flag_and_as_yaml() {
+    fn floats_are_printed_as_in_flags_and_in_yaml() {
         for (value, flag, yaml) in [
             (5.0, "5", "5"),
             (0.1, "0.1", "0.1"),
@@ -292,21 +292,21 @@ mod tests {
     }
 
     #[test]
-    fn addresses_split_or_say_why_not() {
-        let fault = |text: &str, what: &str| Err(format!("address {text}: {what}"));
+    fn host_and_port_are_split_as_in_go() {
+        let error = |text: &str, message: &str| Err(format!("address {text}: {message}"));
         for (text, want) in [
             ("1.2.3.4:80", Ok(("1.2.3.4", "80"))),
             ("[::1]:80", Ok(("::1", "80"))),
             (":80", Ok(("", "80"))),
             ("1.2.3.4:", Ok(("1.2.3.4", ""))),
-            ("foo", fault("foo", "missing port in address")),
-            ("[::1]", fault("[::1]", "missing port in address")),
-            ("[::1]80", fault("[::1]80", "missing port in address")),
-            ("[::1]x:80", fault("[::1]x:80", "missing port in address")),
-            ("[1.2.3.4:80", fault("[1.2.3.4:80", "missing ']' in address")),
-            ("::1:80", fault("::1:80", "too many colons in address")),
-            ("1:2:3", fault("1:2:3", "too many colons in address")),
-            ("a]:80", fault("a]:80", "unexpected ']' in address")),
+            ("foo", error("foo", "missing port in address")),
+            ("[::1]", error("[::1]", "missing port in address")),
+            ("[::1]80", error("[::1]80", "missing port in address")),
+            ("[::1]x:80", error("[::1]x:80", "missing port in address")),
+            ("[1.2.3.4:80", error("[1.2.3.4:80", "missing ']' in address")),
+            ("::1:80", error("::1:80", "too many colons in address")),
+            ("1:2:3", error("1:2:3", "too many colons in address")),
+            ("a]:80", error("a]:80", "unexpected ']' in address")),
         ] {
             assert_eq!(split_host_port(text), want, "{text}");
         }

@@ -1,5 +1,5 @@
-//! What stands between the command line and a validated value: flags, feature gates, the configuration file, logging, and
-//! the text formats of Go that they are written in.
+//! Everything between the command line and a validated configuration: flags, feature gates, the configuration file,
+//! logging, and Go's text formats, which upstream uses in all of them.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,11 +1,11 @@
-//! Logging as klog does it, behind `tracing`.
+//! A `tracing` subscriber that logs as klog does.
 //!
 //! ```text
 //!   tracing::debug!(v = 2, …) ─▶ Klog ─▶ Record ─▶ text or JSON ─▶ Streams
 //! ```
 //!
-//! The level of an event is its severity and the field `v` its verbosity: `info` for 0 and 1, `debug` for 2 and 3,
-//! `trace` above. That lets `tracing` skip what is switched off by looking at one number.
+//! The level of an event is its severity, the field `v` its verbosity. Call sites use `info` for verbosities 0 and 1,
+//! `debug` for 2 and 3 and `trace` above, so that `tracing` can skip disabled events by their level.
 
 mod record;
 mod stream;
@@ -26,7 +26,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use record::{Record, Severity, implied_verbosity, verbosity};
 use stream::Streams;
 
-/// The target of messages that the text form does not quote.
+/// The target of messages that the text format does not quote.
 pub const PLAIN: &str = "plain";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,22 +36,22 @@ pub enum Format {
     Json,
 }
 
-/// How to log; valid already.
+/// Validated settings of the logger.
 #[derive(Clone, Debug)]
 pub struct LogSettings {
     pub format: Format,
     pub verbosity: u32,
-    /// File patterns with their verbosity; the first match counts, and only where it says more.
+    /// File patterns and their verbosity. The first match applies if it is higher than `verbosity`.
     pub vmodule: Vec<(String, u32)>,
     pub flush_frequency: Duration,
-    /// Information to standard output, through a buffer of that many bytes.
+    /// Write info messages to standard output, through a buffer of this many bytes.
     pub split: Option<usize>,
-    /// Nothing but warnings and errors.
+    /// Log warnings and errors only.
     pub quiet: bool,
 }
 
 impl Default for LogSettings {
-    /// What holds until the configuration is known.
+    /// The settings until the configuration is known.
     fn default() -> Self {
         let (format, vmodule, split) = (Format::Text, Vec::new(), None);
         Self { format, verbosity: 0, vmodule, flush_frequency: Duration::from_secs(5), split, quiet: false }
@@ -59,18 +59,18 @@ impl Default for LogSettings {
 }
 
 impl LogSettings {
-    /// The highest verbosity at which something from the file is told.
+    /// The highest verbosity that is logged for a source file.
     fn threshold(&self, file: Option<&str>) -> u32 {
         let own = file.and_then(|file| vmodule::verbosity(&self.vmodule, file));
         self.verbosity.max(own.unwrap_or_default())
     }
 }
 
-/// The logger of the process. Cloning gives another handle on the same one.
+/// A handle of the logger of the process.
 #[derive(Clone)]
-pub struct Logs(Arc<Shared>);
+pub struct Logs(Arc<Logger>);
 
-struct Shared {
+struct Logger {
     settings: RwLock<LogSettings>,
     streams: Mutex<Streams>,
     zone: TimeZone,
@@ -78,7 +78,7 @@ struct Shared {
 }
 
 impl Logs {
-    /// Starts logging with the default settings; from here on every thread may log.
+    /// Starts logging with the default settings.
     pub fn install() -> Result<Self, SetGlobalDefaultError> {
         let logs = Self::to(Streams::standard(None));
         tracing::subscriber::set_global_default(Klog(logs.clone()))?;
@@ -86,7 +86,7 @@ impl Logs {
     }
 
     fn to(streams: Streams) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Logger {
             settings: RwLock::default(),
             streams: Mutex::new(streams),
             zone: TimeZone::system(),
@@ -106,7 +106,7 @@ impl Logs {
         Ok(())
     }
 
-    /// A handle on a logger that receives nothing.
+    /// A logger that is not installed, for tests.
     pub fn unused() -> Self {
         Self::to(Streams::standard(None))
     }
@@ -121,7 +121,7 @@ impl Logs {
         tracing::callsite::rebuild_interest_cache();
     }
 
-    /// Writes out what is still buffered: before the process ends.
+    /// Writes buffered messages. Must be called before the process exits.
     pub fn flush(&self) {
         self.streams().flush();
     }
@@ -137,7 +137,7 @@ impl Logs {
         Ok(())
     }
 
-    // A panic elsewhere while logging leaves nothing half done that would matter here.
+    // A panic while the lock is held leaves at most a truncated line, so poisoning is ignored.
     fn streams(&self) -> MutexGuard<'_, Streams> {
         self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,7 +149,7 @@ impl fmt::Debug for Logs {
     }
 }
 
-/// The subscriber: decides per call site whether it is worth formatting, then per event.
+/// The subscriber. It filters by call site first, then by event.
 struct Klog(Logs);
 
 impl Subscriber for Klog {
@@ -159,18 +159,18 @@ impl Subscriber for Klog {
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let settings = self.0.0.settings.read().unwrap_or_else(PoisonError::into_inner);
-        let least = if metadata.fields().field("v").is_some() {
-            least_verbosity(*metadata.level())
+        let lowest = if metadata.fields().field("v").is_some() {
+            lowest_verbosity(*metadata.level())
         } else {
             implied_verbosity(metadata)
         };
-        metadata.is_event() && u64::from(settings.threshold(metadata.file())) >= least
+        metadata.is_event() && u64::from(settings.threshold(metadata.file())) >= lowest
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
         let settings = self.0.0.settings.read().unwrap_or_else(PoisonError::into_inner);
-        let most = settings.vmodule.iter().map(|(_, level)| *level).fold(settings.verbosity, u32::max);
-        Some(match most {
+        let highest = settings.vmodule.iter().map(|(_, level)| *level).fold(settings.verbosity, u32::max);
+        Some(match highest {
             0..=1 => LevelFilter::INFO,
             2..=3 => LevelFilter::DEBUG,
             _ => LevelFilter::TRACE,
@@ -178,8 +178,8 @@ impl Subscriber for Klog {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let shared = &self.0.0;
-        let settings = shared.settings.read().unwrap_or_else(PoisonError::into_inner);
+        let logger = &self.0.0;
+        let settings = logger.settings.read().unwrap_or_else(PoisonError::into_inner);
         let metadata = event.metadata();
         let always = *metadata.level() <= Level::WARN;
         if !always && settings.quiet {
@@ -189,15 +189,15 @@ impl Subscriber for Klog {
             return;
         }
         let record = Record::of(event);
-        let now = Timestamp::now().to_zoned(shared.zone.clone());
+        let now = Timestamp::now().to_zoned(logger.zone.clone());
         let (line, is_info) = match settings.format {
-            Format::Text => (record.text(&now, shared.pid), record.severity == Severity::Info),
+            Format::Text => (record.text(&now, logger.pid), record.severity == Severity::Info),
             Format::Json => (record.json(&now), record.severity != Severity::Error),
         };
         self.0.streams().write(&line, is_info);
     }
 
-    // Spans are not logged, so they are not kept.
+    // Spans are not logged.
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }
@@ -211,8 +211,8 @@ impl Subscriber for Klog {
     fn exit(&self, _: &Id) {}
 }
 
-/// The smallest `v` that events of the level carry, by the convention above.
-fn least_verbosity(level: Level) -> u64 {
+/// The lowest `v` of events of this level, by the convention above.
+fn lowest_verbosity(level: Level) -> u64 {
     match level {
         Level::ERROR | Level::WARN | Level::INFO => 0,
         Level::DEBUG => 2,

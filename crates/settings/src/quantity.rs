@@ -1,19 +1,19 @@
-//! Kubernetes quantities, as far as sizes need them: `512`, `64k`, `1.5Ki`, `2e3`.
+//! The subset of Kubernetes' `resource.Quantity` that buffer sizes need: `512`, `64k`, `1.5Ki`, `2e3`.
 //!
-//! A quantity remembers whether it was written in thousands, in multiples of 1024 or with an exponent, and prints
-//! in the largest unit of that kind that leaves a whole number.
+//! A quantity keeps the format it was written in (decimal suffix, binary suffix or exponent), and prints with the largest
+//! suffix of that format that leaves an integer.
 
 use std::fmt;
 
-/// Billionths, so that every suffix down to `n` is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
+    /// Billionths, so that every suffix down to `n` is exact.
     nanos: i128,
-    form: Form,
+    format: Format,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Form {
+enum Format {
     #[default]
     Decimal,
     Binary,
@@ -22,14 +22,14 @@ enum Form {
 
 const UNIT: i128 = 1_000_000_000;
 
-/// Each suffix with the power of 1000 (or 1024) it stands for, the largest first.
+/// Each suffix and its power of 1000 (`BINARY`: 1024), in descending order.
 const DECIMAL: [(&str, i32); 10] =
     [("E", 6), ("P", 5), ("T", 4), ("G", 3), ("M", 2), ("k", 1), ("", 0), ("m", -1), ("u", -2), ("n", -3)];
 const BINARY: [(&str, u32); 6] = [("Ei", 6), ("Pi", 5), ("Ti", 4), ("Gi", 3), ("Mi", 2), ("Ki", 1)];
 
-const NO_QUANTITY: &str =
+const WRONG_FORMAT: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
-const NO_SUFFIX: &str = "unable to parse quantity's suffix";
+const WRONG_SUFFIX: &str = "unable to parse quantity's suffix";
 
 impl Quantity {
     pub fn parse(text: &str) -> Result<Self, &'static str> {
@@ -37,14 +37,14 @@ impl Quantity {
         let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(number_end);
         if number.is_empty() || number.matches('.').count() > 1 || !looks_like_suffix(suffix) {
-            return Err(NO_QUANTITY);
+            return Err(WRONG_FORMAT);
         }
-        let (scale, form) = scale_of(suffix).ok_or(NO_SUFFIX)?;
+        let (scale, format) = scale_of(suffix).ok_or(WRONG_SUFFIX)?;
         let magnitude = scaled(number, scale);
-        Ok(Self { nanos: if text.starts_with('-') { -magnitude } else { magnitude }, form })
+        Ok(Self { nanos: if text.starts_with('-') { -magnitude } else { magnitude }, format })
     }
 
-    /// The whole number this is, rounded up.
+    /// Rounds up to an integer.
     pub fn value(self) -> i64 {
         let whole = self.nanos.div_euclid(UNIT) + i128::from(self.nanos.rem_euclid(UNIT) != 0);
         i64::try_from(whole).unwrap_or(if whole < 0 { i64::MIN } else { i64::MAX })
@@ -61,16 +61,16 @@ fn looks_like_suffix(suffix: &str) -> bool {
     digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What one of the suffix is worth as a fraction of whole numbers.
-fn scale_of(suffix: &str) -> Option<((i128, i128), Form)> {
+/// The suffix as a factor, given as numerator and denominator.
+fn scale_of(suffix: &str) -> Option<((i128, i128), Format)> {
     if let Some((_, power)) = DECIMAL.iter().find(|(name, _)| *name == suffix) {
-        return Some((power_of(1000, *power), Form::Decimal));
+        return Some((power_of(1000, *power), Format::Decimal));
     }
     if let Some((_, power)) = BINARY.iter().find(|(name, _)| *name == suffix) {
-        return Some(((1024_i128.pow(*power), 1), Form::Binary));
+        return Some(((1024_i128.pow(*power), 1), Format::Binary));
     }
     let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-    Some((power_of(10, exponent.clamp(-30, 18)), Form::Exponent))
+    Some((power_of(10, exponent.clamp(-30, 18)), Format::Exponent))
 }
 
 fn power_of(base: i128, power: i32) -> (i128, i128) {
@@ -78,10 +78,10 @@ fn power_of(base: i128, power: i32) -> (i128, i128) {
     if power < 0 { (1, size) } else { (size, 1) }
 }
 
-/// Saturates where the reference does, at the largest 64-bit number, and rounds up below a billionth.
+/// As upstream does, saturates at the largest 64-bit integer, and rounds up to a billionth.
 fn scaled(number: &str, (up, down): (i128, i128)) -> i128 {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // Nine digits say all that billionths can hold; the tenth only says that there is more.
+    // Nine digits are exact; of the digits beyond them only matters whether one is not zero, to round up.
     let (fraction, beyond) = fraction.split_at(fraction.len().min(9));
     let digits = format!("0{whole}{fraction:0<9}");
     let nanos = digits.parse::<i128>().ok().and_then(|nanos| nanos.checked_mul(up));
@@ -96,8 +96,8 @@ impl fmt::Display for Quantity {
         if nanos == 0 {
             return f.write_str("0");
         }
-        // Below 1024, and with a fraction, multiples of 1024 say nothing: those print in thousands.
-        if self.form == Form::Binary && nanos.abs() >= 1024 * UNIT && nanos % UNIT == 0 {
+        // Upstream prints values below 1024, and fractions, with decimal suffixes.
+        if self.format == Format::Binary && nanos.abs() >= 1024 * UNIT && nanos % UNIT == 0 {
             let whole = nanos / UNIT;
             return match BINARY.iter().find(|(_, power)| whole % 1024_i128.pow(*power) == 0) {
                 Some((suffix, power)) => write!(f, "{}{suffix}", whole / 1024_i128.pow(*power)),
@@ -109,9 +109,9 @@ impl fmt::Display for Quantity {
             let unit = UNIT * up / down;
             if nanos % unit == 0 {
                 let count = nanos / unit;
-                return match self.form {
-                    Form::Exponent if power != 0 => write!(f, "{count}e{}", power * 3),
-                    Form::Exponent | Form::Decimal | Form::Binary => write!(f, "{count}{suffix}"),
+                return match self.format {
+                    Format::Exponent if power != 0 => write!(f, "{count}e{}", power * 3),
+                    Format::Exponent | Format::Decimal | Format::Binary => write!(f, "{count}{suffix}"),
                 };
             }
         }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_print_in_their_canonical_form() {
+    fn quantities_are_printed_in_canonical_form() {
         for (text, want, value) in [
             ("0", "0", 0),
             ("0k", "0", 0),
@@ -157,17 +157,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_told_from_a_bad_suffix() {
+    fn a_malformed_quantity_and_an_unknown_suffix_have_different_errors() {
         for (text, want) in [
-            ("", NO_QUANTITY),
-            ("abc", NO_QUANTITY),
-            (" 1", NO_QUANTITY),
-            ("1 k", NO_QUANTITY),
-            ("1e3k", NO_QUANTITY),
-            ("1K", NO_SUFFIX),
-            ("5i", NO_SUFFIX),
-            ("1e", NO_SUFFIX),
-            ("1ee3", NO_SUFFIX),
+            ("", WRONG_FORMAT),
+            ("abc", WRONG_FORMAT),
+            (" 1", WRONG_FORMAT),
+            ("1 k", WRONG_FORMAT),
+            ("1e3k", WRONG_FORMAT),
+            ("1K", WRONG_SUFFIX),
+            ("5i", WRONG_SUFFIX),
+            ("1e", WRONG_SUFFIX),
+            ("1ee3", WRONG_SUFFIX),
         ] {
             assert_eq!(Quantity::parse(text), Err(want), "{text:?}");
         }

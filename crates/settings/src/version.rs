@@ -1,29 +1,30 @@
-//! Which Kubernetes this proxy stands in for, and which build of ours it is.
+//! The Kubernetes release that this proxy implements, and the version and build of this program.
 
 use std::fmt;
 
 use crate::go::{parse_bool, quote};
 
-/// The release whose behaviour this proxy has.
+/// The release of kube-proxy whose behaviour this program implements.
 pub const KUBERNETES: &str = "v1.36.3";
 
-/// The release before it, whose hidden metrics may still be asked for.
+/// The only value that `--show-hidden-metrics-for-version` accepts.
 pub const PREVIOUS_MINOR: &str = "1.35";
 
-/// What is reported: the release, and ours as build metadata, which does not take part in comparisons.
+/// The version to report. Ours is build metadata, which version comparisons ignore.
 const GIT_VERSION: &str = concat!("v1.36.3+sluice-", env!("CARGO_PKG_VERSION"));
 
 /// `--version`, `--version=raw`, and `--version=vX.Y.Z…` to report another build of the same release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VersionFlag {
-    ask: Ask,
+    print: Print,
+    /// Set by `--version=vX.Y.Z…`.
     reported: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Ask {
+enum Print {
     #[default]
-    No,
+    Nothing,
     Line,
     Raw,
 }
@@ -31,26 +32,26 @@ enum Ask {
 impl VersionFlag {
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         if text == "raw" {
-            self.ask = Ask::Raw;
+            self.print = Print::Raw;
         } else if text.starts_with('v') {
             check_override(text)?;
             self.reported = Some(text.to_owned());
         } else {
-            self.ask = if parse_bool(text)? { Ask::Line } else { Ask::No };
+            self.print = if parse_bool(text)? { Print::Line } else { Print::Nothing };
         }
         Ok(())
     }
 
-    /// What to print instead of running, if that was asked for.
-    pub fn answer(&self) -> Option<String> {
-        match self.ask {
-            Ask::No => None,
-            Ask::Line => Some(format!("Kubernetes {}", self.reported())),
-            Ask::Raw => Some(raw(self.reported())),
+    /// What to print before exiting; `None` to run.
+    pub fn output(&self) -> Option<String> {
+        match self.print {
+            Print::Nothing => None,
+            Print::Line => Some(format!("Kubernetes {}", self.reported())),
+            Print::Raw => Some(raw(self.reported())),
         }
     }
 
-    /// The version this process says it is.
+    /// The version that this process reports.
     pub fn reported(&self) -> &str {
         self.reported.as_deref().unwrap_or(GIT_VERSION)
     }
@@ -58,23 +59,23 @@ impl VersionFlag {
 
 impl fmt::Display for VersionFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.ask, &self.reported) {
-            (Ask::Line, _) => "true",
-            (Ask::Raw, _) => "raw",
-            (Ask::No, Some(reported)) => reported,
-            (Ask::No, None) => "false",
+        f.write_str(match (self.print, &self.reported) {
+            (Print::Line, _) => "true",
+            (Print::Raw, _) => "raw",
+            (Print::Nothing, Some(reported)) => reported,
+            (Print::Nothing, None) => "false",
         })
     }
 }
 
-/// What is known about this build. Names are those of the metric `kubernetes_build_info`.
+/// This build. The fields are named after the labels of the metric `kubernetes_build_info`.
 #[derive(Clone, Debug)]
 pub struct Build {
     pub git_version: String,
     pub git_commit: &'static str,
     pub git_tree_state: &'static str,
     pub build_date: &'static str,
-    /// The Rust compiler where Go's would be.
+    /// The version of rustc: upstream has Go's here.
     pub go_version: &'static str,
     pub platform: String,
 }
@@ -101,7 +102,7 @@ impl Build {
     }
 }
 
-/// The struct as Go prints it.
+/// `version.Info` as Go's `%#v` prints it.
 fn raw(git_version: &str) -> String {
     let build = Build::reported_as(git_version);
     let fields = [
@@ -123,7 +124,7 @@ fn raw(git_version: &str) -> String {
     format!("version.Info{{{}}}", fields.join(", "))
 }
 
-/// A semantic version of the same release; the errors are those of the reference.
+/// Accepts semantic versions with upstream's major, minor and patch; the errors are upstream's.
 fn check_override(text: &str) -> Result<(), String> {
     let quoted = quote(text);
     let body = text.strip_prefix('v').unwrap_or(text);
@@ -150,19 +151,20 @@ fn check_override(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `-pre.release+meta.data`: either part, each made of dotted words.
+/// `-pre.release`, `+meta.data` or both; each is a list of dot-separated identifiers.
 fn is_suffix(suffix: &str) -> bool {
-    let words = |text: &str| {
-        text.split('.').all(|word| {
-            !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    let is_list = |text: &str| {
+        text.split('.').all(|identifier| {
+            !identifier.is_empty()
+                && identifier.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         })
     };
     match (suffix.strip_prefix('-'), suffix.strip_prefix('+')) {
         (Some(rest), _) => match rest.split_once('+') {
-            Some((release, metadata)) => words(release) && words(metadata),
-            None => words(rest),
+            Some((release, metadata)) => is_list(release) && is_list(metadata),
+            None => is_list(rest),
         },
-        (None, Some(metadata)) => words(metadata),
+        (None, Some(metadata)) => is_list(metadata),
         (None, None) => false,
     }
 }

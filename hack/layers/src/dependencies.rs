@@ -1,17 +1,18 @@
-//! Which crate may be built with which.
+//! Checks the dependencies of each crate.
 
 use crate::workspace::Workspace;
 
 struct Layer {
     name: &'static str,
-    /// Crates of the workspace that it may depend on.
-    sees: &'static [&'static str],
-    /// What nothing that it is built with may be.
-    never: &'static [&'static str],
-    why: &'static str,
+    /// Crates of the workspace that it may depend on directly.
+    allowed: &'static [&'static str],
+    /// Crates that it must not depend on, directly or indirectly.
+    forbidden: &'static [&'static str],
+    /// Why they are forbidden.
+    reason: &'static str,
 }
 
-/// What can block, or reach the kernel or the network.
+/// Crates that can block, or access the kernel or the network.
 const BLOCKING: &[&str] = &[
     "async-std",
     "crossbeam-channel",
@@ -34,45 +35,55 @@ const COMMAND_LINE: &[&str] =
     &["clap", "clap_builder", "clap_complete", "clap_mangen", "crossterm", "ratatui"];
 
 const LAYERS: &[Layer] = &[
-    Layer { name: "model", sees: &[], never: BLOCKING, why: "it only decides" },
-    Layer { name: "plan", sees: &["model"], never: BLOCKING, why: "it only decides" },
-    Layer { name: "netlink", sees: &[], never: KUBERNETES, why: "it knows no Kubernetes" },
+    Layer { name: "model", allowed: &[], forbidden: BLOCKING, reason: "it is pure" },
+    Layer { name: "plan", allowed: &["model"], forbidden: BLOCKING, reason: "it is pure" },
+    Layer {
+        name: "netlink",
+        allowed: &[],
+        forbidden: KUBERNETES,
+        reason: "it does not depend on Kubernetes",
+    },
     Layer {
         name: "kernel",
-        sees: &["model", "netlink", "plan"],
-        never: &["k8s-openapi", "kube", "tokio"],
-        why: "it only writes and reads",
+        allowed: &["model", "netlink", "plan"],
+        forbidden: &["k8s-openapi", "kube", "tokio"],
+        reason: "it only reads and writes the kernel",
     },
-    Layer { name: "watch", sees: &["model"], never: COMMAND_LINE, why: "it runs in the server" },
+    Layer { name: "watch", allowed: &["model"], forbidden: COMMAND_LINE, reason: "it is part of the server" },
     Layer {
         name: "settings",
-        sees: &["model"],
-        never: COMMAND_LINE,
-        why: "flags are read as pflag reads them",
+        allowed: &["model"],
+        forbidden: COMMAND_LINE,
+        reason: "it parses flags as pflag does",
     },
     Layer {
         name: "proxy",
-        sees: &["kernel", "model", "plan", "settings", "watch"],
-        never: COMMAND_LINE,
-        why: "the server knows nothing of subcommands",
+        allowed: &["kernel", "model", "plan", "settings", "watch"],
+        forbidden: COMMAND_LINE,
+        reason: "the server does not depend on the subcommands",
     },
     Layer {
         name: "inspect",
-        sees: &["kernel", "model", "plan", "proxy", "settings", "watch"],
-        never: &[],
-        why: "",
+        allowed: &["kernel", "model", "plan", "proxy", "settings", "watch"],
+        forbidden: &[],
+        reason: "",
     },
-    Layer { name: "kube-proxy", sees: &["inspect", "proxy", "settings"], never: &[], why: "" },
-    // Tests and tools: the crates above may depend on these in their tests only.
-    Layer { name: "testkit", sees: &["model", "netlink"], never: &[], why: "" },
+    Layer { name: "kube-proxy", allowed: &["inspect", "proxy", "settings"], forbidden: &[], reason: "" },
+    // Tests and tools. The crates above may use these as dev-dependencies only.
+    Layer { name: "testkit", allowed: &["model", "netlink"], forbidden: &[], reason: "" },
     Layer {
         name: "tests",
-        sees: &["kernel", "model", "netlink", "plan", "testkit", "watch"],
-        never: &[],
-        why: "",
+        allowed: &["kernel", "model", "netlink", "plan", "testkit", "watch"],
+        forbidden: &[],
+        reason: "",
     },
-    Layer { name: "fuzz", sees: &["netlink", "plan", "proxy", "settings", "watch"], never: &[], why: "" },
-    Layer { name: "layers", sees: &[], never: &[], why: "" },
+    Layer {
+        name: "fuzz",
+        allowed: &["netlink", "plan", "proxy", "settings", "watch"],
+        forbidden: &[],
+        reason: "",
+    },
+    Layer { name: "layers", allowed: &[], forbidden: &[], reason: "" },
 ];
 
 pub fn check(workspace: &Workspace) -> Vec<String> {
@@ -85,15 +96,15 @@ pub fn check(workspace: &Workspace) -> Vec<String> {
         };
         let direct = workspace.dependencies.get(member).into_iter().flatten();
         for other in direct.filter(|other| workspace.members.contains(*other)) {
-            if !layer.sees.contains(&other.as_str()) {
+            if !layer.allowed.contains(&other.as_str()) {
                 violations.push(format!("crate {member} must not depend on {other}"));
             }
         }
         for (other, user) in workspace.all_dependencies(member) {
-            if layer.never.contains(&other) {
+            if layer.forbidden.contains(&other) {
                 violations.push(format!(
-                    "crate {member} must not depend on {other} (by way of {user}): {}",
-                    layer.why
+                    "crate {member} must not depend on {other} (through {user}): {}",
+                    layer.reason
                 ));
             }
         }

@@ -1,12 +1,12 @@
-//! The drawing in ARCHITECTURE.md, as a check: `make check` runs it over the workspace.
+//! Checks that the workspace follows ARCHITECTURE.md. `make check` runs it.
 //!
 //! ```text
 //!   cargo metadata ─▶ dependencies   which crate may depend on which
 //!   source files   ─▶ modules        no cycle of more than three modules
-//!                  ─▶ names          no two public types with one name, but for those in names.txt
+//!                  ─▶ names          no two public types with the same name, except those in names.txt
 //! ```
 //!
-//! `layers --shrink` takes out of `names.txt` what is no longer so.
+//! `layers --shrink` removes names from `names.txt` that are no longer shared.
 
 mod dependencies;
 mod modules;
@@ -31,25 +31,25 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Each violation in the workspace at `root`, as text for its author.
+/// The violations in the workspace at `root`, one message each.
 fn check(root: &Path, shrink: bool) -> anyhow::Result<Vec<String>> {
     let workspace = Workspace::read(root)?;
     let mut violations = dependencies::check(&workspace);
     let mut types = Vec::new();
     for target in &workspace.targets {
-        let found = source::read(root, &target.file).with_context(|| format!("reading {}", target.name))?;
-        violations.extend(modules::check(&found));
+        let modules = source::read(root, &target.file).with_context(|| format!("reading {}", target.name))?;
+        violations.extend(modules::check(&modules));
         if target.is_library {
-            types.extend(found.into_iter().flat_map(|module| module.types));
+            types.extend(modules.into_iter().flat_map(|module| module.types));
         }
     }
-    let list: PathBuf = root.join("hack/layers/names.txt");
-    let known = std::fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
+    let file: PathBuf = root.join("hack/layers/names.txt");
+    let list = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let names = names::Names::of(&types);
     if shrink {
-        std::fs::write(&list, names.shrunk(&known)).with_context(|| format!("writing {}", list.display()))?;
+        std::fs::write(&file, names.shrunk(&list)).with_context(|| format!("writing {}", file.display()))?;
     } else {
-        violations.extend(names.check(&known));
+        violations.extend(names.check(&list));
     }
     Ok(violations)
 }

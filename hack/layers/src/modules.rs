@@ -1,13 +1,13 @@
-//! Cycles of modules: in every module, the graph of which child uses which.
+//! Finds cycles among the children of each module.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{Module, ModulePath};
 
-/// The maximum number of modules in a cycle.
-const LARGEST: usize = 3;
+/// The largest cycle of modules that is allowed.
+const MAX_CYCLE: usize = 3;
 
-/// Uses of one child by another, each with a place in the source where it happens.
+/// For each child, the siblings that it uses and the location of the first use.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, String>>;
 
 pub fn check(modules: &[Module]) -> Vec<String> {
@@ -18,7 +18,7 @@ pub fn check(modules: &[Module]) -> Vec<String> {
             let Some(used) = krate.resolve(&module.path, mention, 0) else { continue };
             let shared = module.path.iter().zip(&used.path).take_while(|(a, b)| a == b).count();
             let (Some(user), Some(other)) = (module.path.get(shared), used.path.get(shared)) else {
-                continue; // a parent and what is in it
+                continue; // one of them contains the other
             };
             let parent = module.path.get(..shared).unwrap_or_default();
             let uses = graphs.entry(parent).or_default().entry(user).or_default();
@@ -30,14 +30,14 @@ pub fn check(modules: &[Module]) -> Vec<String> {
 
 fn violations(graph: &Graph<'_>) -> Vec<String> {
     let cycles = cycles(graph);
-    let large = cycles.into_iter().filter(|cycle| cycle.len() > LARGEST);
+    let large = cycles.into_iter().filter(|cycle| cycle.len() > MAX_CYCLE);
     large
         .map(|cycle| {
             let names: Vec<&str> = cycle.iter().copied().collect();
             let mut text = format!("{} modules use each other: {}", names.len(), names.join(", "));
             for (user, uses) in graph.iter().filter(|(user, _)| cycle.contains(*user)) {
-                for (other, place) in uses.iter().filter(|(other, _)| cycle.contains(*other)) {
-                    text += &format!("\n    {user} -> {other}    {place}");
+                for (other, location) in uses.iter().filter(|(other, _)| cycle.contains(*other)) {
+                    text += &format!("\n    {user} -> {other}    {location}");
                 }
             }
             text
@@ -45,7 +45,7 @@ fn violations(graph: &Graph<'_>) -> Vec<String> {
         .collect()
 }
 
-/// The sets of modules that can all be reached from each other.
+/// The strongly connected components with more than one module.
 fn cycles<'a>(graph: &Graph<'a>) -> Vec<BTreeSet<&'a str>> {
     let reach: BTreeMap<&str, BTreeSet<&'a str>> =
         graph.keys().map(|start| (*start, reachable(graph, start))).collect();
@@ -78,7 +78,7 @@ struct Crate<'a> {
 }
 
 impl<'a> Crate<'a> {
-    /// The module that a path leads to from another one: the last module on its way. Nothing if it leads out of the crate.
+    /// The last module on `path`, starting at the module `from`. `None` if the path leads out of the crate.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<&'a Module> {
         let mut here: ModulePath = from.to_vec();
         let mut rest = path.iter().map(String::as_str).peekable();
@@ -96,9 +96,9 @@ impl<'a> Crate<'a> {
             Some(first) => {
                 let module = self.modules.get(&here)?;
                 let is_child = self.modules.contains_key(&child(&here, first));
-                // Of what was brought in, `use` has been counted already.
-                let is_inside = is_child && !module.imports.contains_key(*first);
-                if !is_inside {
+                // A name that `use` imports was counted at the `use`.
+                let is_own_child = is_child && !module.imports.contains_key(*first);
+                if !is_own_child {
                     return None;
                 }
             }
@@ -111,7 +111,7 @@ impl<'a> Crate<'a> {
                 continue;
             }
             let module = self.modules.get(&here)?;
-            // What a module passes on belongs to where it got it from.
+            // Follow re-exports to the module that defines the name.
             return match module.imports.get(segment) {
                 Some(origin) if depth < 8 && here != from => {
                     self.resolve(&here, origin, depth + 1).or(Some(module))

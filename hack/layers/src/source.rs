@@ -1,4 +1,4 @@
-//! The modules of a crate: what each one defines, and which others it names. Code that only tests see does not count.
+//! Reads the modules of a crate: the types that each defines and the paths that it uses. Test code is skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,33 +9,34 @@ use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, UseTree, Visibility};
 
-/// From the root of the crate; the root itself is empty.
+/// A path from the root of the crate, which has the empty path.
 pub type ModulePath = Vec<String>;
 
 #[derive(Debug)]
 pub struct Module {
-    /// As messages name it.
+    /// Relative to the root of the workspace, for messages.
     pub file: String,
     pub path: ModulePath,
-    /// Every path in the code that may lead to a module of this crate: its segments, and its line.
+    /// Every path in the code that may lead to a module of this crate: its segments and its line.
     pub mentions: Vec<(Vec<String>, usize)>,
-    /// The names that `use` brings in, with the path each stands for.
+    /// The names that `use` imports, and their paths.
     pub imports: BTreeMap<String, Vec<String>>,
     pub types: Vec<Type>,
 }
 
-/// A type that other crates may name.
+/// A public type.
 #[derive(Debug)]
 pub struct Type {
     pub name: String,
-    pub place: String,
+    /// `file:line`
+    pub location: String,
 }
 
-/// All modules of the crate that begins with `file`. Places are named from `root` on.
+/// All modules of the crate whose root module is `file`. `root` is the root of the workspace.
 pub fn read(root: &Path, file: &Path) -> anyhow::Result<Vec<Module>> {
     let mut reader = Reader { root, modules: Vec::new() };
-    // Modules that the root declares lie beside it.
-    let folder = file.parent().context("a file lies in a folder")?;
+    // The children of the root module are in its own folder.
+    let folder = file.parent().context("the file has no parent folder")?;
     reader.file(file, folder, Vec::new())?;
     Ok(reader.modules)
 }
@@ -53,9 +54,9 @@ impl Reader<'_> {
     }
 
     fn items(&mut self, items: &[Item], file: &Path, folder: &Path, path: ModulePath) -> anyhow::Result<()> {
-        let place = file.strip_prefix(self.root).unwrap_or(file).display().to_string();
+        let name = file.strip_prefix(self.root).unwrap_or(file).display().to_string();
         let mut module = Module {
-            file: place.clone(),
+            file: name.clone(),
             path: path.clone(),
             mentions: Vec::new(),
             imports: BTreeMap::new(),
@@ -67,12 +68,10 @@ impl Reader<'_> {
                 Item::Mod(child) if !is_test(&child.attrs) => inner.push(child),
                 Item::Mod(_) => {}
                 item => {
-                    module.types.extend(
-                        public_type(item).map(|(name, span)| Type {
-                            name,
-                            place: format!("{place}:{}", span.start().line),
-                        }),
-                    );
+                    module.types.extend(public_type(item).map(|(type_name, span)| Type {
+                        name: type_name,
+                        location: format!("{name}:{}", span.start().line),
+                    }));
                     Mentions(&mut module).visit_item(item);
                 }
             }
@@ -100,7 +99,7 @@ impl Reader<'_> {
         let candidates: [PathBuf; 2] = [folder.join(format!("{name}.rs")), below.join("mod.rs")];
         match candidates.iter().find(|candidate| candidate.exists()) {
             Some(found) => self.file(found, &below, path),
-            None => bail!("{} declares module {name}, and there is no such file", file.display()),
+            None => bail!("{} declares module {name}, which has no file", file.display()),
         }
     }
 }
@@ -162,7 +161,7 @@ impl Mentions<'_> {
         }
     }
 
-    /// What macros are given is no syntax yet, but `crate::` and `super::` stand out.
+    /// Arguments of macros are not parsed; this finds the paths that start with `crate::` or `super::`.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut start = Span::call_site();
@@ -228,7 +227,7 @@ impl<'ast> Visit<'ast> for Mentions<'_> {
         visit::visit_path(self, path);
     }
 
-    /// `pub(in …)` and `pub(super)` say who may look, not what is used.
+    /// `pub(in …)` and `pub(super)` contain paths, but use no module.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_macro(&mut self, item: &'ast syn::Macro) {

@@ -7,13 +7,13 @@ use super::*;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// A copy of everything that cargo and the check read of the workspace.
-fn copied() -> TempDir {
+/// A copy of the files of the workspace that cargo and the check read.
+fn copy_workspace() -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
         fs::copy(Path::new(ROOT).join(file), copy.path().join(file)).unwrap();
     }
-    for folder in ["crates", "hack/layers", "tests"] {
+    for folder in ["crates", "fuzz", "hack/layers", "tests"] {
         copy_folder(&Path::new(ROOT).join(folder), &copy.path().join(folder));
     }
     copy
@@ -40,7 +40,7 @@ fn replace(root: &Path, file: &str, old: &str, new: &str) {
 
 #[test]
 fn a_forbidden_dependency_is_found() {
-    let copy = copied();
+    let copy = copy_workspace();
     for (manifest, line) in [
         ("model", "rustix"),
         ("plan", "tokio"),
@@ -59,12 +59,12 @@ fn a_forbidden_dependency_is_found() {
     }
     let found = dependencies::check(&Workspace::read(copy.path()).unwrap());
     for want in [
-        "crate model must not depend on rustix (by way of model)",
-        "crate plan must not depend on rustix (by way of ",
-        "crate plan must not depend on tokio (by way of plan)",
+        "crate model must not depend on rustix (through model)",
+        "crate plan must not depend on rustix (through ",
+        "crate plan must not depend on tokio (through plan)",
         "crate netlink must not depend on model",
-        "crate netlink must not depend on serde (by way of model)",
-        "crate proxy must not depend on clap (by way of proxy)",
+        "crate netlink must not depend on serde (through model)",
+        "crate proxy must not depend on clap (through proxy)",
         "crate settings must not depend on kernel",
         "crate watch must not depend on testkit",
     ] {
@@ -74,14 +74,14 @@ fn a_forbidden_dependency_is_found() {
 
 #[test]
 fn a_crate_without_a_layer_is_found() {
-    let copy = copied();
-    replace(copy.path(), "crates/watch/Cargo.toml", "name = \"watch\"", "name = \"listen\"");
-    replace(copy.path(), "Cargo.toml", "watch = {", "watch = { package = \"listen\",");
+    let copy = copy_workspace();
+    replace(copy.path(), "crates/watch/Cargo.toml", "name = \"watch\"", "name = \"unlisted\"");
+    replace(copy.path(), "Cargo.toml", "watch = {", "watch = { package = \"unlisted\",");
     let found = dependencies::check(&Workspace::read(copy.path()).unwrap());
-    assert!(found.iter().any(|violation| violation.starts_with("crate listen has no layer")), "{found:#?}");
+    assert!(found.iter().any(|violation| violation.starts_with("crate unlisted has no layer")), "{found:#?}");
 }
 
-/// What is found in a crate with these files.
+/// The violations in a crate with these files.
 fn cycles(files: &[(&str, &str)]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     for (file, text) in files {
@@ -105,7 +105,7 @@ fn a_cycle_of_four_modules_is_found_and_one_of_three_is_not() {
         ("lib.rs", "mod a; mod b; mod c; mod d; use d::D;"),
         ("a.rs", "use crate::b::B; pub struct A;"),
         ("b.rs", "pub struct B; fn f() { super::c::g() }"),
-        // By way of what the root imports, and from within a macro.
+        // Through an import of the root, and from within a macro.
         ("c.rs", "use crate::D; pub fn g() {}"),
         ("d.rs", "mod inner; pub struct D;"),
         ("d/inner.rs", "fn f() { println!(\"{}\", crate::a::A) }"),
@@ -117,7 +117,7 @@ fn a_cycle_of_four_modules_is_found_and_one_of_three_is_not() {
 }
 
 #[test]
-fn cycles_are_found_below_the_root_and_tests_make_none() {
+fn cycles_are_found_below_the_root_and_not_through_tests() {
     let below = [
         (
             "lib.rs",
@@ -149,6 +149,6 @@ fn a_name_that_two_types_share_is_found_unless_it_is_listed() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with("more than 1 public type(s) named One"), "{found:?}");
     let list = "One 2\nThree 2\nTwo 3: for a reason\n";
-    assert_eq!(names.check(list).len(), 2, "the list may only shrink");
+    assert_eq!(names.check(list).len(), 2, "the list must not allow more than there is");
     assert_eq!(names.shrunk(list), "One 2\nTwo 2: for a reason\n");
 }

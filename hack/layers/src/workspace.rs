@@ -1,4 +1,4 @@
-//! What cargo knows about the workspace.
+//! The workspace, as `cargo metadata` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub struct Workspace {
     /// Names of the workspace's own crates.
     pub members: BTreeSet<String>,
-    /// The crates that each crate is built with; nothing that only tests and build scripts use.
+    /// The direct dependencies of each crate, without dev- and build-dependencies.
     pub dependencies: BTreeMap<String, BTreeSet<String>>,
     pub targets: Vec<Target>,
 }
@@ -27,7 +27,7 @@ pub struct Target {
 impl Workspace {
     pub fn read(root: &Path) -> anyhow::Result<Self> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        // One platform, so that the answer is the same everywhere.
+        // One platform, so that the result does not depend on the host.
         let arguments = ["metadata", "--format-version=1", "--filter-platform=x86_64-unknown-linux-gnu"];
         let output = Command::new(cargo)
             .args(arguments)
@@ -36,7 +36,7 @@ impl Workspace {
             .context("running cargo metadata")?;
         ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
         Self::parse(&serde_json::from_slice(&output.stdout)?)
-            .context("cargo metadata has another form than expected")
+            .context("cargo metadata has an unexpected format")
     }
 
     fn parse(metadata: &Value) -> Option<Self> {
@@ -49,11 +49,11 @@ impl Workspace {
             metadata["workspace_members"].as_array()?.iter().filter_map(Value::as_str).collect();
         let mut dependencies: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for node in metadata["resolve"]["nodes"].as_array()? {
-            let needed = dependencies.entry((*name_of.get(node["id"].as_str()?)?).to_owned()).or_default();
+            let direct = dependencies.entry((*name_of.get(node["id"].as_str()?)?).to_owned()).or_default();
             for dependency in node["deps"].as_array()? {
-                let is_built_with = |kind: &Value| kind["kind"].is_null();
-                if dependency["dep_kinds"].as_array()?.iter().any(is_built_with) {
-                    needed.insert((*name_of.get(dependency["pkg"].as_str()?)?).to_owned());
+                let is_normal = |kind: &Value| kind["kind"].is_null();
+                if dependency["dep_kinds"].as_array()?.iter().any(is_normal) {
+                    direct.insert((*name_of.get(dependency["pkg"].as_str()?)?).to_owned());
                 }
             }
         }
@@ -75,7 +75,7 @@ impl Workspace {
         Some(Self { members, dependencies, targets })
     }
 
-    /// Everything that a crate is built with, and the crate that brings it in.
+    /// The direct and indirect dependencies of a crate, each with a crate that depends on it directly.
     pub fn all_dependencies(&self, name: &str) -> BTreeMap<&str, &str> {
         let mut found: BTreeMap<&str, &str> = BTreeMap::new();
         let Some((name, _)) = self.dependencies.get_key_value(name) else { return found };

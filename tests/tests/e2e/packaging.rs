@@ -252,7 +252,7 @@ fn the_api_server_accepts_all_rendered_objects() {
 fn invalid_chart_values_are_refused_with_a_reason() {
     lint(&json!({"apiServer": "https://192.0.2.1:6443"}));
     for (values, word) in [
-        (json!({}), "apiServer must say where nodes find the API server"),
+        (json!({}), "set apiServer to the address at which nodes reach the API server"),
         (json!({"apiServer": "192.0.2.1"}), "apiServer"),
         (json!({"apiServer": "https://192.0.2.1", "mode": "ipvs"}), "mode"),
         (json!({"apiServer": "https://192.0.2.1", "config": {"mode": "iptables"}}), "config"),

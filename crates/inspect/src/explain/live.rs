@@ -1,4 +1,4 @@
-//! Reads what the kernel of this node holds for a packet.
+//! `--live`: what the rules in the kernel do with a packet.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,15 +15,15 @@ use settings::config::ProxyMode;
 
 use crate::behaviour::FormerRules;
 
-/// Looks, and changes nothing.
-pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
+/// Reads the kernel and changes nothing.
+pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {
     let family = Family::of(explanation.destination.ip());
     let addresses = interfaces::addresses().context("--live: listing the node's addresses")?;
     let (mut live, mode) = match explanation.mode {
         Mode::Nftables => (through_table(explanation, family, &addresses)?, ProxyMode::Nftables),
         Mode::Iptables => {
             let runner = Runner::open(Arc::new(Programs::default()), family)
-                .context("--live: finding out what iptables can do")?;
+                .context("--live: detecting the features of iptables")?;
             let save = |table| {
                 runner.save(table).with_context(|| format!("--live: reading the kernel's {table} table"))
             };
@@ -36,13 +36,11 @@ pub fn look(explanation: &Explanation) -> anyhow::Result<Live> {
     Ok(live)
 }
 
-/// Where there is no table, nothing happens to a packet.
+/// Without a table the kernel does nothing to a packet.
 fn through_table(explanation: &Explanation, family: Family, addresses: &[IpAddr]) -> anyhow::Result<Live> {
     let read = |mut sets| through_sets(explanation, addresses, &mut sets);
     match nftables::Lookup::open(family).and_then(read) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Live::without_rules(explanation)),
-        looked => {
-            looked.context("--live: reading the kernel's nftables sets (it takes root or CAP_NET_ADMIN)")
-        }
+        result => result.context("--live: reading the kernel's nftables sets (needs root or CAP_NET_ADMIN)"),
     }
 }

@@ -1,4 +1,4 @@
-//! An explanation as a person reads it.
+//! Formats an explanation as text.
 
 use std::fmt::Write as _;
 
@@ -12,57 +12,55 @@ use plan::mode::Mode;
 pub fn of(explanation: &Explanation) -> String {
     let Explanation { source, protocol, destination, .. } = explanation;
     let mut out = format!("{source} -> {protocol} {destination}\n");
-    let mut say = |line: &str| {
+    let mut push = |line: &str| {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{line}");
     };
-    say(&format!("  {}", frontend(explanation)));
-    say(&format!("  {}", origin_and_policy(explanation)));
+    push(&format!("  {}", frontend(explanation)));
+    push(&format!("  {}", origin_and_policy(explanation)));
     if let Some(frontend) = &explanation.frontend
         && !frontend.denied_to.is_empty()
     {
         let why = frontend.precedence.map(|precedence| format!(": {precedence}")).unwrap_or_default();
-        say(&format!("  also claimed by {}{why}", frontend.denied_to.join(", ")));
+        push(&format!("  also claimed by {}{why}", frontend.denied_to.join(", ")));
     }
-    say(&format!("  {}", fate(explanation)));
+    push(&format!("  {}", fate(explanation)));
     let addresses = explanation.endpoints.iter().map(|target| target.address);
     let addresses = addresses.chain(explanation.unused.iter().map(|unused| unused.address));
     let width = addresses.map(|address| address.to_string().len()).max().unwrap_or_default();
     for target in &explanation.endpoints {
-        say(&format!("    {}", endpoint(target, width, is_uniform(explanation))));
+        push(&format!("    {}", endpoint(target, width, is_uniform(explanation))));
     }
     match explanation.otherwise {
         Some(Fate::Refused) => {
-            say("  an endpoint that is not listed is refused: it has the address of another service")
+            push("  connections to other endpoints are refused: their addresses belong to another service")
         }
-        Some(_) => {
-            say("  an endpoint that is not listed is not reached: it has the address of another service")
-        }
+        Some(_) => push("  connections to other endpoints fail: their addresses belong to another service"),
         None => {}
     }
     if let Some(seconds) = explanation.affinity_seconds {
-        say(&format!("  session affinity: {}", time(seconds)));
+        push(&format!("  session affinity: {}", time(seconds)));
     }
     if !explanation.unused.is_empty() {
-        say("  not used:");
+        push("  not used:");
     }
     for unused in &explanation.unused {
         let (address, why) = (unused.address.to_string(), why_unused(unused));
-        say(&format!("    {address:<width$}         {why}"));
+        push(&format!("    {address:<width$}         {why}"));
     }
     if !explanation.chains.is_empty() {
-        say(&format!("  by way of {}", explanation.chains.join(" > ")));
+        push(&format!("  path: {}", explanation.chains.join(" > ")));
     }
     if let Some(live) = &explanation.live {
-        say(&format!("  {}", kernel(live, explanation)));
+        push(&format!("  {}", kernel(live, explanation)));
         if let Some(other) = &live.not_followed {
-            say(&format!(
-                "  only rules of the mode above were followed, and there are those of {other}: give the proxy's own --proxy-mode"
+            push(&format!(
+                "  only the rules of this mode were followed, but the kernel also has those of {other}: use the --proxy-mode of the proxy"
             ));
         }
     }
     if explanation.pending {
-        say("  the cluster has changed just now: the rules are about to follow");
+        push("  a change of the cluster is not in the kernel yet");
     }
     out
 }
@@ -74,9 +72,9 @@ fn frontend(explanation: &Explanation) -> String {
     }
     let Some(ExplainedFrontend { kind, namespace, service, port, .. }) = &explanation.frontend else {
         let what = match explanation.reason {
-            Some(Reason::NoSuchPort) => "a cluster IP, but a port that no service has there",
-            Some(Reason::UnusedClusterIp) => "a cluster IP that no service has",
-            _ => "nothing that a service asks for",
+            Some(Reason::NoSuchPort) => "unused port of a cluster IP",
+            Some(Reason::UnusedClusterIp) => "unused cluster IP",
+            _ => "not a service address",
         };
         return format!("{what} ({mode} mode)");
     };
@@ -95,7 +93,7 @@ fn origin_and_policy(explanation: &Explanation) -> String {
         Origin::Node => "from this node itself",
         Origin::Pod => "from a pod",
         Origin::Elsewhere => "from outside the cluster",
-        Origin::Unknown => "not from this node; whether from a pod the proxy can't tell",
+        Origin::Unknown => "not from this node; the proxy cannot tell whether from a pod",
     };
     let Some(AppliedPolicy { field, value, short_circuit }) = explanation.policy else {
         return origin.into();
@@ -108,13 +106,15 @@ fn origin_and_policy(explanation: &Explanation) -> String {
         PolicyValue::Cluster => "Cluster",
         PolicyValue::Local => "Local",
     };
-    let but = if short_circuit { ", which does not bind pods and this node" } else { "" };
+    let but = if short_circuit { ", which does not apply to pods and this node" } else { "" };
     format!("{origin}; {field} {value}{but}")
 }
 
 fn fate(explanation: &Explanation) -> String {
-    let why =
-        explanation.reason.map(|reason| format!(": {}", because(reason, explanation))).unwrap_or_default();
+    let why = explanation
+        .reason
+        .map(|reason| format!(": {}", reason_text(reason, explanation)))
+        .unwrap_or_default();
     match explanation.fate {
         Fate::Forwarded => {
             let sees = match explanation.endpoints.first() {
@@ -129,29 +129,29 @@ fn fate(explanation: &Explanation) -> String {
         Fate::Refused => format!("refused at once{why}"),
         Fate::Dropped => format!("dropped: the client times out{why}"),
         Fate::Untouched if explanation.to_this_node => {
-            format!("left alone, so that the node itself gets it{why}")
+            format!("not handled by the rules, delivered to the node itself{why}")
         }
-        Fate::Untouched => format!("left alone, so that it goes wherever routes lead{why}"),
+        Fate::Untouched => format!("not handled by the rules, routed as usual{why}"),
     }
 }
 
-/// Whether all endpoints see the same.
+/// Whether all endpoints see the same source address.
 fn is_uniform(explanation: &Explanation) -> bool {
     let mut seen = explanation.endpoints.iter().map(|target| target.masquerade);
     let first = seen.next();
     seen.all(|next| Some(next) == first)
 }
 
-fn because(reason: Reason, explanation: &Explanation) -> String {
+fn reason_text(reason: Reason, explanation: &Explanation) -> String {
     if let Some(check) = &explanation.health_check {
         return health_check(check);
     }
-    let because = match reason {
+    let text = match reason {
         Reason::NoEndpoints => "no usable endpoint exists",
-        Reason::NoLocalEndpoints => "the policy wants an endpoint on this node, and there is none",
+        Reason::NoLocalEndpoints => "the policy requires an endpoint on this node, and there is none",
         Reason::NotInSourceRanges => "loadBalancerSourceRanges do not admit the source",
         Reason::NoSuchPort => "the service at this cluster IP has no such port",
-        Reason::UnusedClusterIp => "services get their cluster IPs from there, and no service has this one",
+        Reason::UnusedClusterIp => "it belongs to a service CIDR, and no service uses it",
         Reason::NodePortNotServedHere if explanation.destination.ip().is_loopback() => match explanation.mode
         {
             Mode::Nftables => "node ports are never served at loopback in this mode",
@@ -161,23 +161,21 @@ fn because(reason: Reason, explanation: &Explanation) -> String {
         },
         Reason::NodePortNotServedHere => "node ports are not served at this address (--nodeport-addresses)",
         Reason::UncheckedFromNode => {
-            "there is no usable endpoint, but what this node itself sends to external addresses is not refused in this mode"
+            "there is no usable endpoint, but this mode does not refuse connections from this node to external addresses"
         }
-        Reason::LoopbackOnly => {
-            "node ports are served at loopback, so that only loopback addresses may send there"
-        }
+        Reason::LoopbackOnly => "node ports are served at loopback, which accepts only loopback sources",
         Reason::HealthCheck => "the proxy itself answers there",
-        Reason::NoService => "no service has this address and port",
+        Reason::NoService => "no service uses this address and port",
     };
-    because.into()
+    text.into()
 }
 
 fn health_check(check: &HealthCheckAnswer) -> String {
     if let Some(trouble) = &check.trouble {
-        return format!("the proxy itself should answer there, but can't: {trouble}");
+        return format!("the proxy itself should answer there, but cannot: {trouble}");
     }
     let why = match check.local_endpoints {
-        _ if !check.proxy_is_healthy => "it is not healthy, its rules are overdue".into(),
+        _ if !check.proxy_is_healthy => "it is not healthy, a sync is overdue".into(),
         0 => "the service has no ready endpoint on this node".into(),
         1 => "the service has 1 ready endpoint on this node".into(),
         count => format!("the service has {count} ready endpoints on this node"),
@@ -210,7 +208,7 @@ fn endpoint(target: &Target, width: usize, is_uniform: bool) -> String {
     format!("{address:<width$}  {chance:>5}  {place}{sees}")
 }
 
-/// `50%`, `33.3%`; what is not whole has one digit more.
+/// `50%`, `33.3%`
 fn percent(probability: f64) -> String {
     let percent = probability * 100.0;
     if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0}%") } else { format!("{percent:.1}%") }
@@ -220,7 +218,7 @@ fn why_unused(unused: &UnusedEndpoint) -> String {
     match unused.reason {
         UnusedReason::NotReady => "not ready".into(),
         UnusedReason::Draining => "terminating, while others are ready".into(),
-        UnusedReason::Gone => "terminating, and serves no more".into(),
+        UnusedReason::Gone => "terminating, no longer serving".into(),
         UnusedReason::OnAnotherNode => "not on this node".into(),
         UnusedReason::ForOtherNodes => "for other nodes (hints)".into(),
         UnusedReason::ForOtherZones => format!("for other zones (hints: {})", unused.zones.join(", ")),
@@ -234,30 +232,29 @@ fn kernel(live: &Live, explanation: &Explanation) -> String {
     let endpoints: Vec<String> = live.endpoints.iter().map(ToString::to_string).collect();
     let does = match live.fate {
         Fate::Forwarded if live.may_miss => {
-            format!("forwards to {}, and by chance to nobody", endpoints.join(", "))
+            format!("forwards to {}, and at random to no endpoint", endpoints.join(", "))
         }
         Fate::Forwarded => {
-            // Whom endpoints see is what differs only if they are the right ones.
-            let is_right = explanation.endpoints.iter().all(|it| live.endpoints.contains(&it.address))
+            // If the endpoints differ, the source address that they see does not matter.
+            let same_endpoints = explanation.endpoints.iter().all(|it| live.endpoints.contains(&it.address))
                 && explanation.endpoints.len() == live.endpoints.len();
             let masqueraded: Vec<String> = live.masqueraded.iter().map(ToString::to_string).collect();
             let seen = match masqueraded.len() {
-                _ if !is_right => String::new(),
-                0 => ", with the client's own address".into(),
-                _ => format!(", with this node's address towards {}", masqueraded.join(", ")),
+                _ if !same_endpoints => String::new(),
+                0 => ", without masquerading".into(),
+                _ => format!(", masqueraded for {}", masqueraded.join(", ")),
             };
             format!("forwards to {}{seen}", endpoints.join(", "))
         }
         Fate::Refused => "refuses it".into(),
         Fate::Dropped => "drops it".into(),
-        Fate::Untouched => "leaves it alone".into(),
+        Fate::Untouched => "does not handle it".into(),
     };
-    let foreign: String =
-        live.not_understood.iter().map(|rule| format!("; a rule there is not ours: {rule}")).collect();
+    let foreign: String = live.not_understood.iter().map(|rule| format!("; foreign rule: {rule}")).collect();
     format!("the kernel DISAGREES: it {does}{foreign}")
 }
 
-/// `3h`, `1h30m`, `90s` is `1m30s`.
+/// `3h`, `1h30m`, `1m30s`
 fn time(seconds: u32) -> String {
     let parts = [(seconds / 3_600, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
     parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect()

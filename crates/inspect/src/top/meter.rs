@@ -1,36 +1,36 @@
-//! Counts of one moment after another become rates.
+//! Computes rates from successive reads of the counters.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use proxy::connections::Page;
+use proxy::connections::ConnectionsPage;
 use proxy::totals::{Total, Totals};
 use serde::Serialize;
 
-/// One port of a Service, in both families together.
+/// A port of a Service; both families are added up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Name {
+pub struct PortName {
     pub namespace: String,
     pub service: String,
     pub port: String,
     pub protocol: String,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for PortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.service)?;
         if self.port.is_empty() { Ok(()) } else { write!(f, ":{}", self.port) }
     }
 }
 
-/// How many connections, and how fast they come.
+/// New connections per second, and connections in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionRate {
-    /// Unknown after one look only.
+    /// `None` after the first read.
     #[serde(rename = "newConnectionsPerSecond", skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
     #[serde(rename = "connections")]
@@ -44,59 +44,61 @@ pub struct AddressRate {
     pub address: String,
     #[serde(flatten)]
     pub flow: ConnectionRate,
-    /// Of what all endpoints of the service port got: per second if that is known, and in total if not.
+    /// The share of the connections of all endpoints of the service port: by rate if that is known, else by total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
 }
 
+/// A service port.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
     #[serde(flatten)]
-    pub name: Name,
+    pub name: PortName,
     #[serde(flatten)]
     pub flow: ConnectionRate,
     pub frontends: Vec<AddressRate>,
     pub endpoints: Vec<AddressRate>,
 }
 
-/// All there is to see at one moment; the busiest first.
+/// The rates of one interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Picture {
+pub struct Rates {
     pub node: String,
     pub mode: String,
-    /// Time that rates are over.
+    /// The length of the interval; `None` after the first read.
     #[serde(rename = "intervalSeconds", skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     #[serde(flatten)]
     pub flow: ConnectionRate,
+    /// The busiest first.
     #[serde(rename = "servicePorts")]
     pub rows: Vec<Row>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Of {
-    All,
+enum Counted {
+    ServicePort,
     Frontend(String),
     Endpoint(String),
 }
 
-/// Remembers the look before.
+/// Keeps the previous counters.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// By frontend: that is where an element counts.
-    totals: Totals<(Name, Of), String>,
-    looked: Option<Duration>,
+    /// Per frontend, because each frontend has a counter of its own.
+    totals: Totals<(PortName, Counted), String>,
+    last_update: Option<Duration>,
 }
 
 impl Meter {
-    /// What is to be seen, given the counts at this time since some beginning.
-    pub fn look(&mut self, page: Page, at: Duration) -> Picture {
-        let Page { node, mode, service_ports, .. } = page;
+    /// The rates since the last update. `at` is the time of the counters, since an arbitrary start.
+    pub fn update(&mut self, page: ConnectionsPage, at: Duration) -> Rates {
+        let ConnectionsPage { node, mode, service_ports, .. } = page;
         let mut found = Vec::new();
         for service_port in service_ports {
-            let name = Name {
+            let name = PortName {
                 namespace: service_port.namespace,
                 service: service_port.service,
                 port: service_port.port,
@@ -105,23 +107,23 @@ impl Meter {
             for frontend in service_port.frontends {
                 let address = frontend.address;
                 for endpoint in frontend.endpoints {
-                    let of = Of::Endpoint(endpoint.address);
+                    let of = Counted::Endpoint(endpoint.address);
                     found.push(((name.clone(), of), address.clone(), endpoint.connections));
                 }
-                let of = Of::Frontend(address.clone());
+                let of = Counted::Frontend(address.clone());
                 found.push(((name.clone(), of), address.clone(), frontend.connections));
-                found.push(((name.clone(), Of::All), address, frontend.connections));
+                found.push(((name.clone(), Counted::ServicePort), address, frontend.connections));
             }
         }
         self.totals.add(found);
-        let seconds = self.looked.map(|before| at.saturating_sub(before).as_secs_f64());
-        self.looked = Some(at);
+        let seconds = self.last_update.map(|before| at.saturating_sub(before).as_secs_f64());
+        self.last_update = Some(at);
         let seconds = seconds.filter(|seconds| *seconds > 0.0);
-        Picture { node, mode, seconds, ..self.picture(seconds) }
+        Rates { node, mode, seconds, ..self.rates(seconds) }
     }
 
-    fn picture(&self, seconds: Option<f64>) -> Picture {
-        let mut rows: BTreeMap<&Name, Row> = BTreeMap::new();
+    fn rates(&self, seconds: Option<f64>) -> Rates {
+        let mut rows: BTreeMap<&PortName, Row> = BTreeMap::new();
         let mut all = Total::default();
         for ((name, of), total) in self.totals.iter() {
             let row = rows.entry(name).or_insert_with(|| Row {
@@ -133,33 +135,33 @@ impl Meter {
             let flow = flow(total, seconds);
             let part = |address: &String| AddressRate { address: address.clone(), flow, share: None };
             match of {
-                Of::All => {
+                Counted::ServicePort => {
                     row.flow = flow;
                     all.count += total.count;
                     all.more += total.more;
                 }
-                Of::Frontend(address) => row.frontends.push(part(address)),
-                Of::Endpoint(address) => row.endpoints.push(part(address)),
+                Counted::Frontend(address) => row.frontends.push(part(address)),
+                Counted::Endpoint(address) => row.endpoints.push(part(address)),
             }
         }
         let mut rows: Vec<Row> = rows.into_values().collect();
         for row in &mut rows {
-            share_out(&mut row.endpoints);
+            set_shares(&mut row.endpoints);
             row.endpoints.sort_by(|a, b| busiest_first(&a.flow, &b.flow));
             row.frontends.sort_by(|a, b| busiest_first(&a.flow, &b.flow));
         }
         rows.sort_by(|a, b| busiest_first(&a.flow, &b.flow));
-        Picture { flow: flow(all, seconds), rows, ..Picture::default() }
+        Rates { flow: flow(all, seconds), rows, ..Rates::default() }
     }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "a rate is no exact number")]
+#[allow(clippy::cast_precision_loss, reason = "a rate need not be exact")]
 fn flow(total: Total, seconds: Option<f64>) -> ConnectionRate {
     ConnectionRate { rate: seconds.map(|seconds| total.more as f64 / seconds), total: total.count }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "a share is no exact number")]
-fn share_out(endpoints: &mut [AddressRate]) {
+#[allow(clippy::cast_precision_loss, reason = "a share need not be exact")]
+fn set_shares(endpoints: &mut [AddressRate]) {
     let weight = |part: &AddressRate| part.flow.rate.unwrap_or(part.flow.total as f64);
     let all: f64 = endpoints.iter().map(weight).sum();
     for endpoint in endpoints {
@@ -167,7 +169,7 @@ fn share_out(endpoints: &mut [AddressRate]) {
     }
 }
 
-/// Equals stay in the order of their names.
+/// Equal rates and totals keep their order, which is by name, in a stable sort.
 pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
     let rate = |flow: &ConnectionRate| flow.rate.unwrap_or_default();
     rate(b).total_cmp(&rate(a)).then(b.total.cmp(&a.total))
@@ -176,20 +178,22 @@ pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use proxy::connections::{Endpoint, Frontend, ServicePort};
+    use proxy::connections::{EndpointConnections, FrontendConnections, ServicePortConnections};
 
     /// Frontends with their endpoints, each with its count.
     pub type Counts<'a> = &'a [(&'a str, u64, &'a [(&'a str, u64)])];
 
-    pub fn service_port(service: &str, counts: Counts<'_>) -> ServicePort {
-        let endpoint =
-            |&(address, connections): &(&str, u64)| Endpoint { address: address.into(), connections };
-        let frontend = |&(address, connections, endpoints): &(&str, u64, &[_])| Frontend {
+    pub fn service_port(service: &str, counts: Counts<'_>) -> ServicePortConnections {
+        let endpoint = |&(address, connections): &(&str, u64)| EndpointConnections {
+            address: address.into(),
+            connections,
+        };
+        let frontend = |&(address, connections, endpoints): &(&str, u64, &[_])| FrontendConnections {
             address: address.into(),
             connections,
             endpoints: endpoints.iter().map(endpoint).collect(),
         };
-        ServicePort {
+        ServicePortConnections {
             namespace: "shop".into(),
             service: service.into(),
             port: "http".into(),
@@ -198,8 +202,13 @@ pub mod tests {
         }
     }
 
-    pub fn page(service_ports: Vec<ServicePort>) -> Page {
-        Page { node: "node-1".into(), mode: "nftables".into(), service_ports, ..Page::default() }
+    pub fn page(service_ports: Vec<ServicePortConnections>) -> ConnectionsPage {
+        ConnectionsPage {
+            node: "node-1".into(),
+            mode: "nftables".into(),
+            service_ports,
+            ..ConnectionsPage::default()
+        }
     }
 
     fn rates(parts: &[AddressRate]) -> Vec<(&str, Option<f64>, u64, Option<f64>)> {
@@ -208,9 +217,9 @@ pub mod tests {
     }
 
     #[test]
-    fn frontends_of_a_service_port_add_up_and_so_do_its_endpoints() {
+    fn the_frontends_and_the_endpoints_of_a_service_port_are_added_up() {
         let mut meter = Meter::default();
-        let first = meter.look(
+        let first = meter.update(
             page(vec![service_port(
                 "cart",
                 &[("10.0.0.1:80", 10, &[("a", 4), ("b", 6)]), ("*:30080", 5, &[("a", 5)])],
@@ -220,7 +229,7 @@ pub mod tests {
         assert_eq!(first.flow, ConnectionRate { rate: None, total: 15 });
         assert_eq!(rates(&first.rows[0].endpoints), [("a", None, 9, Some(0.6)), ("b", None, 6, Some(0.4))]);
 
-        let second = meter.look(
+        let second = meter.update(
             page(vec![
                 service_port(
                     "cart",
@@ -238,22 +247,22 @@ pub mod tests {
         assert_eq!(
             cart.flow,
             ConnectionRate { rate: Some(4.5), total: 24 },
-            "8 more and, at a frontend made anew, 1"
+            "8 more, and 1 at a frontend whose counter was reset"
         );
         assert_eq!(
             rates(&cart.frontends),
             [("10.0.0.1:80", Some(4.0), 18, None), ("*:30080", Some(0.5), 6, None)]
         );
-        let [b, a] = &cart.endpoints[..] else { panic!("two of them") };
+        let [b, a] = &cart.endpoints[..] else { panic!("two endpoints expected") };
         assert_eq!((b.flow.rate, b.flow.total), (Some(3.0), 12));
         assert_eq!((a.flow.rate, a.flow.total, a.share), (Some(1.5), 12, Some(1.0 / 3.0)));
     }
 
     #[test]
-    fn what_is_gone_is_not_shown() {
+    fn a_removed_service_port_is_not_listed() {
         let mut meter = Meter::default();
-        meter.look(page(vec![service_port("cart", &[("10.0.0.1:80", 10, &[("a", 4)])])]), Duration::ZERO);
-        let empty = meter.look(page(Vec::new()), Duration::from_secs(1));
+        meter.update(page(vec![service_port("cart", &[("10.0.0.1:80", 10, &[("a", 4)])])]), Duration::ZERO);
+        let empty = meter.update(page(Vec::new()), Duration::from_secs(1));
         assert_eq!((empty.rows.len(), empty.flow), (0, ConnectionRate { rate: Some(0.0), total: 0 }));
     }
 }

@@ -1,25 +1,24 @@
-//! `--once`: what was seen, for scripts and for pipes.
+//! The output of `--once`.
 
-use super::meter::{AddressRate, Picture, Row};
+use super::meter::{AddressRate, Rates, Row};
 use super::text::{rate, share, total};
 
-pub fn json(picture: &Picture) -> serde_json::Result<String> {
-    Ok(serde_json::to_string_pretty(picture)? + "\n")
+pub fn json(rates: &Rates) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(rates)? + "\n")
 }
 
-/// A line for each service port, below it one for each of its endpoints.
-pub fn text(picture: &Picture) -> String {
+/// A line for each service port, followed by one for each of its endpoints.
+pub fn text(rates: &Rates) -> String {
     let name = |row: &Row| format!("{}/{}", row.name, row.name.protocol);
     let widest = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or_default();
-    let names =
-        widest(&mut picture.rows.iter().map(|row| name(row).chars().count())).max("SERVICE PORT".len());
-    let parts = picture.rows.iter().flat_map(|row| &row.endpoints);
+    let names = widest(&mut rates.rows.iter().map(|row| name(row).chars().count())).max("SERVICE PORT".len());
+    let parts = rates.rows.iter().flat_map(|row| &row.endpoints);
     let addresses = widest(&mut parts.map(|part| part.address.len())).max("ENDPOINT".len());
     let line = |name: &str, endpoint: &str, rate: &str, share: &str, total: &str| {
         format!("{name:<names$}  {endpoint:<addresses$}  {rate:>8}  {share:>5}  {total:>11}\n")
     };
     let mut lines = line("SERVICE PORT", "ENDPOINT", "NEW/S", "SHARE", "CONNECTIONS");
-    for row in &picture.rows {
+    for row in &rates.rows {
         lines += &line(&name(row), "", &rate(row.flow.rate), "", &total(row.flow.total));
         for part in &row.endpoints {
             let AddressRate { address, flow, share: of_all } = part;
@@ -37,7 +36,7 @@ mod tests {
     use super::super::meter::tests::{page, service_port};
     use super::*;
 
-    fn picture() -> Picture {
+    fn rates() -> Rates {
         let at = |count: u64| {
             page(vec![service_port(
                 "cart",
@@ -49,14 +48,14 @@ mod tests {
             )])
         };
         let mut meter = Meter::default();
-        meter.look(at(1), Duration::ZERO);
-        meter.look(at(2), Duration::from_secs(1))
+        meter.update(at(1), Duration::ZERO);
+        meter.update(at(2), Duration::from_secs(1))
     }
 
     #[test]
-    fn a_table_is_for_people() {
+    fn the_text_is_a_table() {
         assert_eq!(
-            text(&picture()),
+            text(&rates()),
             "\
 SERVICE PORT        ENDPOINT            NEW/S  SHARE  CONNECTIONS
 shop/cart:http/TCP                         10                  20
@@ -67,9 +66,9 @@ shop/cart:http/TCP                         10                  20
     }
 
     #[test]
-    fn json_is_for_programs() {
+    fn the_json_has_every_rate() {
         assert_eq!(
-            serde_json::from_str::<serde_json::Value>(&json(&picture()).unwrap()).unwrap(),
+            serde_json::from_str::<serde_json::Value>(&json(&rates()).unwrap()).unwrap(),
             serde_json::json!({
                 "node": "node-1", "mode": "nftables", "intervalSeconds": 1.0,
                 "newConnectionsPerSecond": 10.0, "connections": 20,
@@ -87,9 +86,9 @@ shop/cart:http/TCP                         10                  20
     }
 
     #[test]
-    fn one_look_tells_no_rates() {
+    fn there_are_no_rates_after_the_first_read() {
         let once =
-            Meter::default().look(page(vec![service_port("cart", &[("a:1", 3, &[])])]), Duration::ZERO);
+            Meter::default().update(page(vec![service_port("cart", &[("a:1", 3, &[])])]), Duration::ZERO);
         let json = json(&once).unwrap();
         assert!(!json.contains("PerSecond") && !json.contains("intervalSeconds"), "{json}");
         assert!(text(&once).contains("shop/cart:http/TCP                   -"), "{}", text(&once));

@@ -1,6 +1,6 @@
-//! The whole screen, drawn from the state into a buffer of any size: what has no room is left out.
+//! Draws the state into a buffer of any size, and omits what does not fit.
 //!
-//! Colours only stress what is told without them, too.
+//! Colours only emphasize; nothing is conveyed by colour alone.
 
 mod canvas;
 mod detail;
@@ -16,7 +16,7 @@ use super::state::TopView;
 use super::text;
 use canvas::{Canvas, cut_bottom, cut_left, cut_right, cut_top, put, put_right};
 
-/// From this width on endpoints stand beside the list, and not in its place.
+/// From this width on endpoints are shown beside the list instead of in its place.
 const TWO_PANES: u16 = 120;
 
 const HELP: &[&str] = &[
@@ -27,19 +27,19 @@ const HELP: &[&str] = &[
     "Esc left          back",
     "/                 search by name or address",
     "s                 sort by rate, total, name",
-    "r                 turn the order around",
+    "r                 reverse the order",
     "q Ctrl-C          quit",
     "",
     "NEW/S  new connections per second",
-    "TOTAL  since the kernel was told of it",
-    "       (a client that sticks to an endpoint",
-    "       counts there only once)",
+    "TOTAL  since it was added to the kernel",
+    "       (with session affinity, a client counts",
+    "       once per endpoint)",
 ];
 
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
 const FAINT: Style = Style::new().add_modifier(Modifier::DIM);
 const BAR: Style = Style::new().add_modifier(Modifier::REVERSED);
-const TROUBLE: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+const ERROR: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const CHART: Style = Style::new().fg(Color::Cyan);
 
 pub fn draw(state: &mut TopView, area: Rect, buffer: &mut Buffer) {
@@ -49,10 +49,9 @@ pub fn draw(state: &mut TopView, area: Rect, buffer: &mut Buffer) {
     if rest.height >= 2 {
         footer(state, cut_bottom(&mut rest, 1), canvas);
     }
-    if let Some(trouble) = &state.trouble {
-        // Ours before what others say, which may be long.
+    if let Some(error) = &state.error {
         let line = cut_bottom(&mut rest, 1);
-        put(canvas, line, 0, &format!(" no news, trying again: {trouble}"), TROUBLE);
+        put(canvas, line, 0, &format!(" update failed, retrying: {error}"), ERROR);
     }
     let height = match area.height {
         40.. => 6,
@@ -73,12 +72,12 @@ pub fn draw(state: &mut TopView, area: Rect, buffer: &mut Buffer) {
     } else {
         list::draw(state, rest, canvas);
     }
-    if state.helps {
+    if state.shows_help {
         help(area, canvas);
     }
 }
 
-/// For who has set NO_COLOR. crossterm knows it as well, but then each change of colour undoes what is bold or reversed.
+/// Implements NO_COLOR. crossterm implements it, too, but there each change of colour resets bold and reversed.
 pub fn without_colours(buffer: &mut Buffer) {
     for cell in &mut buffer.content {
         cell.set_fg(Color::Reset).set_bg(Color::Reset);
@@ -87,9 +86,9 @@ pub fn without_colours(buffer: &mut Buffer) {
 
 fn header(state: &TopView, line: Rect, canvas: &mut Canvas<'_>) {
     canvas.0.set_style(line, BAR);
-    let Some(picture) = &state.picture else { return };
-    let ConnectionRate { rate, total } = picture.flow;
-    let left = format!(" kube-proxy top   {}   {}", picture.node, picture.mode);
+    let Some(rates) = &state.rates else { return };
+    let ConnectionRate { rate, total } = rates.flow;
+    let left = format!(" kube-proxy top   {}   {}", rates.node, rates.mode);
     put(canvas, line, 0, &left, BAR.patch(STRONG));
     let figures = format!(" {} new/s   {} total ", text::rate(rate), text::total(total));
     let short = format!(" {} new/s ", text::rate(rate));
@@ -102,7 +101,7 @@ fn header(state: &TopView, line: Rect, canvas: &mut Canvas<'_>) {
     }
 }
 
-/// How it went so far, the present at the right.
+/// The history of the total rate, with the latest value at the right.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "only heights of bars")]
 fn chart(state: &TopView, area: Rect, canvas: &mut Canvas<'_>) {
     const LABEL: u16 = 9;
@@ -116,18 +115,18 @@ fn chart(state: &TopView, area: Rect, canvas: &mut Canvas<'_>) {
     }
     let shown = usize::from(chart.width).min(state.history.len());
     let rates = || state.history.iter().skip(state.history.len() - shown);
-    let most = rates().copied().fold(0.0, f64::max);
+    let highest = rates().copied().fold(0.0, f64::max);
     let bars: Vec<u64> = rates().map(|rate| (rate * 1_000.0) as u64).collect();
     let width = u16::try_from(shown).unwrap_or(chart.width);
     let chart = Rect { x: chart.right() - width, width, ..chart };
     if !chart.is_empty() {
         Sparkline::default()
             .data(bars)
-            .max(((most * 1_000.0) as u64).max(1))
+            .max(((highest * 1_000.0) as u64).max(1))
             .style(CHART)
             .render(chart, canvas.0);
     }
-    put(canvas, label, 0, &format!(" {:>5}/s", text::rate((shown > 0).then_some(most))), FAINT);
+    put(canvas, label, 0, &format!(" {:>5}/s", text::rate((shown > 0).then_some(highest))), FAINT);
     put(canvas, label, label.height.saturating_sub(1), "     0/s", FAINT);
 }
 
@@ -136,7 +135,7 @@ fn footer(state: &TopView, line: Rect, canvas: &mut Canvas<'_>) {
         put(canvas, line, 0, &format!(" search: {}▏  Enter keeps it, Esc clears it", state.search), STRONG);
         return;
     }
-    let order = state.sort.word();
+    let order = state.sort.name();
     let keys: &[&str] = if state.is_open {
         &["q quit", "Esc back", "↑↓ scroll", "? help"]
     } else if state.search.is_empty() {

@@ -1,14 +1,14 @@
-//! What the view is at: what was seen, and what the keys have made of it.
+//! The state of the view: the latest rates, and what the keys selected.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::meter::{Name, Picture, Row, busiest_first};
+use super::meter::{PortName, Rates, Row, busiest_first};
 
-/// Rates to remember: as many as the widest terminal shows.
-const HISTORY: usize = 500;
+/// The length of the chart: as many columns as the widest terminal has.
+const HISTORY_LENGTH: usize = 500;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
@@ -19,7 +19,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Rate => "rate",
             Self::Total => "total",
@@ -47,61 +47,61 @@ impl Sort {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOutcome {
-    GoOn,
+    Continue,
     Quit,
 }
 
 #[derive(Debug, Default)]
 pub struct TopView {
-    pub picture: Option<Picture>,
-    /// Why there is nothing new to see.
-    pub trouble: Option<String>,
+    pub rates: Option<Rates>,
+    /// Why the last update failed.
+    pub error: Option<String>,
     /// Rates of all service ports together, the latest last.
     pub history: VecDeque<f64>,
     pub sort: Sort,
     pub reversed: bool,
-    /// What names or addresses have to contain to be shown.
+    /// Only rows whose name or addresses contain this are shown.
     pub search: String,
-    /// Whether keys go into the search.
+    /// Whether keys edit the search text.
     pub is_typing: bool,
-    pub helps: bool,
-    /// The first one, until somebody moves.
-    selected: Option<Name>,
+    pub shows_help: bool,
+    /// `None` selects the first row.
+    selected: Option<PortName>,
     /// Whether the endpoints of the selected service port are shown.
     pub is_open: bool,
-    /// The first line of those to be shown.
+    /// The first line of the endpoints that is shown.
     pub scrolled: usize,
-    /// The first row that was shown.
+    /// The first row that the screen last showed.
     pub first: usize,
-    /// Rows that fit on a page; as the screen last was.
+    /// The number of rows that the screen last had room for.
     pub page: usize,
-    /// Lines that there are about the endpoints; as the screen last was.
+    /// The number of lines about the endpoints when the screen was last drawn.
     pub lines: usize,
 }
 
 impl TopView {
-    /// There was a look at the counters, or there should have been.
-    pub fn learn(&mut self, looked: Result<Picture, String>) {
-        match looked {
-            Ok(picture) => {
-                if let Some(rate) = picture.flow.rate {
+    /// Takes new rates, or the reason why there are none.
+    pub fn update(&mut self, result: Result<Rates, String>) {
+        match result {
+            Ok(rates) => {
+                if let Some(rate) = rates.flow.rate {
                     self.history.push_back(rate);
                 }
-                while self.history.len() > HISTORY {
+                while self.history.len() > HISTORY_LENGTH {
                     self.history.pop_front();
                 }
-                self.picture = Some(picture);
-                self.trouble = None;
+                self.rates = Some(rates);
+                self.error = None;
             }
-            Err(trouble) => self.trouble = Some(trouble),
+            Err(error) => self.error = Some(error),
         }
     }
 
-    /// Service ports to show, in order.
+    /// The service ports to show, sorted.
     pub fn rows(&self) -> Vec<&Row> {
-        let wanted = self.search.to_lowercase();
-        let all = self.picture.iter().flat_map(|picture| &picture.rows);
-        let mut rows: Vec<&Row> = all.filter(|row| matches(row, &wanted)).collect();
+        let search = self.search.to_lowercase();
+        let all = self.rates.iter().flat_map(|rates| &rates.rows);
+        let mut rows: Vec<&Row> = all.filter(|row| matches(row, &search)).collect();
         rows.sort_by(|a, b| self.sort.order(a, b));
         if self.reversed {
             rows.reverse();
@@ -109,31 +109,31 @@ impl TopView {
         rows
     }
 
-    /// Which of these rows is selected.
+    /// The index of the selected row.
     pub fn position(&self, rows: &[&Row]) -> usize {
-        let is_it = |row: &&Row| Some(&row.name) == self.selected.as_ref();
-        rows.iter().position(is_it).unwrap_or_default()
+        let is_selected = |row: &&Row| Some(&row.name) == self.selected.as_ref();
+        rows.iter().position(is_selected).unwrap_or_default()
     }
 
-    pub fn hear(&mut self, key: KeyEvent) -> KeyOutcome {
+    pub fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return KeyOutcome::GoOn;
+            return KeyOutcome::Continue;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return if key.code == KeyCode::Char('c') { KeyOutcome::Quit } else { KeyOutcome::GoOn };
+            return if key.code == KeyCode::Char('c') { KeyOutcome::Quit } else { KeyOutcome::Continue };
         }
-        if self.helps {
-            self.helps = false;
-            return KeyOutcome::GoOn;
+        if self.shows_help {
+            self.shows_help = false;
+            return KeyOutcome::Continue;
         }
         if self.is_typing {
-            self.type_in(key.code);
-            return KeyOutcome::GoOn;
+            self.edit_search(key.code);
+            return KeyOutcome::Continue;
         }
         self.command(key.code)
     }
 
-    fn type_in(&mut self, key: KeyCode) {
+    fn edit_search(&mut self, key: KeyCode) {
         if let KeyCode::Char(letter) = key {
             self.search.push(letter);
         } else if key == KeyCode::Backspace {
@@ -144,7 +144,7 @@ impl TopView {
             self.is_typing = false;
             self.search.clear();
         } else {
-            self.go(key);
+            self.navigate(key);
         }
     }
 
@@ -152,15 +152,15 @@ impl TopView {
         if let KeyCode::Char(letter) = key {
             match letter {
                 'q' => return KeyOutcome::Quit,
-                '?' | 'h' => self.helps = true,
+                '?' | 'h' => self.shows_help = true,
                 '/' => {
                     self.is_typing = true;
                     self.close();
                 }
                 's' => self.sort = self.sort.next(),
                 'r' => self.reversed = !self.reversed,
-                'j' => self.go(KeyCode::Down),
-                'k' => self.go(KeyCode::Up),
+                'j' => self.navigate(KeyCode::Down),
+                'k' => self.navigate(KeyCode::Up),
                 _ => {}
             }
         } else if key == KeyCode::Enter || key == KeyCode::Right {
@@ -170,13 +170,13 @@ impl TopView {
         } else if key == KeyCode::Esc {
             if self.is_open { self.close() } else { self.search.clear() }
         } else {
-            self.go(key);
+            self.navigate(key);
         }
-        KeyOutcome::GoOn
+        KeyOutcome::Continue
     }
 
     fn open(&mut self) {
-        // From now on it is this one, also where it moves.
+        // Without a selection the first row counts: select it by name, so that it stays selected when rows move.
         self.select(|position| position);
         self.is_open = self.selected.is_some() && !self.rows().is_empty();
         self.scrolled = 0;
@@ -187,9 +187,9 @@ impl TopView {
         self.scrolled = 0;
     }
 
-    fn go(&mut self, key: KeyCode) {
+    fn navigate(&mut self, key: KeyCode) {
         let page = self.page.max(1);
-        let (back, forth) = if key == KeyCode::Up {
+        let (up, down) = if key == KeyCode::Up {
             (1, 0)
         } else if key == KeyCode::Down {
             (0, 1)
@@ -204,7 +204,7 @@ impl TopView {
         } else {
             return;
         };
-        let step = |position: usize| position.saturating_sub(back).saturating_add(forth);
+        let step = |position: usize| position.saturating_sub(up).saturating_add(down);
         if self.is_open {
             self.scrolled = step(self.scrolled).min(self.lines.saturating_sub(page));
         } else {
@@ -219,11 +219,11 @@ impl TopView {
     }
 }
 
-/// `wanted` in lower case.
-fn matches(row: &Row, wanted: &str) -> bool {
-    wanted.is_empty()
-        || row.name.to_string().to_lowercase().contains(wanted)
-        || row.frontends.iter().chain(&row.endpoints).any(|part| part.address.contains(wanted))
+/// `search` is in lower case.
+fn matches(row: &Row, search: &str) -> bool {
+    search.is_empty()
+        || row.name.to_string().to_lowercase().contains(search)
+        || row.frontends.iter().chain(&row.endpoints).any(|part| part.address.contains(search))
 }
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ mod tests {
     use super::super::meter::tests::{page, service_port};
     use super::*;
 
-    /// Three of them: the rates are those of the names, the totals the other way round.
+    /// Three service ports; the order by name is the order by total and the reverse of the order by rate.
     fn state() -> TopView {
         let at = |second: u64| {
             page(vec![
@@ -246,15 +246,15 @@ mod tests {
         let mut meter = Meter::default();
         let mut state = TopView { page: 10, lines: 30, ..TopView::default() };
         for second in 0..2 {
-            state.learn(Ok(meter.look(at(second), Duration::from_secs(second))));
+            state.update(Ok(meter.update(at(second), Duration::from_secs(second))));
         }
         state
     }
 
     fn press(state: &mut TopView, keys: &str) -> KeyOutcome {
-        let mut next = KeyOutcome::GoOn;
-        for word in keys.split(' ') {
-            let code = match word {
+        let mut next = KeyOutcome::Continue;
+        for key in keys.split(' ') {
+            let code = match key {
                 "enter" => KeyCode::Enter,
                 "esc" => KeyCode::Esc,
                 "left" => KeyCode::Left,
@@ -268,7 +268,7 @@ mod tests {
                 "backspace" => KeyCode::Backspace,
                 letter => KeyCode::Char(letter.chars().next().unwrap()),
             };
-            next = state.hear(code.into());
+            next = state.handle_key(code.into());
         }
         next
     }
@@ -283,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_as_asked() {
+    fn rows_are_sorted_by_the_chosen_column() {
         let mut state = state();
         assert_eq!(names(&state), ["till", "pay", "cart"], "by rate");
         press(&mut state, "s");
         assert_eq!(names(&state), ["cart", "pay", "till"], "by total");
         press(&mut state, "s r");
-        assert_eq!(names(&state), ["till", "pay", "cart"], "by name, turned around");
+        assert_eq!(names(&state), ["till", "pay", "cart"], "by name, reversed");
         press(&mut state, "s r");
         assert_eq!((names(&state), state.sort), (vec!["till", "pay", "cart"], Sort::Rate));
     }
@@ -301,7 +301,7 @@ mod tests {
         press(&mut state, "j down down");
         assert_eq!(selected(&state), "cart", "no further than the last");
         press(&mut state, "s");
-        assert_eq!(selected(&state), "cart", "which is now the first");
+        assert_eq!(selected(&state), "cart", "cart is now the first");
         press(&mut state, "end");
         assert_eq!(selected(&state), "till");
         press(&mut state, "k");
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(selected(&state), "cart");
         press(&mut state, "pgdn home");
         assert_eq!(selected(&state), "cart");
-        state.learn(Ok(Picture::default()));
+        state.update(Ok(Rates::default()));
         press(&mut state, "down enter");
         assert_eq!(selected(&state), "");
         assert!(!state.is_open, "there is nothing to open");
@@ -326,7 +326,7 @@ mod tests {
         press(&mut state, "esc / 2 4 4 . 0 . 3");
         assert_eq!(names(&state), ["till"]);
         press(&mut state, "q");
-        assert_eq!(names(&state), [""; 0], "a letter like any other");
+        assert_eq!(names(&state), [""; 0], "q is text here");
         press(&mut state, "esc");
         assert_eq!((names(&state).len(), state.is_typing), (3, false));
     }
@@ -345,25 +345,25 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_asked_to() {
+    fn q_and_ctrl_c_quit() {
         let ctrl_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(press(&mut state(), "q"), KeyOutcome::Quit);
-        assert_eq!(state().hear(ctrl_c), KeyOutcome::Quit);
+        assert_eq!(state().handle_key(ctrl_c), KeyOutcome::Quit);
         let mut typing = state();
-        assert_eq!(press(&mut typing, "/ q"), KeyOutcome::GoOn);
-        assert_eq!(typing.hear(ctrl_c), KeyOutcome::Quit);
+        assert_eq!(press(&mut typing, "/ q"), KeyOutcome::Continue);
+        assert_eq!(typing.handle_key(ctrl_c), KeyOutcome::Quit);
         let mut reading = state();
-        assert_eq!(press(&mut reading, "? q"), KeyOutcome::GoOn, "any key ends the help");
+        assert_eq!(press(&mut reading, "? q"), KeyOutcome::Continue, "any key closes the help");
         assert_eq!(press(&mut reading, "q"), KeyOutcome::Quit);
     }
 
     #[test]
-    fn what_was_seen_stays_while_there_is_trouble() {
+    fn the_last_rates_stay_while_updates_fail() {
         let mut state = state();
-        state.learn(Err("connection refused".to_owned()));
+        state.update(Err("connection refused".to_owned()));
         assert_eq!((names(&state).len(), state.history.len()), (3, 1));
-        assert!(state.trouble.is_some());
-        state.learn(Ok(Picture::default()));
-        assert!(state.trouble.is_none());
+        assert!(state.error.is_some());
+        state.update(Ok(Rates::default()));
+        assert!(state.error.is_none());
     }
 }

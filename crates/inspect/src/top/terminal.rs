@@ -1,4 +1,4 @@
-//! The terminal: keys in, screens out. It is given back as it was, whatever happens.
+//! The terminal: reads keys and draws screens. Restores the terminal on every exit, also on a panic.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,52 +13,55 @@ use crossterm::event::{self, Event};
 use ratatui::DefaultTerminal;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
-use super::meter::{Meter, Picture};
+use super::meter::{Meter, Rates};
 use super::state::{KeyOutcome, TopView};
-use super::{look, screen};
+use super::{read_counters, screen};
 
-/// Until news are shown that no key has asked for.
-const TICK: Duration = Duration::from_millis(50);
+/// How often to check for new rates while no key is pressed.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Shows what happens until somebody has seen enough.
+/// Runs until the user quits or a signal arrives.
 pub fn show(address: SocketAddr, interval: Duration) -> anyhow::Result<()> {
-    // A proxy that cannot answer is better told of before the screen is taken.
+    // If the proxy cannot answer, fail before taking over the terminal.
     let mut meter = Meter::default();
-    let (first, at, good_for) = look(address)?;
+    let (first, at, good_for) = read_counters(address)?;
     let mut pause = interval.max(good_for);
     let mut state = TopView::default();
-    state.learn(Ok(meter.look(first, at)));
+    state.update(Ok(meter.update(first, at)));
 
-    let (send, pictures) = channel();
-    let keep_looking = move || {
+    let (sender, results) = channel();
+    let keep_reading = move || {
         loop {
             thread::sleep(pause);
-            let seen = look(address).map_err(|error| format!("{address}: {}", error.root_cause()));
-            pause = interval.max(seen.as_ref().map_or(Duration::ZERO, |(.., good_for)| *good_for));
-            let picture = seen.map(|(page, at, _)| meter.look(page, at));
-            if send.send(picture).is_err() {
+            let result = read_counters(address).map_err(|error| format!("{address}: {}", error.root_cause()));
+            pause = interval.max(result.as_ref().map_or(Duration::ZERO, |(.., good_for)| *good_for));
+            let rates = result.map(|(page, at, _)| meter.update(page, at));
+            if sender.send(rates).is_err() {
                 return;
             }
         }
     };
-    thread::Builder::new().name("look".to_owned()).spawn(keep_looking).context("starting a thread")?;
+    thread::Builder::new()
+        .name("read-counters".to_owned())
+        .spawn(keep_reading)
+        .context("starting a thread")?;
 
-    let ended = Arc::new(AtomicBool::new(false));
+    let is_terminated = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, ended.clone()).context("waiting for signals")?;
+        signal_hook::flag::register(signal, is_terminated.clone()).context("registering signal handlers")?;
     }
-    // From here on a panic gives the terminal back, too.
-    let mut terminal = ratatui::try_init().context("taking the terminal")?;
-    let outcome = run(&mut terminal, &mut state, &pictures, &ended);
-    ratatui::try_restore().context("giving the terminal back")?;
+    // This also installs a panic hook that restores the terminal.
+    let mut terminal = ratatui::try_init().context("setting up the terminal")?;
+    let outcome = run(&mut terminal, &mut state, &results, &is_terminated);
+    ratatui::try_restore().context("restoring the terminal")?;
     outcome.context("drawing on the terminal")
 }
 
 fn run(
     terminal: &mut DefaultTerminal,
     state: &mut TopView,
-    pictures: &Receiver<Result<Picture, String>>,
-    ended: &AtomicBool,
+    results: &Receiver<Result<Rates, String>>,
+    is_terminated: &AtomicBool,
 ) -> io::Result<()> {
     let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     loop {
@@ -68,23 +71,25 @@ fn run(
                 screen::without_colours(frame.buffer_mut());
             }
         })?;
-        let mut has_news = false;
-        while !has_news {
-            if ended.load(Ordering::Relaxed) {
+        let mut needs_redraw = false;
+        while !needs_redraw {
+            if is_terminated.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            match pictures.try_recv() {
-                Ok(picture) => {
-                    state.learn(picture);
-                    has_news = true;
+            match results.try_recv() {
+                Ok(result) => {
+                    state.update(result);
+                    needs_redraw = true;
                 }
                 Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return Err(io::Error::other("nobody looks any more")),
+                Err(TryRecvError::Disconnected) => {
+                    return Err(io::Error::other("the thread that reads counters has ended"));
+                }
             }
-            if event::poll(if has_news { Duration::ZERO } else { TICK })? {
-                has_news = true;
+            if event::poll(if needs_redraw { Duration::ZERO } else { POLL_INTERVAL })? {
+                needs_redraw = true;
                 if let Event::Key(key) = event::read()?
-                    && state.hear(key) == KeyOutcome::Quit
+                    && state.handle_key(key) == KeyOutcome::Quit
                 {
                     return Ok(());
                 }

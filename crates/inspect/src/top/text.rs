@@ -1,7 +1,6 @@
-//! Numbers and names in little room.
+//! Formats numbers and names for narrow columns.
 
-/// What takes the place of what was left out.
-const LEFT_OUT: char = '…';
+const ELLIPSIS: char = '…';
 
 /// New connections per second, in at most six characters below a billion.
 pub fn rate(rate: Option<f64>) -> String {
@@ -18,7 +17,7 @@ pub fn total(total: u64) -> String {
     large(total as f64, 9_999_999.5)
 }
 
-/// Exact below the limit.
+/// Exact below the limit, rounded with a unit above.
 fn large(number: f64, exact_below: f64) -> String {
     if number < exact_below {
         return format!("{number:.0}");
@@ -35,7 +34,7 @@ pub fn share(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", share * 100.0))
 }
 
-/// Of names that are too long the middle goes: their ends tell them apart.
+/// Shortens a long name in the middle: similar names mostly differ at their ends.
 pub fn shorten(name: &str, width: usize) -> String {
     let length = name.chars().count();
     if length <= width {
@@ -44,10 +43,10 @@ pub fn shorten(name: &str, width: usize) -> String {
     let Some(kept) = width.checked_sub(1) else { return String::new() };
     let tail = kept / 2;
     let head = name.chars().take(kept - tail);
-    head.chain([LEFT_OUT]).chain(name.chars().skip(length - tail)).collect()
+    head.chain([ELLIPSIS]).chain(name.chars().skip(length - tail)).collect()
 }
 
-/// A bar of so many cells, filled in eighths.
+/// A bar of `width` cells, filled to `part` in steps of an eighth.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_fit() {
+    fn numbers_fit_their_columns() {
         for (number, text) in [
             (0.0, "0.0"),
             (9.94, "9.9"),

@@ -1,4 +1,4 @@
-//! What Services with session affinity cost those without: thousands of timeouts, all of them different.
+//! The cost of thousands of Services with session affinity, all with different timeouts, for a Service without affinity.
 #![allow(clippy::indexing_slicing, reason = "a benchmark stops at what it did not expect")]
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,9 +15,9 @@ use crate::drive::NftablesSync;
 use testkit::bench::clusters::{Fate, deletions, here, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 
-/// How many Services there are besides the one that is looked at.
+/// The number of Services besides the one that is measured.
 const SERVICES: usize = 5_000;
-/// That one.
+/// The number of the Service that is measured.
 const UNRELATED: usize = 60_000;
 const PROBES: usize = 400;
 const ROUNDS: usize = 3;
@@ -27,7 +27,7 @@ pub fn report() {
     println!(
         "\nsession affinity: {SERVICES} Services, with a timeout of its own each, with one for all, or without affinity"
     );
-    // In turns, so that whatever else the machine does weighs on all.
+    // In turns, so that other load of the machine affects all kinds.
     let kinds = [SERVICES.to_string(), "1".into(), "0".into()];
     let mut found: [Vec<Figures>; 3] = Default::default();
     for _ in 0..ROUNDS {
@@ -41,11 +41,11 @@ pub fn report() {
         all[all.len() / 2]
     };
     println!("{:>58} {:>9} {:>9} {:>9}   each / none   each / one", "", "each", "one", "none");
-    for (name, what, most_of_none, most_of_one) in [
+    for (name, what, max_of_none, max_of_one) in [
         ("connect", "µs to connect to a Service without affinity", Some(1.2), None),
-        // With every commit the kernel walks all chains of the namespace: 20 ns for each.
+        // Each commit walks all chains of the namespace, which takes 20 ns for each.
         ("change", "µs of processor time to replace its endpoint", Some(1.5), None),
-        // More elements are more to read whatever their timeouts are.
+        // The number of elements to read does not depend on their timeouts.
         ("restart", "ms of processor time to adopt the table", None, Some(1.5)),
         ("gone", "ms of processor time until all of them are deleted", None, None),
         ("connect_after", "µs to connect when they are deleted", Some(1.2), None),
@@ -53,16 +53,16 @@ pub fn report() {
         ("left", "objects left then", Some(1.0), None),
     ] {
         let [each, one, none] = [0, 1, 2].map(|kind| median(kind, name));
-        let ratio = |base: f64, most: Option<f64>| {
+        let ratio = |base: f64, max: Option<f64>| {
             let ratio = each / base;
-            most.map_or_else(|| format!("{ratio:.2}"), |most| goal(ratio, most))
+            max.map_or_else(|| format!("{ratio:.2}"), |max| goal(ratio, max))
         };
-        let (of_none, of_one) = (ratio(none, most_of_none), ratio(one, most_of_one));
+        let (of_none, of_one) = (ratio(none, max_of_none), ratio(one, max_of_one));
         println!("{what:>58} {each:>9.1} {one:>9.1} {none:>9.1}   {of_none:>11}   {of_one:>10}");
     }
 }
 
-/// With so many timeouts; without affinity if there are none.
+/// Measures with this number of different timeouts, or without affinity if it is zero.
 pub fn measure(timeouts: usize, settings: ProgramSettings) {
     let endpoint: SocketAddr = "10.200.0.1:8080".parse().unwrap();
     command("ip link set lo up");
@@ -103,7 +103,7 @@ pub fn measure(timeouts: usize, settings: ProgramSettings) {
 fn sticky(number: usize, timeouts: usize) -> Event {
     let Event::ServiceApplied(mut service) = service(number) else { unreachable!("it is a Service") };
     if timeouts > 0 {
-        // From the first second of a day to its last.
+        // Between one second and one day.
         let seconds = i64::try_from(number % timeouts).unwrap() * 17 + 1;
         service.spec.session_affinity = Some("ClientIP".into());
         let client_ip = Some(api::ClientIpConfig { timeout_seconds: Some(seconds) });
@@ -112,7 +112,7 @@ fn sticky(number: usize, timeouts: usize) -> Event {
     Event::ServiceApplied(service)
 }
 
-/// The slice of the unrelated one, with an endpoint that answers.
+/// The slice of the unrelated Service, with an endpoint that answers.
 fn serving(endpoint: SocketAddr) -> Event {
     let Event::SliceApplied(mut slice) = slice(UNRELATED, 1, None) else { unreachable!("it is a slice") };
     slice.endpoints[0].addresses = vec![endpoint.ip().to_string()];
@@ -143,7 +143,7 @@ fn sync(table: &mut NftablesSync, changes: Changes) {
     table.sync(changes).unwrap();
 }
 
-/// The median of many connections, in microseconds.
+/// The median time of a connection, in microseconds.
 fn connect() -> f64 {
     let to = SocketAddr::new("10.96.234.96".parse().unwrap(), 80);
     let probe = || {
@@ -156,7 +156,7 @@ fn connect() -> f64 {
     median((0..PROBES).map(|_| probe()).collect())
 }
 
-/// The same for its endpoint that is replaced and put back.
+/// The median processor time to replace the endpoint of the unrelated Service, in microseconds.
 fn change(cluster: &mut Cluster, table: &mut NftablesSync, endpoint: SocketAddr) -> f64 {
     let events = [slice(UNRELATED, 1, Some((0, Fate::Replaced))), serving(endpoint)];
     let spent = events.iter().cycle().take(PROBES).map(|event| {
@@ -174,13 +174,13 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Chains, rules, sets and what they hold.
+/// The number of chains, rules, sets and elements.
 fn objects() -> f64 {
     let mut connection = Connection::open().unwrap();
     let table = kernel::nftables::TABLE;
     let sets = connection.sets(FAMILY, table).unwrap();
-    let held: usize =
+    let elements: usize =
         sets.iter().map(|set| connection.elements(FAMILY, table, &set.name, |_| ()).unwrap().len()).sum();
     let chains = connection.chains(FAMILY, table).unwrap().len();
-    (chains + connection.rules(FAMILY, table).unwrap().len() + sets.len() + held) as f64
+    (chains + connection.rules(FAMILY, table).unwrap().len() + sets.len() + elements) as f64
 }

@@ -1,4 +1,4 @@
-//! Removes what this mode left: when another mode takes over, or on `--cleanup`.
+//! Removes the rules of this mode when another mode takes over, or on `--cleanup`.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use super::error::{Error, Errors};
 use super::exec::{Exec, Programs};
 use super::runner::Runner;
 
-/// Removes our jumps and chains, also those of earlier releases. No error where there is no iptables: then there is
-/// nothing of it either.
+/// Removes our jumps and chains, including those of earlier releases. Not an error where iptables is not installed, since then
+/// there are no rules either.
 pub fn remove(family: Family) -> Result<(), Errors> {
     remove_through(Arc::new(Programs::default()), family)
 }
 
-/// The same with commands that somebody else runs.
+/// The same with commands run by `exec`.
 pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors> {
     let opened = Runner::open(exec, family).and_then(|runner| runner.check_presence().map(|()| runner));
     let runner = match opened {
@@ -31,7 +31,7 @@ pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors>
     for (table, save) in &saved {
         let chains = save.as_ref().ok().map(|save| saved_chains(save).collect::<Vec<&str>>());
         for jump in Jump::own().chain([Jump::FORMER]).filter(|jump| jump.table == *table) {
-            // To a chain that is not there no jump can lead.
+            // No jump can lead to a chain that does not exist.
             if chains.as_ref().is_none_or(|chains| chains.contains(&jump.to)) {
                 errors.extend(delete(&runner, &jump).err());
             }
@@ -40,7 +40,7 @@ pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors>
     for (table, save) in saved {
         errors.extend(save.and_then(|save| remove_chains(&runner, table, &save)).err());
     }
-    // Where there is no such chain this fails, and all is well.
+    // Fails if the chain does not exist.
     let _ = runner.delete_chain("mangle", CANARY);
     if errors.is_empty() { Ok(()) } else { Err(Errors(errors)) }
 }

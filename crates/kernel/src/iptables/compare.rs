@@ -1,4 +1,4 @@
-//! The tables compared with the desired ones, by one `iptables-save` for each.
+//! Compares the tables with the desired ones, by one `iptables-save` for each.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,13 +29,14 @@ pub const TABLES: [IptablesTable; 2] = [IptablesTable::Filter, IptablesTable::Na
 pub struct RulesSnapshot {
     pub(super) runner: Arc<Runner>,
     pub(super) rules: DesiredRules,
-    /// Whether it is known of each rule whether it has a comment and counts. If not, the kernel decides both.
+    /// Whether comments and packet counters of rules are part of the desired state. If not, those that the kernel holds are
+    /// correct.
     pub(super) is_exact: bool,
 }
 
 impl RulesSnapshot {
-    /// What the tables should hold for a process that starts with these routings, which come in the order of their names.
-    /// `endpoints` counts all there are, usable or not; `interfaces` are the addresses of the node.
+    /// The desired state of a process that starts with these routings, which are sorted by name. `endpoints` is the number of all
+    /// endpoints, usable or not; `interfaces` are the addresses of the node.
     pub fn new(
         access: &Rules,
         settings: RuleSettings,
@@ -51,7 +52,7 @@ impl RulesSnapshot {
     }
 }
 
-/// What the rules of this mode do that are in the kernel. None if there are none, or no iptables to read them with.
+/// What the rules of this mode in the kernel do. `None` if there are none, or if iptables is not installed.
 pub fn present(family: Family) -> io::Result<Option<PresentRules>> {
     let Ok(runner) = Runner::open(Arc::new(Programs::default()), family) else { return Ok(None) };
     if !may_have_tables(&runner) || runner.check_presence().is_err() {
@@ -65,7 +66,7 @@ pub fn present(family: Family) -> io::Result<Option<PresentRules>> {
     Ok(PresentRules::read(family, &filter, &nat))
 }
 
-/// The legacy variant makes a table when a command reads it; this must change nothing.
+/// Whether reading the tables leaves the kernel unchanged: the legacy variant creates a table when a command reads it.
 fn may_have_tables(runner: &Runner) -> bool {
     let names = match runner.family() {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -78,13 +79,13 @@ fn may_have_tables(runner: &Runner) -> bool {
 
 /// A comparison of the kernel's tables with the desired ones.
 #[derive(Debug)]
-pub struct Inspection {
+pub struct RulesInspection {
     desired: RulesSnapshot,
-    /// Of the filter and of the nat table, once they are known.
+    /// The desired filter and nat tables, once they are computed.
     listings: Option<[Listing; 2]>,
 }
 
-impl Inspection {
+impl RulesInspection {
     pub fn new(desired: RulesSnapshot) -> Self {
         Self { desired, listings: None }
     }
@@ -97,7 +98,7 @@ impl Inspection {
         Ok(KernelComparison::of_rules(self.listings(&filter), &[filter, nat], differences))
     }
 
-    /// One of the differences; reads the second table only if the first one has none.
+    /// A difference, if there is one. Reads the second table only if the first one has none.
     pub fn first_difference(&mut self) -> io::Result<Option<Difference>> {
         for table in TABLES {
             if let Some(first) = self.compare(table)?.into_iter().next() {
@@ -121,7 +122,7 @@ impl Inspection {
         self.desired.runner.save(table.name()).map(|saved| Listing::parse(&saved)).map_err(other)
     }
 
-    /// The desired listings; the actual filter table may decide which rules count packets.
+    /// The desired listings. Unless the snapshot is exact, the actual filter table decides which rules count packets.
     fn listings(&mut self, filter: &Listing) -> &[Listing; 2] {
         self.listings.get_or_insert_with(|| {
             if !self.desired.is_exact {
@@ -133,7 +134,7 @@ impl Inspection {
 
     fn compare_with(&mut self, table: IptablesTable, actual: &Listing) -> io::Result<Vec<Difference>> {
         let mut all = self.missing_jumps(table, actual).map_err(other)?;
-        // For the nat table they are there.
+        // Computed from the filter table. For the nat table, the caller has done so.
         self.listings(actual);
         let Some([filter, nat]) = &self.listings else { return Ok(all) };
         let desired = match table {
@@ -146,12 +147,12 @@ impl Inspection {
         Ok(all)
     }
 
-    /// Foreign rules may stand before and after the jumps.
+    /// Foreign rules may precede and follow the jumps.
     fn missing_jumps(&self, table: IptablesTable, actual: &Listing) -> Result<Vec<Difference>, Error> {
         let mut all = Vec::new();
         for jump in Jump::ALL.into_iter().filter(|jump| jump.table == table) {
             let rules = actual.0.get(jump.from).map(Vec::as_slice).unwrap_or_default();
-            // Some versions may print it differently: the command that checks knows better.
+            // Some versions may print it differently, so `-C` decides.
             let exists = rules.contains(&jump.rule())
                 || (actual.0.contains_key(jump.to)
                     && self.desired.runner.has_rule(table.name(), jump.from, &jump.arguments())?);
@@ -165,7 +166,7 @@ impl Inspection {
     }
 }
 
-/// Those that the rules make use of; where there are no rules, those that the kernel can have.
+/// The counters that the actual rules use or, if there are no rules, those that the kernel supports.
 fn counters(filter: &Listing) -> Counters {
     match filter.0.get(FORWARD).filter(|rules| !rules.is_empty()) {
         Some(rules) => {
@@ -173,9 +174,9 @@ fn counters(filter: &Listing) -> Counters {
             Counters { invalid_dropped: counts, localhost_node_ports: counts }
         }
         None => {
-            let can = accounting::Connection::open()
+            let is_supported = accounting::Connection::open()
                 .is_ok_and(|mut connection| connection.get(LOCALHOST_NODE_PORTS).is_ok());
-            Counters { invalid_dropped: can, localhost_node_ports: can }
+            Counters { invalid_dropped: is_supported, localhost_node_ports: is_supported }
         }
     }
 }

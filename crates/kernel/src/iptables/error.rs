@@ -1,24 +1,24 @@
-//! What can go wrong between us and the commands, in words that name the command.
+//! Errors of the iptables commands, which name the command.
 
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// Exit status of `iptables` when it could not get what it needs for a moment, such as the lock.
+/// Exit status of `iptables` if a resource, such as the lock, is not available at the moment.
 const RESOURCE_PROBLEM: i32 = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The commands are not installed, or not where we may run them.
+    /// The command is not installed, or may not be run.
     #[error("cannot run {command:?}, check that iptables is installed and found through PATH")]
     CannotRun { command: String, source: io::Error },
-    #[error("{command:?} ended with status {status}: {}{}", said.trim(), Quoted(lines))]
-    Failed { command: String, status: i32, said: String, lines: Vec<(usize, String)> },
-    #[error("{command:?} did not end within {patience:?} and was stopped")]
-    Stuck { command: String, patience: Duration },
+    #[error("{command:?} ended with status {status}: {}{}", output.trim(), Quoted(lines))]
+    Failed { command: String, status: i32, output: String, lines: Vec<(usize, String)> },
+    #[error("{command:?} did not end within {timeout:?} and was stopped")]
+    TimedOut { command: String, timeout: Duration },
     #[error("{command:?} was killed by signal {signal}")]
     Killed { command: String, signal: i32 },
-    /// Only with versions so old that we have to take their locks ourselves.
+    /// Only with versions that are so old that we have to take their locks ourselves.
     #[error("cannot acquire the {which} iptables lock {name}{}", if is_held(source) { ": another process holds it" } else { "" })]
     Lock { which: &'static str, name: String, source: io::Error },
 }
@@ -28,56 +28,56 @@ impl Error {
         matches!(self, Self::CannotRun { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether it may go better in a moment, and what the kernel holds is no part of the question.
+    /// Whether another process held a lock. What the kernel holds has no part in such an error.
     pub fn is_contention(&self) -> bool {
         match self {
             Self::Lock { .. } => true,
-            Self::Failed { said, .. } => says_locked(said),
-            Self::CannotRun { .. } | Self::Stuck { .. } | Self::Killed { .. } => false,
+            Self::Failed { output, .. } => reports_lock(output),
+            Self::CannotRun { .. } | Self::TimedOut { .. } | Self::Killed { .. } => false,
         }
     }
 
-    /// Whether the command read what it was given and refused it, so that something else may be accepted.
+    /// Whether the command read its input and refused it, so that it may accept another input.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Failed { .. }) && !self.is_contention()
     }
 
-    /// Whether a refusal is for the match that feeds packet counters.
+    /// Whether the error is about the match that counts packets.
     pub fn names_counters(&self) -> bool {
-        matches!(self, Self::Failed { said, .. } if said.contains("nfacct"))
+        matches!(self, Self::Failed { output, .. } if output.contains("nfacct"))
     }
 
-    /// Whether the command could not do its work for now, rather than found that something is not there.
+    /// Whether the command could not do its work, rather than found that an object does not exist.
     pub fn is_resource_problem(&self) -> bool {
         match self {
             Self::Failed { status, .. } => *status == RESOURCE_PROBLEM,
-            Self::CannotRun { .. } | Self::Stuck { .. } | Self::Killed { .. } | Self::Lock { .. } => true,
+            Self::CannotRun { .. } | Self::TimedOut { .. } | Self::Killed { .. } | Self::Lock { .. } => true,
         }
     }
 
-    /// Whether what was to be deleted is not there.
+    /// Whether the object to be deleted does not exist.
     pub fn is_not_found(&self) -> bool {
-        const WORDS: [&str; 4] = [
+        const MESSAGES: [&str; 4] = [
             "No chain/target/match by that name",
             "No such file or directory",
             "does a matching rule exist",
             "does not exist",
         ];
-        matches!(self, Self::Failed { said, .. } if WORDS.iter().any(|words| said.contains(words)))
+        matches!(self, Self::Failed { output, .. } if MESSAGES.iter().any(|message| output.contains(message)))
     }
 }
 
-/// Whether a lock was not to be had because another process has it, rather than because it can't be made.
+/// Whether another process holds the lock, rather than that the lock cannot be created.
 fn is_held(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::AddrInUse)
 }
 
-/// Whether that is what a command says when another process holds the lock for too long.
-pub fn says_locked(said: &str) -> bool {
-    said.contains("xtables lock") || said.contains("xtables.lock")
+/// Whether a command reports that another process holds the lock.
+pub fn reports_lock(output: &str) -> bool {
+    output.contains("xtables lock") || output.contains("xtables.lock")
 }
 
-/// Several things that went wrong on the way; the way was gone to its end.
+/// The errors of an operation that went on after each of them.
 #[derive(Debug)]
 pub struct Errors(pub Vec<Error>);
 
@@ -93,7 +93,7 @@ impl fmt::Display for Errors {
 
 impl std::error::Error for Errors {}
 
-/// The lines of the input around the one that was refused.
+/// The lines of the input around the refused one.
 struct Quoted<'a>(&'a [(usize, String)]);
 
 impl fmt::Display for Quoted<'_> {
@@ -102,17 +102,17 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// The line of the input that a restore complains about. Each version has its own way to say it, and the nft variant
-/// often names the line after the one it means.
-pub fn refused_line(said: &str) -> Option<usize> {
-    said.split("line").skip(1).find_map(|after| {
+/// The number of the line of the input that a restore refuses. Versions differ in how they report it, and the nft variant often
+/// names the line after the refused one.
+pub fn refused_line(output: &str) -> Option<usize> {
+    output.split("line").skip(1).find_map(|after| {
         let number = after.strip_prefix(':').unwrap_or(after).strip_prefix(' ')?;
         let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
         digits.parse().ok()
     })
 }
 
-/// The numbered lines of the text, up to `around` before and after that one.
+/// Line number `line` of the text with up to `around` lines before and after it, all with their numbers.
 pub fn lines_around<'a>(
     text: impl Iterator<Item = &'a str>,
     line: usize,
@@ -121,8 +121,8 @@ pub fn lines_around<'a>(
     if line == 0 {
         return Vec::new();
     }
-    let wanted = line.saturating_sub(around)..=line.saturating_add(around);
-    let numbered = text.flat_map(str::lines).zip(1..).filter(|(_, number)| wanted.contains(number));
+    let range = line.saturating_sub(around)..=line.saturating_add(around);
+    let numbered = text.flat_map(str::lines).zip(1..).filter(|(_, number)| range.contains(number));
     numbered.map(|(text, number)| (number, text.to_owned())).collect()
 }
 
@@ -131,8 +131,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_version_names_the_line_in_its_own_way() {
-        for (said, line) in [
+    fn the_refused_line_is_found_in_the_output_of_every_version() {
+        for (output, line) in [
             ("iptables-restore: line 3 failed", Some(3)),
             ("iptables-restore: line 51 failed\n", Some(51)),
             (
@@ -147,13 +147,13 @@ mod tests {
             ("on the command line", None),
             ("", None),
         ] {
-            assert_eq!(refused_line(said), line, "{said}");
+            assert_eq!(refused_line(output), line, "{output}");
         }
     }
 
     // Upstream's TestExtractLines.
     #[test]
-    fn the_lines_around_one_are_those_that_exist() {
+    fn only_lines_that_exist_are_quoted() {
         let numbers = |line, around| {
             let lines = lines_around(["a\nb\nc\n", "d\ne\n"].into_iter(), line, around);
             lines.into_iter().map(|(number, text)| format!("{number}{text}")).collect::<String>()
@@ -172,11 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_was_run_and_what_was_refused() {
+    fn an_error_names_the_command_and_quotes_the_refused_line() {
         let error = Error::Failed {
             command: "iptables-restore -w 5 --noflush --counters".into(),
             status: 1,
-            said: "iptables-restore: line 2 failed\n".into(),
+            output: "iptables-restore: line 2 failed\n".into(),
             lines: vec![(1, "*nat".into()), (2, "-X KUBE-A".into())],
         };
         assert_eq!(

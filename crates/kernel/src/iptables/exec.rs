@@ -1,7 +1,7 @@
-//! Runs a program to its end, in the network namespace of the calling thread.
+//! Runs a program until it exits, in the network namespace of the calling thread.
 //!
-//! Input and output lie in memory files, not in pipes: nobody waits for anybody, and a program that takes a lock before
-//! it reads its input does not hold it while we write.
+//! Input and output are memory files, not pipes. So neither side waits for the other, and a program that takes a lock before it
+//! reads its input does not hold it while we write.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,23 +20,24 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::error::Error;
 
-/// Longer than anything should take; it only keeps a program that hangs from hanging us.
-const PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// How long a program that was asked to stop may take before it is made to.
-const GRACE: Duration = Duration::from_secs(10);
-/// Processes that are remembered as ours: more than can run before somebody hears of what the first did.
-const REMEMBERED: usize = 64;
+/// Longer than any command should take, so that only a program that hangs is stopped.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// How long a program may take to exit after SIGTERM before it gets SIGKILL.
+const KILL_DELAY: Duration = Duration::from_secs(10);
+/// The number of processes that are remembered as ours: more than can run before we receive the notification of what the first
+/// one changed.
+const MAX_RECENT: usize = 64;
 
 /// Runs programs.
 pub trait Exec: fmt::Debug + Send + Sync {
-    /// An error if it could not be run to its end, however it ended then.
+    /// Returns when the program has exited, with any status. An error if it did not start, or did not exit by itself.
     fn run(&self, program: &str, arguments: &[&str], input: &[&str]) -> Result<Finished, Error>;
 
-    /// Whether the process is or lately was one of ours.
+    /// Whether this process was started by us and still runs, or has exited recently.
     fn has_run(&self, process: u32) -> bool;
 }
 
-/// What a program left.
+/// The exit status and output of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finished {
     pub status: i32,
@@ -45,36 +46,37 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Everything it said, whereto ever.
-    pub fn said(&self) -> String {
+    /// Standard output, then standard error.
+    pub fn output(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 }
 
-/// The machine's own programs.
+/// Runs the programs of this machine.
 #[derive(Debug)]
 pub struct Programs {
-    /// Where they are; by default wherever `PATH` finds them.
+    /// The folder of the programs. `None` to search `PATH`.
     folder: Option<PathBuf>,
-    patience: Duration,
+    timeout: Duration,
+    /// The ids of processes that we have started, newest first; at most [`MAX_RECENT`].
     recent: Mutex<VecDeque<u32>>,
 }
 
 impl Default for Programs {
     fn default() -> Self {
-        Self { folder: None, patience: PATIENCE, recent: Mutex::default() }
+        Self { folder: None, timeout: COMMAND_TIMEOUT, recent: Mutex::default() }
     }
 }
 
 impl Programs {
-    /// Those of one folder and no others.
+    /// The programs of one folder only.
     pub fn of(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()), ..Self::default() }
     }
 
     #[cfg(test)]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     fn start(&self, program: &str, arguments: &[&str], files: [&File; 3]) -> io::Result<Child> {
@@ -83,10 +85,10 @@ impl Programs {
         let mut command = Command::new(path);
         command.args(arguments).stdin(Stdio::from(stdin?));
         command.stdout(Stdio::from(stdout?)).stderr(Stdio::from(stderr?));
-        // Nobody may ask whose process it is before we know.
+        // Locked before the process starts, so that `has_run` never misses a process that runs.
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let child = command.spawn()?;
-        recent.truncate(REMEMBERED - 1);
+        recent.truncate(MAX_RECENT - 1);
         recent.push_front(child.id());
         Ok(child)
     }
@@ -103,9 +105,9 @@ impl Exec for Programs {
 
         let started = Instant::now();
         let mut child = self.start(program, arguments, [&stdin, &stdout, &stderr]).map_err(cannot)?;
-        let ended_in_time = match ends_within(&mut child, self.patience) {
+        let ended_in_time = match ends_within(&mut child, self.timeout) {
             Ok(ended) => ended,
-            // Nobody may be left at work on the rules that we know nothing of.
+            // No process may go on to change rules after we have returned.
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -118,7 +120,7 @@ impl Exec for Programs {
         let status = child.wait().map_err(cannot)?;
         tracing::trace!(v = 4, command = command(), %status, elapsed = ?started.elapsed(), "Ran command");
         if !ended_in_time {
-            return Err(Error::Stuck { command: command(), patience: self.patience });
+            return Err(Error::TimedOut { command: command(), timeout: self.timeout });
         }
         let Some(code) = status.code() else {
             let signal = status.signal().unwrap_or_default();
@@ -133,14 +135,14 @@ impl Exec for Programs {
     }
 }
 
-/// As a person would type it, but for quotes.
+/// The command line, without quotes.
 pub fn command_line(program: &str, arguments: &[&str]) -> String {
     [&[program], arguments].concat().join(" ")
 }
 
 fn memory_file() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC;
-    // Some machines want it said that nobody will execute it, older kernels do not know the word.
+    // Machines with `vm.memfd_noexec` require this flag; kernels before 6.3 do not know it.
     let fd = memfd_create("iptables", flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create("iptables", flags))?;
     Ok(File::from(fd))
@@ -170,7 +172,7 @@ fn ends_within(child: &mut Child, time: Duration) -> io::Result<bool> {
 
 fn stop(child: &mut Child) -> io::Result<()> {
     kill_process(Pid::from_child(child), Signal::TERM)?;
-    if ends_within(child, GRACE)? { Ok(()) } else { child.kill() }
+    if ends_within(child, KILL_DELAY)? { Ok(()) } else { child.kill() }
 }
 
 #[cfg(test)]
@@ -182,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn input_output_and_status_are_kept_apart() {
+    fn output_errors_and_status_are_separate() {
         let got = run("sh", &["-c", "cat; echo bad >&2; exit 3"], &["a", "b\n"]).unwrap();
         assert_eq!(got, Finished { status: 3, stdout: "ab\n".into(), stderr: "bad\n".into() });
-        assert_eq!(got.said(), "ab\nbad\n");
+        assert_eq!(got.output(), "ab\nbad\n");
     }
 
     #[test]
-    fn more_than_a_pipe_holds_goes_in_and_out() {
+    fn input_and_output_may_be_larger_than_a_pipe() {
         let much = "0123456789abcde\n".repeat(100_000);
         assert_eq!(run("cat", &[], &[&much]).unwrap().stdout, much);
     }
 
     #[test]
-    fn what_cannot_be_run_is_told_from_what_fails() {
+    fn a_missing_program_and_a_killed_one_are_different_errors() {
         let missing = run("no-such-program", &[], &[]).unwrap_err();
         assert!(missing.is_missing(), "{missing}");
         let killed = run("sh", &["-c", "kill -9 $$"], &[]).unwrap_err();
@@ -204,17 +206,17 @@ mod tests {
 
     #[test]
     fn a_program_that_hangs_is_stopped() {
-        let hasty = Programs::default().with_patience(Duration::from_millis(50));
-        let stuck = hasty.run("sleep", &["60"], &[]).unwrap_err();
-        assert!(matches!(stuck, Error::Stuck { .. }), "{stuck}");
+        let programs = Programs::default().with_timeout(Duration::from_millis(50));
+        let error = programs.run("sleep", &["60"], &[]).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     }
 
     #[test]
-    fn processes_are_remembered_for_a_while() {
+    fn recent_processes_are_remembered() {
         let programs = Programs::default();
         let first: u32 = programs.run("sh", &["-c", "echo $$"], &[]).unwrap().stdout.trim().parse().unwrap();
         assert!(programs.has_run(first) && !programs.has_run(1));
-        for _ in 0..REMEMBERED {
+        for _ in 0..MAX_RECENT {
             programs.run("true", &[], &[]).unwrap();
         }
         assert!(!programs.has_run(first));

@@ -1,4 +1,4 @@
-//! The jumps from the kernel's chains to ours, made where they are missing and left where they are.
+//! The jumps from the built-in chains to ours: creates those that are missing, and leaves the others where they are.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,7 +8,7 @@ use plan::iptables::restore::Restore;
 use super::error::Error;
 use super::runner::{Before, Runner};
 
-/// Makes sure of all jumps, and returns the nat table as it was before, unless it could not be read.
+/// Creates the jumps that are missing, and returns the nat table as it was before. `None` if it could not be read.
 pub fn ensure(runner: &Runner) -> Result<Option<String>, Error> {
     let saved = [IptablesTable::Filter, IptablesTable::Nat].map(|table| runner.save(table.name()));
     let [filter, nat] = match saved {
@@ -19,44 +19,44 @@ pub fn ensure(runner: &Runner) -> Result<Option<String>, Error> {
             return Ok(None);
         }
     };
-    let (restore, in_doubt) = missing(&filter, &nat);
+    let (restore, uncertain) = missing(&filter, &nat);
     if !restore.is_empty() {
         runner.restore_all(&restore.pieces().collect::<Vec<&str>>())?;
     }
-    in_doubt.iter().try_for_each(|jump| ensure_one(runner, jump))?;
+    uncertain.iter().try_for_each(|jump| ensure_one(runner, jump))?;
     Ok(Some(nat))
 }
 
-/// What makes the jumps that are not there, since nothing leads from the one chain to the other. Where something does, but
-/// not as we would print it, some version may print it differently: whoever prints it has to say.
+/// The restore that creates jumps between chains where no rule leads from one to the other, and the jumps that `-C` has to check:
+/// there a rule leads to our chain, but some versions may print our jump differently.
 fn missing(filter: &str, nat: &str) -> (Restore, Vec<Jump>) {
     let mut restore = Restore::default();
-    let mut in_doubt = Vec::new();
+    let mut uncertain = Vec::new();
     for (table, save) in [(IptablesTable::Filter, filter), (IptablesTable::Nat, nat)] {
         let chains: HashSet<&str> = saved_chains(save).collect();
         let rules: HashSet<&str> = save.lines().filter(|line| !line.starts_with("-A KUBE-")).collect();
         let section = restore.section(table);
-        let mut made = BTreeSet::new();
+        let mut created = BTreeSet::new();
         for jump in Jump::ALL.into_iter().filter(|jump| jump.table == table) {
             let (from, to) = (format!("-A {} ", jump.from), format!(" -j {}", jump.to));
             if rules.contains(jump.saved().as_str()) {
                 continue;
             }
             if rules.iter().any(|rule| rule.starts_with(&from) && rule.ends_with(&to)) {
-                in_doubt.push(jump);
+                uncertain.push(jump);
                 continue;
             }
-            if !chains.contains(jump.to) && made.insert(jump.to) {
+            if !chains.contains(jump.to) && created.insert(jump.to) {
                 section.chain(jump.to);
             }
             section.insert(jump.from, 1, &jump.rule());
         }
     }
-    (restore, in_doubt)
+    (restore, uncertain)
 }
 
-/// Whether all jumps of a chain are there. If nobody can tell, they are.
-pub fn are_there(runner: &Runner, table: &str, chain: &str) -> bool {
+/// Whether a chain has all jumps that begin there, as `-C` finds. A jump that cannot be checked counts as present.
+pub fn exist(runner: &Runner, table: &str, chain: &str) -> bool {
     let jumps = Jump::ALL.into_iter().filter(|jump| jump.table.name() == table && jump.from == chain);
     jumps.into_iter().all(|jump| runner.has_rule(table, chain, &jump.arguments()).unwrap_or(true))
 }
@@ -65,22 +65,23 @@ fn ensure_one(runner: &Runner, jump: &Jump) -> Result<(), Error> {
     let table = jump.table.name();
     let chain = runner.ensure_chain(table, jump.to)?;
     let ensured = runner.ensure_rule(table, jump.from, &jump.arguments()).map(drop);
-    ensured.map_err(|error| with_doubt(error, chain))
+    ensured.map_err(|error| with_chain_output(error, chain))
 }
 
-/// That a chain could not be made is taken to mean that there is one; if that was wrong, it shows here.
-fn with_doubt(error: Error, chain: Before) -> Error {
+/// If `-N` fails we assume that the chain exists. If that was wrong, inserting the jump fails, and the error has to include why
+/// `-N` failed.
+fn with_chain_output(error: Error, chain: Before) -> Error {
     match (error, chain) {
-        (Error::Failed { command, status, said, lines }, Before::Present(why)) => {
-            let said = format!("{} (its chain was not made: {})", said.trim(), why.trim());
-            Error::Failed { command, status, said, lines }
+        (Error::Failed { command, status, output, lines }, Before::Present(why)) => {
+            let output = format!("{} (its chain was not created: {})", output.trim(), why.trim());
+            Error::Failed { command, status, output, lines }
         }
         (error, _) => error,
     }
 }
 
-/// Whether the chain has all jumps that begin there, by its rules as they are listed.
-pub fn are_in(table: &str, chain: &str, listed: &str) -> bool {
+/// Whether a chain has all jumps that begin there, by the listing of its rules.
+pub fn are_listed(table: &str, chain: &str, listed: &str) -> bool {
     let begin_here = Jump::ALL.iter().filter(|jump| jump.table.name() == table && jump.from == chain);
     begin_here.map(Jump::saved).all(|jump| listed.lines().any(|line| line == jump))
 }
@@ -90,16 +91,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_an_empty_machine_one_restore_makes_all() {
-        let (restore, in_doubt) = missing("", "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
+    fn one_restore_creates_all_jumps_in_empty_tables() {
+        let (restore, uncertain) = missing("", "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
         let text = restore.to_string();
         assert_eq!(text.lines().filter(|line| line.starts_with("-I")).count(), 14, "{text}");
         assert_eq!(text.matches(":KUBE-SERVICES - [0:0]\n").count(), 2, "once for each table");
-        assert!(in_doubt.is_empty());
+        assert!(uncertain.is_empty());
     }
 
     #[test]
-    fn what_is_there_is_left_alone() {
+    fn existing_jumps_are_left_alone() {
         let saved = |table: IptablesTable| {
             let jumps = Jump::ALL.into_iter().filter(|jump| jump.table == table);
             let chains = jumps.clone().map(|jump| format!(":{} - [0:0]\n", jump.to));
@@ -107,25 +108,25 @@ mod tests {
             format!("*{}\n{}{}COMMIT\n", table.name(), chains.collect::<String>(), rules.collect::<String>())
         };
         let (filter, nat) = (saved(IptablesTable::Filter), saved(IptablesTable::Nat));
-        let (restore, in_doubt) = missing(&filter, &nat);
-        assert!(restore.is_empty() && in_doubt.is_empty(), "{restore} {in_doubt:?}");
+        let (restore, uncertain) = missing(&filter, &nat);
+        assert!(restore.is_empty() && uncertain.is_empty(), "{restore} {uncertain:?}");
 
-        let unseen = Jump::ALL[3];
-        let (restore, in_doubt) = missing(&filter.replace(&unseen.saved(), ""), &nat);
+        let missing_jump = Jump::ALL[3];
+        let (restore, uncertain) = missing(&filter.replace(&missing_jump.saved(), ""), &nat);
         assert_eq!(restore.to_string().matches("-I ").count(), 1, "{restore}");
-        assert!(!restore.to_string().contains(":KUBE-") && in_doubt.is_empty(), "{restore} {in_doubt:?}");
+        assert!(!restore.to_string().contains(":KUBE-") && uncertain.is_empty(), "{restore} {uncertain:?}");
 
-        let otherwise = unseen.saved().replace("-m comment", "-m  comment");
-        let (restore, in_doubt) = missing(&filter.replace(&unseen.saved(), &otherwise), &nat);
+        let otherwise = missing_jump.saved().replace("-m comment", "-m  comment");
+        let (restore, uncertain) = missing(&filter.replace(&missing_jump.saved(), &otherwise), &nat);
         assert!(restore.is_empty());
-        assert_eq!(in_doubt, [unseen], "it may only look different");
+        assert_eq!(uncertain, [missing_jump], "it may be the same jump, printed differently");
     }
 
     #[test]
     fn a_chain_is_complete_when_all_its_jumps_are_listed() {
         let jumps: String = Jump::ALL.map(|jump| jump.saved() + "\n").concat();
-        assert!(are_in("nat", "OUTPUT", &jumps) && are_in("filter", "INPUT", &jumps));
-        assert!(!are_in("nat", "OUTPUT", "-P OUTPUT ACCEPT\n"));
-        assert!(are_in("nat", "INPUT", ""), "none begins there");
+        assert!(are_listed("nat", "OUTPUT", &jumps) && are_listed("filter", "INPUT", &jumps));
+        assert!(!are_listed("nat", "OUTPUT", "-P OUTPUT ACCEPT\n"));
+        assert!(are_listed("nat", "INPUT", ""), "no jump begins there");
     }
 }

@@ -1,4 +1,4 @@
-//! The locks of versions whose `iptables-restore` takes none: before 1.6.2, unless a distribution taught it.
+//! The locks that `iptables-restore` before 1.6.2 does not take itself, unless a distribution backported that.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,16 +15,16 @@ use crate::holder::Holder;
 
 const FILE: &str = "/run/xtables.lock";
 const SOCKET: &str = "xtables";
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(200);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The process that holds the lock which commands of version 1.4.20 and later take, if it can be seen.
+/// The process that holds the lock of iptables 1.4.20 and later, if this process can see it.
 pub fn holder() -> Option<Holder> {
     let file = std::env::var_os("XTABLES_LOCKFILE").unwrap_or_else(|| FILE.into());
     Holder::of_lock(Path::new(&file))
 }
 
-/// Held until dropped. Versions differ in which of the two they know.
+/// Both locks, released when dropped. Which of the two a version of iptables uses depends on its age.
 #[derive(Debug)]
 pub struct Locks {
     _file: File,
@@ -32,18 +32,18 @@ pub struct Locks {
 }
 
 impl Locks {
-    pub fn take() -> Result<Self, Error> {
-        Self::take_these(Path::new(FILE), SOCKET, PATIENCE)
+    pub fn acquire() -> Result<Self, Error> {
+        Self::acquire_from(Path::new(FILE), SOCKET, LOCK_TIMEOUT)
     }
 
-    fn take_these(file: &Path, socket: &str, patience: Duration) -> Result<Self, Error> {
+    fn acquire_from(file: &Path, socket: &str, timeout: Duration) -> Result<Self, Error> {
         let which = |which, name: String| move |source| Error::Lock { which, name, source };
         let name = file.display().to_string();
-        let file = persist(patience, || lock_file(file)).map_err(which("new", name))?;
+        let file = retry_for(timeout, || lock_file(file)).map_err(which("new", name))?;
         let address = SocketAddr::from_abstract_name(socket);
         let listen = |address: &SocketAddr| UnixListener::bind_addr(address);
         let socket = address
-            .and_then(|address| persist(patience, || listen(&address)))
+            .and_then(|address| retry_for(timeout, || listen(&address)))
             .map_err(which("old", format!("@{socket}")))?;
         Ok(Self { _file: file, _socket: socket })
     }
@@ -55,11 +55,11 @@ fn lock_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-fn persist<T>(patience: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let deadline = Instant::now() + patience;
+fn retry_for<T>(timeout: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + timeout;
     loop {
         match attempt() {
-            Err(_) if Instant::now() < deadline => std::thread::sleep(PAUSE.min(patience)),
+            Err(_) if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL.min(timeout)),
             result => return result,
         }
     }
@@ -69,7 +69,7 @@ fn persist<T>(patience: Duration, mut attempt: impl FnMut() -> io::Result<T>) ->
 mod tests {
     use super::*;
 
-    const HASTE: Duration = Duration::from_millis(20);
+    const SHORT: Duration = Duration::from_millis(20);
 
     fn refused(error: &Error) -> &'static str {
         assert!(error.to_string().ends_with(": another process holds it"), "{error}");
@@ -77,44 +77,45 @@ mod tests {
         which
     }
 
-    // Upstream's TestRestoreAllGrabNewLock and TestRestoreAllGrabOldLock. Sockets belong to the network namespace.
-    #[test]
-    fn either_lock_can_be_held_by_somebody_else() {
-        netlink::testing::in_fresh_netns(|| {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("xtables.lock");
-            let take = || Locks::take_these(&file, "xtables", HASTE);
+    /// A socket that no other test binds.
+    fn socket(test: &str) -> String {
+        format!("xtables-{test}-{}", std::process::id())
+    }
 
-            let held = take().unwrap();
-            assert_eq!(refused(&take().unwrap_err()), "new");
+    // Upstream's TestRestoreAllGrabNewLock and TestRestoreAllGrabOldLock.
+    #[test]
+    fn another_process_can_hold_either_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, socket) = (folder.path().join("xtables.lock"), socket("either"));
+        let acquire = || Locks::acquire_from(&file, &socket, SHORT);
+
+        let held = acquire().unwrap();
+        assert_eq!(refused(&acquire().unwrap_err()), "new");
+        drop(held);
+        drop(acquire().expect("both locks are free again"));
+
+        let address = SocketAddr::from_abstract_name(&socket).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        assert_eq!(refused(&acquire().unwrap_err()), "old");
+        drop(listener);
+        acquire().expect("the failed attempt released the file");
+    }
+
+    #[test]
+    fn a_lock_that_is_released_in_time_is_acquired() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("xtables.lock");
+        let held = lock_file(&file).unwrap();
+        std::thread::spawn(move || {
+            std::thread::sleep(SHORT);
             drop(held);
-            drop(take().expect("what was held has been let go"));
-
-            let address = SocketAddr::from_abstract_name("xtables").unwrap();
-            let socket = UnixListener::bind_addr(&address).unwrap();
-            assert_eq!(refused(&take().unwrap_err()), "old");
-            drop(socket);
-            take().expect("the file was let go when the socket was not to be had");
         });
+        Locks::acquire_from(&file, &socket("released"), Duration::from_secs(10)).unwrap();
     }
 
     #[test]
-    fn a_lock_that_is_let_go_in_time_is_taken() {
-        netlink::testing::in_fresh_netns(|| {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("xtables.lock");
-            let held = lock_file(&file).unwrap();
-            std::thread::spawn(move || {
-                std::thread::sleep(HASTE);
-                drop(held);
-            });
-            Locks::take_these(&file, "xtables", Duration::from_secs(10)).unwrap();
-        });
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_made_is_named() {
-        let error = Locks::take_these(Path::new("/proc/xtables.lock"), "x", HASTE).unwrap_err();
+    fn the_error_names_a_file_that_cannot_be_created() {
+        let error = Locks::acquire_from(Path::new("/proc/xtables.lock"), "x", SHORT).unwrap_err();
         assert_eq!(error.to_string(), "cannot acquire the new iptables lock /proc/xtables.lock");
     }
 }

@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::address::Family;
 
-use super::error::{Error, lines_around, refused_line, says_locked};
+use super::error::{Error, lines_around, refused_line, reports_lock};
 use super::exec::{Exec, Finished, command_line};
 use super::locks::{self, Locks};
 use super::version::{Features, Variant};
 
-/// How many lines are quoted before and after one that is refused.
-const CONTEXT: usize = 3;
+/// The number of lines that are quoted before and after a refused one.
+const QUOTED_LINES: usize = 3;
 
-/// What the commands of a family are called.
+/// The names of the commands of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     pub iptables: &'static str,
@@ -31,30 +31,31 @@ impl Names {
     }
 }
 
-/// Runs them, one at a time.
+/// Runs the commands of one family, one at a time.
 #[derive(Debug)]
 pub struct Runner {
     exec: Arc<dyn Exec>,
     family: Family,
     names: Names,
     features: Features,
-    turn: Mutex<()>,
+    /// Held while a command runs.
+    running: Mutex<()>,
 }
 
-/// Whether something was there before it was asked for.
+/// Whether an object existed before it was ensured.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Before {
     Absent,
-    /// With what the command said to that.
+    /// With the output of the command that tried to create it.
     Present(String),
 }
 
 impl Runner {
-    /// Asks for the version, and for nothing else.
+    /// Runs no command but that which prints the version.
     pub fn open(exec: Arc<dyn Exec>, family: Family) -> Result<Self, Error> {
         let names = Names::of(family);
         let features = Features::detect(&*exec, names)?;
-        Ok(Self { exec, family, names, features, turn: Mutex::default() })
+        Ok(Self { exec, family, names, features, running: Mutex::default() })
     }
 
     pub fn family(&self) -> Family {
@@ -69,43 +70,43 @@ impl Runner {
         self.features.random_fully
     }
 
-    /// Whether a process that changed rules is or lately was one of ours.
+    /// Whether this process was started by us and still runs, or has exited recently.
     pub fn has_run(&self, process: u32) -> bool {
         self.exec.has_run(process)
     }
 
-    /// An error if this family cannot be used on this machine.
+    /// An error if this family does not work on this machine.
     pub fn check_presence(&self) -> Result<(), Error> {
         self.list("nat", "POSTROUTING").map(drop)
     }
 
     pub fn ensure_chain(&self, table: &str, chain: &str) -> Result<Before, Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         let finished = self.run(&["-N", chain, "-t", table])?;
         match finished.status {
             0 => Ok(Before::Absent),
-            1 => Ok(Before::Present(finished.said())),
+            1 => Ok(Before::Present(finished.output())),
             _ => Err(self.refused(&["-N", chain, "-t", table], &finished)),
         }
     }
 
     pub fn flush_chain(&self, table: &str, chain: &str) -> Result<(), Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         self.succeed(&["-F", chain, "-t", table]).map(drop)
     }
 
     pub fn delete_chain(&self, table: &str, chain: &str) -> Result<(), Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         self.succeed(&["-X", chain, "-t", table]).map(drop)
     }
 
     /// The rules of a chain, as `iptables-save` would print them. An error if there is no such chain.
     pub fn list(&self, table: &str, chain: &str) -> Result<String, Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         self.succeed(&["-S", chain, "-t", table])
     }
 
-    /// An error that is a resource problem leaves the question open.
+    /// An error if a resource problem kept the command from finding out.
     pub fn chain_exists(&self, table: &str, chain: &str) -> Result<bool, Error> {
         match self.list(table, chain) {
             Ok(_) => Ok(true),
@@ -114,9 +115,9 @@ impl Runner {
         }
     }
 
-    /// Puts the rule in front of all others, unless the chain has it somewhere.
+    /// Inserts the rule before all others, unless the chain has it anywhere.
     pub fn ensure_rule(&self, table: &str, chain: &str, rule: &[&str]) -> Result<Before, Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         if self.has_rule(table, chain, rule)? {
             return Ok(Before::Present(String::new()));
         }
@@ -124,22 +125,22 @@ impl Runner {
         Ok(Before::Absent)
     }
 
-    /// No error if there is no such rule.
+    /// Deletes the rule, if it exists.
     pub fn delete_rule(&self, table: &str, chain: &str, rule: &[&str]) -> Result<(), Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         if self.has_rule(table, chain, rule)? {
             self.succeed(&[&["-D", chain, "-t", table], rule].concat())?;
         }
         Ok(())
     }
 
-    /// What the table holds, in words.
+    /// The table in the format of `iptables-save`.
     pub fn save(&self, table: &str) -> Result<String, Error> {
-        let _turn = self.turn();
+        let _running = self.lock();
         self.saved(table)
     }
 
-    /// Changes one table, and no other whatever the text says.
+    /// Changes one table and ignores what the text has for others.
     pub fn restore(&self, table: &str, text: &[&str]) -> Result<(), Error> {
         self.feed(&["-T", table], text)
     }
@@ -150,21 +151,21 @@ impl Runner {
     }
 
     fn feed(&self, which: &[&str], text: &[&str]) -> Result<(), Error> {
-        let _turn = self.turn();
-        let _locks = if self.features.restore_wait.is_empty() { Some(Locks::take()?) } else { None };
+        let _running = self.lock();
+        let _locks = if self.features.restore_wait.is_empty() { Some(Locks::acquire()?) } else { None };
         let arguments = [self.features.restore_wait, which, &["--noflush", "--counters"]].concat();
         let finished = self.exec.run(self.names.restore, &arguments, text)?;
         if finished.status == 0 {
             return Ok(());
         }
-        let said = said(&finished);
-        let line = refused_line(&said).unwrap_or_default();
-        let lines = lines_around(text.iter().copied(), line, CONTEXT);
+        let output = explained(&finished);
+        let line = refused_line(&output).unwrap_or_default();
+        let lines = lines_around(text.iter().copied(), line, QUOTED_LINES);
         let command = command_line(self.names.restore, &arguments);
-        Err(Error::Failed { command, status: finished.status, said, lines })
+        Err(Error::Failed { command, status: finished.status, output, lines })
     }
 
-    /// Whether the rule is there, wherever in the chain.
+    /// Whether the chain has the rule anywhere.
     pub fn has_rule(&self, table: &str, chain: &str, rule: &[&str]) -> Result<bool, Error> {
         if !self.features.check {
             return Ok(is_saved(&self.saved(table)?, chain, rule));
@@ -179,22 +180,27 @@ impl Runner {
     }
 
     fn saved(&self, table: &str) -> Result<String, Error> {
-        // It takes no lock and knows no word for waiting.
+        // It takes no lock, and has no option to wait.
         let arguments = ["-t", table];
         let finished = self.exec.run(self.names.save, &arguments, &[])?;
-        // What somebody put there with `nft` may be beyond its words. It then prints nothing but that, and succeeds; an
-        // empty table this is not.
-        let is_beyond_words =
+        // It cannot print a table with some rules that were added with `nft`. Then it prints only that the table is
+        // incompatible, and succeeds. That must not pass for an empty table.
+        let is_incompatible =
             finished.stdout.lines().any(|line| line.starts_with('#') && line.contains("is incompatible"));
-        // It does not notice that it could not write. What is missing from half a table would be taken for gone: jumps
-        // would be made twice, and chains emptied to be made.
-        let says_something = finished.stdout.lines().any(|line| !line.is_empty() && !line.starts_with('#'));
-        let is_whole = !says_something || finished.stdout.lines().any(|line| line == "COMMIT");
-        if finished.status == 0 && !is_beyond_words && is_whole {
+        // It does not notice failed writes. If half a table passed for a whole one, we would add jumps twice and flush chains that
+        // we mean to create.
+        let has_content = finished.stdout.lines().any(|line| !line.is_empty() && !line.starts_with('#'));
+        let is_whole = !has_content || finished.stdout.lines().any(|line| line == "COMMIT");
+        if finished.status == 0 && !is_incompatible && is_whole {
             return Ok(finished.stdout);
         }
         let command = command_line(self.names.save, &arguments);
-        Err(Error::Failed { command, status: finished.status, said: said(&finished), lines: Vec::new() })
+        Err(Error::Failed {
+            command,
+            status: finished.status,
+            output: explained(&finished),
+            lines: Vec::new(),
+        })
     }
 
     fn succeed(&self, arguments: &[&str]) -> Result<String, Error> {
@@ -208,40 +214,40 @@ impl Runner {
 
     fn refused(&self, arguments: &[&str], finished: &Finished) -> Error {
         let command = command_line(self.names.iptables, &[self.features.wait, arguments].concat());
-        Error::Failed { command, status: finished.status, said: said(finished), lines: Vec::new() }
+        Error::Failed { command, status: finished.status, output: explained(finished), lines: Vec::new() }
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a command said, and who kept it from its work if that was a lock.
-fn said(finished: &Finished) -> String {
-    let said = finished.said();
-    match says_locked(&said).then(locks::holder).flatten() {
+/// The output of a command, with the holder of the lock if it reports one.
+fn explained(finished: &Finished) -> String {
+    let output = finished.output();
+    match reports_lock(&output).then(locks::holder).flatten() {
         Some(holder) => {
-            let lines: Vec<&str> = said.lines().map(str::trim).collect();
+            let lines: Vec<&str> = output.lines().map(str::trim).collect();
             format!("{} (it is held by {holder})", lines.join("; "))
         }
-        None => said,
+        None => output,
     }
 }
 
-/// For versions that cannot check: whether one of the chain's saved rules is made of the same words.
+/// Whether one of the chain's saved rules has the same words; for versions without `-C`.
 fn is_saved(save: &str, chain: &str, rule: &[&str]) -> bool {
     let split = |word: &str| -> Vec<String> {
         word.trim_matches('"').split_whitespace().map(|part| without_zeros(part.trim_matches('"'))).collect()
     };
-    let wanted: Vec<String> = rule.iter().flat_map(|word| split(word)).collect();
+    let desired: Vec<String> = rule.iter().flat_map(|word| split(word)).collect();
     let start = format!("-A {chain} ");
     save.lines().filter_map(|line| line.strip_prefix(&start)).any(|line| {
         let found = split(line);
-        found.len() == wanted.len() && wanted.iter().all(|word| found.contains(word))
+        found.len() == desired.len() && desired.iter().all(|word| found.contains(word))
     })
 }
 
-/// Marks are saved without the zeros that we write.
+/// `iptables-save` prints marks without the leading zeros that we write.
 fn without_zeros(word: &str) -> String {
     let Some(digits) = word.strip_prefix("0x") else { return word.to_owned() };
     format!("0x{}", digits.trim_start_matches('0'))
@@ -257,11 +263,11 @@ mod tests {
     }
 
     fn modern() -> Script {
-        Script::default().says("iptables --version", "iptables v1.8.9 (legacy)")
+        Script::default().prints("iptables --version", "iptables v1.8.9 (legacy)")
     }
 
     fn old(version: &str) -> Script {
-        let script = Script::default().says("iptables --version", &format!("iptables v{version}"));
+        let script = Script::default().prints("iptables --version", &format!("iptables v{version}"));
         script.fails("iptables-restore --version", 1, "")
     }
 
@@ -271,10 +277,10 @@ mod tests {
         for (family, iptables) in [(Family::V4, "iptables"), (Family::V6, "ip6tables")] {
             let command = format!("{iptables} -w 5 -S POSTROUTING -t nat");
             let version = format!("{iptables} --version");
-            let works = modern().says(&version, "v1.8.9").says(&command, "-P POSTROUTING ACCEPT");
+            let works = modern().prints(&version, "v1.8.9").prints(&command, "-P POSTROUTING ACCEPT");
             Runner::open(Arc::new(works.clone()), family).unwrap().check_presence().unwrap();
             assert_eq!(works.ran(), [version.clone(), command.clone()]);
-            let broken = modern().says(&version, "v1.8.9").fails(&command, 3, "no such table");
+            let broken = modern().prints(&version, "v1.8.9").fails(&command, 3, "no such table");
             let error = Runner::open(Arc::new(broken), family).unwrap().check_presence().unwrap_err();
             assert_eq!(error.to_string(), format!("\"{command}\" ended with status 3: no such table"));
             let nothing = Runner::open(Arc::new(Script::default()), family);
@@ -284,10 +290,10 @@ mod tests {
 
     // Upstream's TestEnsureChainIPv4/IPv6.
     #[test]
-    fn a_chain_is_made_or_was_there_before() {
+    fn ensuring_a_chain_reports_whether_it_existed() {
         let command = "iptables -w 5 -N KUBE-A -t nat";
-        let made = runner(&modern().says(command, ""));
-        assert_eq!(made.ensure_chain("nat", "KUBE-A").unwrap(), Before::Absent);
+        let created = runner(&modern().prints(command, ""));
+        assert_eq!(created.ensure_chain("nat", "KUBE-A").unwrap(), Before::Absent);
         let exists = runner(&modern().fails(command, 1, "Chain already exists."));
         let before = Before::Present("Chain already exists.".into());
         assert_eq!(exists.ensure_chain("nat", "KUBE-A").unwrap(), before);
@@ -298,7 +304,8 @@ mod tests {
     // Upstream's TestFlushChain and TestDeleteChain.
     #[test]
     fn a_chain_is_flushed_and_deleted() {
-        let script = modern().says("iptables -w 5 -F A -t nat", "").says("iptables -w 5 -X A -t filter", "");
+        let script =
+            modern().prints("iptables -w 5 -F A -t nat", "").prints("iptables -w 5 -X A -t filter", "");
         let runner = runner(&script.fails("iptables -w 5 -F B -t nat", 1, "").fails(
             "iptables -w 5 -X B -t nat",
             1,
@@ -310,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_exists_or_not_or_nobody_knows() {
+    fn a_chain_exists_or_not_or_the_lock_hides_it() {
         let command = "iptables -w 5 -S A -t mangle";
-        assert!(runner(&modern().says(command, "-N A")).chain_exists("mangle", "A").unwrap());
+        assert!(runner(&modern().prints(command, "-N A")).chain_exists("mangle", "A").unwrap());
         let absent = modern().fails(command, 1, "iptables: No chain/target/match by that name.");
         assert!(!runner(&absent).chain_exists("mangle", "A").unwrap());
         let blocked = modern().fails(command, 4, "Another app is currently holding the xtables lock.");
@@ -321,7 +328,7 @@ mod tests {
 
     // Upstream's TestEnsureRule* and TestDeleteRule*.
     #[test]
-    fn a_rule_is_looked_for_before_it_is_inserted_or_deleted() {
+    fn a_rule_is_checked_before_it_is_inserted_or_deleted() {
         let rule = ["-m", "comment", "--comment", "two words", "-j", "B"];
         let of = |verb: &str| format!("iptables -w 5 {verb} A -t nat -m comment --comment two words -j B");
         let (check, insert, delete) = (&of("-C"), &of("-I"), &of("-D"));
@@ -332,7 +339,7 @@ mod tests {
             runner(script).delete_rule("nat", "A", &rule).map_err(|error| error.to_string())
         };
 
-        let present = modern().says(check, "").says(delete, "");
+        let present = modern().prints(check, "").prints(delete, "");
         assert_eq!(ensure(&present), Ok(Before::Present(String::new())));
         assert_eq!(remove(&present), Ok(()));
         assert_eq!(
@@ -340,7 +347,7 @@ mod tests {
             [check.clone(), "iptables --version".into(), check.clone(), delete.clone()]
         );
 
-        let absent = modern().fails(check, 1, "").says(insert, "");
+        let absent = modern().fails(check, 1, "").prints(insert, "");
         assert_eq!(ensure(&absent), Ok(Before::Absent));
         assert_eq!(remove(&absent), Ok(()));
         assert_eq!(absent.ran().last(), Some(check));
@@ -348,14 +355,14 @@ mod tests {
         let broken = modern().fails(check, 2, "what?");
         assert!(ensure(&broken).unwrap_err().contains("what?") && remove(&broken).is_err());
         assert!(ensure(&modern().fails(check, 1, "").fails(insert, 1, "no")).unwrap_err().contains("-I A"));
-        assert!(remove(&modern().says(check, "").fails(delete, 1, "no")).unwrap_err().contains("-D A"));
+        assert!(remove(&modern().prints(check, "").fails(delete, 1, "no")).unwrap_err().contains("-D A"));
     }
 
     // Upstream's TestCheckRuleWithoutCheckPresent/Absent.
     #[test]
-    fn old_versions_are_checked_by_what_they_save() {
+    fn rules_of_old_versions_are_checked_in_the_saved_table() {
         let save = "*nat\n:A - [0:0]\n-A A -m comment --comment \"two words\" -m mark --mark 0x4000/0x4000 -j B\nCOMMIT\n";
-        let script = old("1.4.9").says("iptables-save -t nat", save);
+        let script = old("1.4.9").prints("iptables-save -t nat", save);
         let has = |chain: &str, rule: &[&str]| runner(&script).has_rule("nat", chain, rule).unwrap();
         let rule = [
             "-m",
@@ -377,37 +384,37 @@ mod tests {
 
     // Upstream's TestSaveIntoIPv4/IPv6.
     #[test]
-    fn a_save_is_what_was_printed_or_why_not() {
-        let works = modern().says("iptables-save -t nat", "*nat\nCOMMIT\n");
+    fn a_save_is_the_printed_table_or_an_error() {
+        let works = modern().prints("iptables-save -t nat", "*nat\nCOMMIT\n");
         assert_eq!(runner(&works).save("nat").unwrap(), "*nat\nCOMMIT\n");
         let broken = modern().fails("iptables-save -t nat", 1, "why not");
         assert!(runner(&broken).save("nat").unwrap_err().to_string().ends_with("why not"));
-        let half = modern().says("iptables-save -t nat", "# Generated\n*nat\n:A - [0:0]\n");
+        let half = modern().prints("iptables-save -t nat", "# Generated\n*nat\n:A - [0:0]\n");
         assert!(runner(&half).save("nat").is_err(), "the end is missing");
-        let nothing = modern().says("iptables-save -t nat", "# Generated\n");
-        runner(&nothing).save("nat").expect("some versions print nothing of a table that is not there");
+        let nothing = modern().prints("iptables-save -t nat", "# Generated\n");
+        runner(&nothing).save("nat").expect("some versions print nothing for a table that does not exist");
     }
 
     // Upstream's TestRestore*, TestRestoreAll* and their flag combinations.
     #[test]
-    fn a_restore_waits_as_its_version_can() {
+    fn a_restore_waits_for_the_lock_if_its_version_can() {
         let backported = Script::default()
-            .says("iptables --version", "iptables v1.4.21")
-            .says("iptables-restore --version", "iptables-restore v1.4.21");
+            .prints("iptables --version", "iptables v1.4.21")
+            .prints("iptables-restore --version", "iptables-restore v1.4.21");
         for (script, flags) in [(modern(), " -w 5"), (backported, " -w")] {
             let one = format!("iptables-restore{flags} -T nat --noflush --counters");
             let all = format!("iptables-restore{flags} --noflush --counters");
-            let script = script.says(&one, "").says(&all, "");
+            let script = script.prints(&one, "").prints(&all, "");
             let runner = runner(&script);
             runner.restore("nat", &["*nat\n", "COMMIT\n"]).unwrap();
             runner.restore_all(&["*nat\n", "COMMIT\n"]).unwrap();
             assert_eq!(script.ran().split_off(script.ran().len() - 2), [one, all]);
-            assert_eq!(script.fed(), "*nat\nCOMMIT\n*nat\nCOMMIT\n");
+            assert_eq!(script.input(), "*nat\nCOMMIT\n*nat\nCOMMIT\n");
         }
     }
 
     #[test]
-    fn a_refused_restore_quotes_the_lines_around() {
+    fn a_refused_restore_quotes_the_lines_around_the_error() {
         let command = "iptables-restore -w 5 --noflush --counters";
         let script = modern().fails(command, 1, "iptables-restore: line 3 failed\n");
         let error = runner(&script).restore_all(&["*nat\n", "-X A\n-X B\n", "COMMIT\n"]).unwrap_err();

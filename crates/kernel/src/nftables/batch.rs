@@ -1,4 +1,4 @@
-//! Steps become one transaction, in the order that the kernel needs.
+//! Turns steps into one transaction, in the order that the kernel needs.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::TABLE;
 use super::compile::{add_rule, declare, hook};
 use crate::wire_family;
 
-/// `declaration` is how a new table is made.
+/// `declaration` is what a new table is created with.
 pub fn batch_of(steps: &Steps, family: Family, declaration: &nft::Table<'_>) -> Batch {
     let mut batch = Batch::new(wire_family(family), TABLE);
     if let Some(table) = &steps.table {
@@ -46,7 +46,7 @@ fn add_table(new: &NewTable, declaration: &nft::Table<'_>, batch: &mut Batch) {
     add_chains(&new.program.chains, family, batch);
 }
 
-/// All chains before the first rule, which may lead to any of them.
+/// Adds all chains before the first rule, which may lead to any of them.
 fn add_chains(chains: &[ProgramChain], family: Family, batch: &mut Batch) {
     for chain in chains {
         batch.add_chain(&nft::Chain { name: &chain.name, hook: hook(chain), comment: None });
@@ -56,14 +56,14 @@ fn add_chains(chains: &[ProgramChain], family: Family, batch: &mut Batch) {
     }
 }
 
-/// Rules first, since they may refer to any of the rest; then elements, which may lead to chains.
+/// Removes rules first, since they may refer to sets and chains; then sets, whose elements may lead to chains.
 fn remove(unexpected: &Unexpected, batch: &mut Batch) {
     unexpected.chains.iter().for_each(|chain| batch.flush_chain(chain));
     unexpected.sets.iter().for_each(|set| batch.delete_set(set));
     unexpected.chains.iter().for_each(|chain| batch.delete_chain(chain));
 }
 
-/// Deletions before additions, each packed by set.
+/// Deletes before it adds, both grouped by set.
 pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
     for set in &steps.empty {
         batch.flush_set(set.name());
@@ -88,11 +88,11 @@ pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
     }
 }
 
-/// `chain` is where an element of a verdict map leads to.
+/// `chain` is where an element of a verdict map leads.
 fn to_wire<'a>(element: &Element, chain: &'a str, family: Family) -> nft::Element<'a> {
     let key = element.key.as_bytes();
     if element.set == Set::AllowedSources {
-        // The frontend, the first address and the last one; as a range, the frontend stands in both of its ends.
+        // The key is the frontend, the first address and the last one. Both ends of the kernel's range begin with the frontend.
         let (frontend, ends) = key.split_at(key.len() - 2 * address_length(family));
         let (first, last) = ends.split_at(address_length(family));
         let range = |end: &[u8]| Value::concatenation(&[frontend, end]);

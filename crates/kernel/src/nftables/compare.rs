@@ -1,5 +1,4 @@
-//! The table compared with the desired one: read by a connection of its own, so that it does not matter which process
-//! owns the table.
+//! Compares the table with the desired one over a connection of its own, whichever process owns the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,22 +16,22 @@ use plan::served::KernelComparison;
 
 use super::TABLE;
 use super::compile::{declare, fingerprint};
-use super::read::{Reader, is_entered_as, of_set};
+use super::read::{Reader, has_hook_of, of_set};
 use crate::inspection::Part;
 use crate::wire_family;
 
-/// The largest set that is listed to be compared, which takes the kernel five seconds. Of a larger one only the desired
-/// elements are looked up, and the others counted.
+/// The largest set that is listed as a whole. Listing it takes the kernel five seconds. Of a larger set only the desired
+/// elements are looked up, and the others are counted.
 const MAX_LISTED: usize = 200_000;
 
-/// How often everything is compared again because the ruleset changed meanwhile.
-const ATTEMPTS: usize = 5;
+/// How often everything is compared while the ruleset keeps changing.
+const MAX_ATTEMPTS: usize = 5;
 
 /// What the table of one family should hold.
 #[derive(Debug)]
 pub struct TableSnapshot {
     table: DesiredTable,
-    /// Whether `table` says which slots and ids there should be. If not, those of the kernel are right.
+    /// Whether slots and ids are part of the desired state. If not, those that the kernel holds are correct.
     has_slots: bool,
 }
 
@@ -43,7 +42,7 @@ impl From<DesiredTable> for TableSnapshot {
 }
 
 impl TableSnapshot {
-    /// What the table should hold for a process that starts with these routings and adopts the table.
+    /// The desired state of a process that starts with these routings and adopts the table.
     pub fn new(
         settings: ProgramSettings,
         routings: Vec<Changed>,
@@ -57,33 +56,33 @@ impl TableSnapshot {
         Self { table, has_slots: false }
     }
 
-    /// In order.
+    /// All desired elements, sorted.
     fn elements(&self) -> Vec<Element> {
         let ips = self.table.node_port_ips().iter();
         let mut elements = self.table.elements();
         elements.extend(ips.map(|ip| Element::new(Set::NodePortIps, Key::EMPTY.address(*ip))));
         elements.extend(range_elements(&self.table.cidr_boundaries()));
-        // They are nearly in order.
+        // Stable, because it is fast on elements that are nearly sorted.
         elements.sort();
         elements
     }
 }
 
-/// Whose table there is.
+/// The table that has our name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentTable {
-    /// Whether this program wrote it, in any version; otherwise upstream or a foreign writer did.
+    /// Whether a version of this program wrote it, rather than upstream or a foreign writer.
     pub is_ours: bool,
-    /// The addresses that serve node ports; none if all but loopback do.
+    /// The addresses that serve node ports. `None` if all but loopback addresses do.
     pub node_port_ips: Option<BTreeSet<IpAddr>>,
-    /// Sets, chains, rules and elements, as far as the kernel tells how many.
+    /// The number of sets, chains and rules, and of elements where the kernel reports it.
     pub objects: usize,
 }
 
-/// What is in the kernel by the name of our table.
+/// The table in the kernel that has our name, if there is one.
 pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let mut connection = Connection::open()?;
-    let mut reader = Reader { family, connection: &mut connection, listed: MAX_LISTED };
+    let mut reader = Reader { family, connection: &mut connection, max_listed: MAX_LISTED };
     if !reader.has_table()? {
         return Ok(None);
     }
@@ -91,7 +90,7 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let has = |name: &str| sets.iter().any(|set| set.name == name);
     let is_ours =
         has(Set::Frontends(LookupBy::Address).name()) && has(Set::Endpoints(LookupBy::Address).name());
-    // Upstream has a set of that name, too, with elements of the same kind.
+    // Upstream's set of the same name has elements of the same type.
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
     let family = wire_family(family);
@@ -101,14 +100,14 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
 
 /// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
-pub struct Inspection {
+pub struct TableInspection {
     connection: Connection,
     desired: TableSnapshot,
-    /// In order.
+    /// The desired elements, sorted.
     elements: Vec<Element>,
 }
 
-impl Inspection {
+impl TableInspection {
     pub fn open(desired: TableSnapshot) -> io::Result<Self> {
         let elements = desired.elements();
         Ok(Self { connection: Connection::open()?, desired, elements })
@@ -119,10 +118,10 @@ impl Inspection {
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
-    /// Compares everything, in one state of the ruleset if it does not keep changing.
+    /// Compares everything, within one generation of the ruleset unless it keeps changing.
     pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
         let mut differences = Vec::new();
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             let generation = self.connection.generation()?.id;
             differences = self.differences()?;
             if differences.is_empty() || self.connection.generation()?.id == generation {
@@ -150,14 +149,14 @@ impl Inspection {
         Ok(all)
     }
 
-    /// Gives endpoints the slots and service ports the ids that they have in the kernel, as when the table is adopted.
+    /// Assigns to endpoints the slots and to service ports the ids that they have in the kernel, as adopting the table does.
     fn adopt_slots(&mut self) -> io::Result<()> {
         let found = self.reader().sets()?;
         let mut read = |sets: &[Set]| -> io::Result<Vec<Element>> {
             let mut elements = Vec::new();
             for set in sets {
                 if let Some(found) = self.declared(*set, &found) {
-                    elements.extend(self.held(*set, found.count)?.0);
+                    elements.extend(self.actual(*set, found.count)?.0);
                 }
             }
             Ok(elements)
@@ -172,7 +171,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// Compares the rules, and which sets there are; not what the sets hold.
+    /// Compares chains, rules, and the declarations of sets, but not the elements of sets.
     pub fn compare_program(&mut self) -> io::Result<Vec<Difference>> {
         let program = self.program();
         let family = wire_family(self.family());
@@ -199,20 +198,20 @@ impl Inspection {
                 all.push(chain(DifferenceKind::Missing, &desired.name));
                 continue;
             };
-            if !is_entered_as(found, desired) {
+            if !has_hook_of(found, desired) {
                 all.push(chain(DifferenceKind::Changed, &desired.name));
             }
             let found = rules.get(&*desired.name).map(Vec::as_slice).unwrap_or_default();
             all.extend(compare_rules(desired, found, self.family()));
         }
-        // Further chains do no harm, for none of ours leads to them; only those of timeouts that are no longer in use have
-        // to go. But those of a foreign table go with it, and show that it is foreign.
-        let is_foreign = !all.is_empty();
+        // Other chains have no effect, since none of ours leads to them, and stay. Only chains of unused timeouts are
+        // unexpected. If the program differs, the table is replaced with all its chains, and they are listed, too.
+        let differs = !all.is_empty();
         let is_affinity_chain =
             |name: &str| LookupBy::BOTH.iter().any(|by| by.affinity_chain_seconds(name).is_some());
         let desired: BTreeSet<&str> = program.chains.iter().map(|chain| &*chain.name).collect();
-        let further = by_name.into_keys().filter(|name| !desired.contains(name));
-        let unexpected = further.filter(|name| is_foreign || is_affinity_chain(name));
+        let other = by_name.into_keys().filter(|name| !desired.contains(name));
+        let unexpected = other.filter(|name| differs || is_affinity_chain(name));
         all.extend(unexpected.map(|name| chain(DifferenceKind::Unexpected, name)));
         Ok(all)
     }
@@ -229,19 +228,19 @@ impl Inspection {
         all
     }
 
-    /// Compares what one set holds.
+    /// Compares the elements of one set.
     pub fn compare_elements(&mut self, set: Set) -> io::Result<Vec<Difference>> {
         let sets = self.reader().sets()?;
         self.compare_elements_of(set, self.declared(set, &sets))
     }
 
     fn compare_elements_of(&mut self, set: Set, found: Option<&FoundSet>) -> io::Result<Vec<Difference>> {
-        let (mut held, uncounted) = match found {
-            Some(found) => self.held(set, found.count)?,
+        let (mut actual, unread) = match found {
+            Some(found) => self.actual(set, found.count)?,
             None => (Vec::new(), 0),
         };
-        held.sort_unstable();
-        let (unexpected, missing) = difference(&held, of_set(&self.elements, set));
+        actual.sort_unstable();
+        let (unexpected, missing) = difference(&actual, of_set(&self.elements, set));
         let family = self.family();
         let of_kind = |kind, elements: Vec<Element>| {
             elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
@@ -249,15 +248,15 @@ impl Inspection {
         let mut all: Vec<Difference> = of_kind(DifferenceKind::Unexpected, unexpected)
             .chain(of_kind(DifferenceKind::Missing, missing))
             .collect();
-        if uncounted > 0 {
-            let text = format!("{uncounted} elements of {}", set.name());
+        if unread > 0 {
+            let text = format!("{unread} elements of {}", set.name());
             all.push(Difference::new(DifferenceKind::Unexpected, KernelObject::Other(Class::Element, text)));
         }
         Ok(all)
     }
 
-    /// What a set of the kernel holds, and how many more elements that are not desired.
-    fn held(&mut self, set: Set, count: Option<u32>) -> io::Result<(Vec<Element>, usize)> {
+    /// The elements of a set, and how many more it has that were not read because they are not desired.
+    fn actual(&mut self, set: Set, count: Option<u32>) -> io::Result<(Vec<Element>, usize)> {
         if set == Set::ServiceCidrs {
             return Ok((range_elements(&self.reader().service_cidrs()?), 0));
         }
@@ -266,12 +265,12 @@ impl Inspection {
         if set.kind() == SetKind::Ranges || count.unwrap_or(desired.len()) <= MAX_LISTED {
             return Ok((self.reader().listed(set)?, 0));
         }
-        let held = self.reader().among(set, &desired)?;
-        let uncounted = count.map_or(0, |count| count.saturating_sub(held.len()));
-        Ok((held, uncounted))
+        let actual = self.reader().look_up(set, &desired)?;
+        let unread = count.map_or(0, |count| count.saturating_sub(actual.len()));
+        Ok((actual, unread))
     }
 
-    /// The set, if the kernel has it as we would make it.
+    /// The set, if the kernel has it with our declaration.
     fn declared<'a>(&self, set: Set, found: &'a [FoundSet]) -> Option<&'a FoundSet> {
         let agrees = |found: &&FoundSet| declare(set, self.family(), |desired| desired.agrees_with(found));
         found.iter().find(|found| found.name == set.name()).filter(agrees)
@@ -289,18 +288,18 @@ impl Inspection {
         Reader {
             family: self.desired.table.settings().family,
             connection: &mut self.connection,
-            listed: MAX_LISTED,
+            max_listed: MAX_LISTED,
         }
     }
 }
 
-/// Rules are known by the fingerprint that we write beside them; foreign rules have none.
+/// Compares rules by the fingerprints that we store with them. Foreign rules have none.
 fn compare_rules(desired: &ProgramChain, found: &[FoundRule], family: Family) -> Vec<Difference> {
     let rule = |kind, text| Difference::new(kind, KernelObject::Other(Class::Rule, text));
     let prints: Vec<Option<u64>> = desired.rules.iter().map(|rule| Some(fingerprint(rule, family))).collect();
-    let held: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
+    let actual: Vec<Option<u64>> = found.iter().map(|found| found.fingerprint).collect();
     let mut all = Vec::new();
-    for (missing, _) in desired.rules.iter().zip(&prints).filter(|(_, print)| !held.contains(print)) {
+    for (missing, _) in desired.rules.iter().zip(&prints).filter(|(_, print)| !actual.contains(print)) {
         all.push(rule(DifferenceKind::Missing, format!("rule {} {}", desired.name, missing.show(family))));
     }
     for unexpected in found.iter().filter(|found| !prints.contains(&found.fingerprint)) {
@@ -310,14 +309,14 @@ fn compare_rules(desired: &ProgramChain, found: &[FoundRule], family: Family) ->
         let text = format!("rule {name} handle {handle} ({expressions}){}", comment.unwrap_or_default());
         all.push(rule(DifferenceKind::Unexpected, text));
     }
-    if all.is_empty() && held != prints {
+    if all.is_empty() && actual != prints {
         let text = format!("chain {}: its rules are in another order, or repeated", desired.name);
         all.push(Difference::new(DifferenceKind::Changed, KernelObject::Other(Class::Chain, text)));
     }
     all
 }
 
-/// The elements of [`Set::ServiceCidrs`] with these [`boundaries`].
+/// The elements of [`Set::ServiceCidrs`] with these boundaries.
 fn range_elements(boundaries: &BTreeSet<(IpAddr, bool)>) -> Vec<Element> {
     let before = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => IpAddr::V4(u32::from(ip).wrapping_sub(1).into()),
@@ -331,15 +330,15 @@ fn range_elements(boundaries: &BTreeSet<(IpAddr, bool)>) -> Vec<Element> {
         Element::new(Set::ServiceCidrs, Key::EMPTY.address(first).address(last))
     };
     let mut ranges = Vec::new();
-    let mut begun: Option<IpAddr> = None;
+    let mut start: Option<IpAddr> = None;
     for (address, is_end) in boundaries {
-        if let Some(first) = begun.take() {
+        if let Some(first) = start.take() {
             ranges.push(element(first, before(*address)));
         }
         if !is_end {
-            begun = Some(*address);
+            start = Some(*address);
         }
     }
-    ranges.extend(begun.map(|first| element(first, last(first))));
+    ranges.extend(start.map(|first| element(first, last(first))));
     ranges
 }

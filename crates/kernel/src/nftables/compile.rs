@@ -1,4 +1,4 @@
-//! Statements become the expressions that the kernel runs.
+//! Compiles statements to the expressions that the kernel runs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -17,12 +17,13 @@ use plan::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, 
 
 use crate::wire_family;
 
-/// Tells a rule of ours from any other, and from what an older version of us would have written. The kernel keeps it.
+/// Distinguishes a rule of ours from all others, including those of other versions of this program. The kernel stores it with
+/// the rule.
 pub fn fingerprint(rule: &ProgramRule, family: Family) -> u64 {
-    // Bump when the same statements come to be compiled differently.
+    // Increment it when the same statements compile to other expressions.
     const COMPILER: u32 = 2;
     let mut hasher = DefaultHasher::new();
-    // Not all that a statement does is shown.
+    // `show` does not print all of a statement.
     (COMPILER, rule.show(family), format!("{:?}", rule.statements)).hash(&mut hasher);
     hasher.finish()
 }
@@ -57,8 +58,8 @@ pub fn hook(chain: &ProgramChain) -> Option<nft::Hook> {
 
 /// Calls `with` with the declaration of a set.
 pub fn declare<T>(set: Set, family: Family, with: impl FnOnce(&nft::Set<'_>) -> T) -> T {
-    /// Enough for every client of a busy node; the kernel would stop at 65,535.
-    const MOST_CLIENTS: u32 = 1 << 20;
+    /// Enough for all clients of a busy node. The kernel's default is 65,535.
+    const MAX_CLIENTS: u32 = 1 << 20;
     let fields = |types: &[Type]| types.iter().map(|kind| field(*kind, family)).collect::<Vec<_>>();
     let (key, data) = (fields(&set.key()), fields(set.data()));
     let kind = set.kind();
@@ -71,7 +72,7 @@ pub fn declare<T>(set: Set, family: Family, with: impl FnOnce(&nft::Set<'_>) -> 
         interval: kind == SetKind::Ranges,
         dynamic: kind == SetKind::Dynamic,
         timeouts: kind == SetKind::Dynamic,
-        size: (kind == SetKind::Dynamic).then_some(MOST_CLIENTS),
+        size: (kind == SetKind::Dynamic).then_some(MAX_CLIENTS),
         counter: kind == SetKind::Counting,
         comment: Some(set.comment()),
         ..nft::Set::new(set.name(), &key)
@@ -84,9 +85,9 @@ fn field(kind: Type, family: Family) -> nft::Field {
         (Type::Address, Family::V6) => nft::Field::Ipv6Address,
         (Type::Protocol, _) => nft::Field::Protocol,
         (Type::Port, _) => nft::Field::Port,
-        // The type of slots has no name; any modulus stands for it in listings.
+        // Slots have a type without a name, which listings show as a `numgen` with some modulus.
         (Type::Slot, _) => nft::Field::Index { modulus: 65_536 },
-        // A verdict is no field, and is not asked for here.
+        // A verdict is not a field. No caller passes one.
         (Type::Number | Type::Verdict, _) => nft::Field::Mark,
     }
 }
@@ -134,7 +135,7 @@ fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expressio
             out.push(Expression::LookupData { map: set.name().into(), key, to: FIRST });
             dnat_from_first(family, out);
         }
-        Statement::Affinity(by, what) => Stickiness::new(*by, *what, family).compile(*what, out),
+        Statement::Affinity(by, what) => AffinityRegisters::new(*by, *what, family).compile(*what, out),
         Statement::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
         Statement::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
         Statement::Goto(chain) => out.push(Expression::Verdict(Verdict::Goto(chain))),
@@ -144,7 +145,7 @@ fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expressio
     }
 }
 
-/// To the address and port that a map has just given.
+/// Translates the destination to the address and port that a map has put into the first registers.
 fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
     let mut registers = Registers::default();
     let address = registers.take(address_length(family));
@@ -153,7 +154,7 @@ fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
     out.push(Expression::Nat { kind: NatKind::Destination, family, address, port, flags: NatFlags::None });
 }
 
-/// Where the rules of session affinity have what they work with, one after the other:
+/// The registers that the rules of session affinity use:
 ///
 /// ```text
 ///   protocol  address  port  list  client  (unused)  frontend
@@ -163,10 +164,10 @@ fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
 ///                     └─ data of sticky: service port, list, seconds
 /// ```
 ///
-/// `nft` keeps book of what was last put *at* a register, and aborts when a key goes over one at which a map put something.
-/// So every map puts its data where no key begins or goes over: one word before what is used of it. Of the words after that
-/// `nft` shows what was loaded there before, for which purpose it is.
-struct Stickiness {
+/// When it lists rules, `nft` tracks what was last stored *at* each register, and aborts when a key covers a register at which a
+/// map stored its data. So every map stores its data at a register that no key covers: 32 bits before the part of the data that
+/// is used. For the registers after that, `nft` shows what was loaded there before; those loads serve only the listing.
+struct AffinityRegisters {
     by: LookupBy,
     family: Family,
     /// Whether the destination has been translated.
@@ -177,17 +178,17 @@ struct Stickiness {
     port: Register,
     id: Register,
     client: Register,
-    /// Room for a frontend, and later for an endpoint of which nothing is needed but that it is there.
+    /// Space for a frontend, and later for the data of an endpoint that only has to exist.
     frontend: Registers,
 }
 
-impl Stickiness {
+impl AffinityRegisters {
     fn new(by: LookupBy, what: Affinity, family: Family) -> Self {
         let mut registers = Registers::default();
         let mut take = |length| registers.take(length);
         let length = address_length(family);
         let (protocol, address, port, id, client) = (take(1), take(length), take(2), take(4), take(length));
-        // An IPv6 frontend takes six words of sixteen, and overlaps with the client, who is loaded later.
+        // An IPv6 frontend takes six of the sixteen registers. It overlaps with the client, which is loaded later.
         let mut frontend = Registers::default();
         frontend.take(4 * 10);
         let is_translated = !matches!(what, Affinity::Dnat(_));
@@ -198,7 +199,7 @@ impl Stickiness {
         match what {
             Affinity::Has => self.look_up_frontend(self.id, out),
             Affinity::GotoUpdate => {
-                // The seconds come to lie where the client is otherwise.
+                // The map stores the seconds in the register of the client.
                 self.look_up_frontend(self.client, out);
                 let map = Set::Timeouts(self.by).name().into();
                 out.push(Expression::LookupVerdict { map, key: self.client });
@@ -228,7 +229,7 @@ impl Stickiness {
         }
     }
 
-    /// The list, the client, and the endpoint that the packet has for a destination.
+    /// Loads the list, the client, and the endpoint that is the destination of the packet.
     fn load(&self, out: &mut Vec<Expression<'_>>) {
         self.look_up_frontend(self.id, out);
         let bits = |mask, xor| {
@@ -247,7 +248,7 @@ impl Stickiness {
         out.push(Expression::destination_port(self.port));
     }
 
-    /// `shown` is the register of which the listing has `meta mark`.
+    /// `shown` is the register that the listing shows as `meta mark`.
     fn look_up_frontend(&self, shown: Register, out: &mut Vec<Expression<'_>>) {
         out.push(Expression::Meta { key: MetaKey::Mark, to: shown });
         let fields: &[PacketField] = match (self.by, self.is_translated) {
@@ -282,7 +283,7 @@ impl Stickiness {
     }
 }
 
-/// Loads fields one after the other and returns where the first one lies.
+/// Loads fields into consecutive registers and returns the first one.
 fn load(
     fields: &[PacketField],
     family: Family,
@@ -385,22 +386,23 @@ fn within(
     out.push(Expression::Compare { from: Register::FIRST, comparison, value: net.network().into() });
 }
 
-/// A whole name is compared with the zeros that fill it up, the beginning of one without.
+/// Compares a whole name with its padding of zeros, and a prefix without padding.
 fn from_interface(interface: &Interface, comparison: Comparison, out: &mut Vec<Expression<'_>>) {
-    const LONGEST: usize = 16;
+    // include/uapi/linux/if.h
+    const IFNAMSIZ: usize = 16;
     out.push(Expression::Meta { key: MetaKey::InputName, to: Register::FIRST });
     let value = match interface {
         Interface::Named(name) => {
-            let mut full = [0; LONGEST];
-            for (to, from) in full.iter_mut().zip(name.as_bytes().iter().take(LONGEST - 1)) {
+            let mut full = [0; IFNAMSIZ];
+            for (to, from) in full.iter_mut().zip(name.as_bytes().iter().take(IFNAMSIZ - 1)) {
                 *to = *from;
             }
             Value::from(full)
         }
         Interface::Prefixed(prefix) => {
             let prefix = prefix.as_bytes();
-            Value::from_slice(prefix.get(..LONGEST - 1).unwrap_or(prefix))
-                .unwrap_or(Value::from([0; LONGEST]))
+            Value::from_slice(prefix.get(..IFNAMSIZ - 1).unwrap_or(prefix))
+                .unwrap_or(Value::from([0; IFNAMSIZ]))
         }
     };
     out.push(Expression::Compare { from: Register::FIRST, comparison, value });

@@ -1,4 +1,5 @@
-//! New connections, as the elements of our table count them: read by a connection of its own, whoever owns the table.
+//! Reads the new connections that elements of our table have counted, over a connection of its own, whichever process owns the
+//! table.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,10 +14,11 @@ use plan::nftables::sets::{LookupBy, Set};
 
 use super::read::{Counted, Reader};
 
-/// A large set takes long to list, and any change to any table of the node spoils it. Somebody waits for us.
-const PERSISTENCE: Duration = Duration::from_secs(2);
+/// How long to retry. A large set takes long to list, and any change of any table of the node interrupts that; meanwhile a client
+/// waits for the answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which service port has which frontend; none before the first sync.
+/// Which service port has which frontend. `None` before the first sync.
 #[derive(Debug, Default)]
 pub struct Owners(Option<DesiredTable>);
 
@@ -24,7 +26,7 @@ pub struct Owners(Option<DesiredTable>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connections {
     pub service: ServicePortName,
-    /// None for all of the frontend together.
+    /// `None` for the sum over all endpoints of the frontend.
     pub endpoint: Option<(IpAddr, Port)>,
     pub frontend: FrontendKey,
     pub count: u64,
@@ -36,17 +38,17 @@ impl From<DesiredTable> for Owners {
     }
 }
 
-/// New connections by frontend and by endpoint, since the elements that count them were added. Belongs to the network
-/// namespace of the calling thread. What nobody in `owners` has came or went just now, and is left out.
+/// New connections by frontend and by endpoint since their elements were added, in the network namespace of the calling thread.
+/// Frontends that are not in `owners` were added or deleted a moment ago, and are left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
     let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
-    let mut connection = Connection::open()?.retrying_for(PERSISTENCE);
-    let mut reader = Reader { family, connection: &mut connection, listed: 0 };
+    let mut connection = Connection::open()?.retrying_for(READ_TIMEOUT);
+    let mut reader = Reader { family, connection: &mut connection, max_listed: 0 };
     let mut all = Vec::new();
     for by in LookupBy::BOTH {
         for set in [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)] {
             let counted = match reader.counters(set, by) {
-                // No pass has made the table yet.
+                // No sync has created the table yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
                 counted => counted?,
             };

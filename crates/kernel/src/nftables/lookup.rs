@@ -1,4 +1,4 @@
-//! What our table holds for one packet. Reads, and writes nothing, whoever owns the table.
+//! Looks up what our table holds for one packet. It only reads, so it does not matter which process owns the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,21 +12,21 @@ use plan::nftables::sets::{Element, Key, Set, Type, address};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 
 use super::TABLE;
-use super::read::{element_of, odd};
+use super::read::{element_of, malformed};
 use crate::wire_family;
 
-/// A table that is asked for single elements.
+/// Looks up single elements of the table.
 #[derive(Debug)]
 pub struct Lookup {
     connection: Connection,
     family: Family,
     sets: BTreeSet<String>,
-    /// What has been asked for: every draw of the program asks for the same.
+    /// The slots that were read. The program looks up the same frontend for each slot range.
     slots: BTreeMap<(Set, Key), Slots>,
 }
 
 impl Lookup {
-    /// An error of kind `NotFound` if there is no table of ours. Belongs to the network namespace of the calling thread.
+    /// Opens the table in the network namespace of the calling thread. An error of kind `NotFound` if there is none.
     pub fn open(family: Family) -> io::Result<Self> {
         let mut connection = Connection::open()?;
         let sets = connection.sets(wire_family(family), TABLE)?;
@@ -45,7 +45,7 @@ impl Lookup {
         }
         let keys = keys.iter().map(|key| Value::concatenation(&[key.as_bytes()]));
         let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, |element| {
-            element_of(set, &element, family).ok_or_else(|| odd(name))
+            element_of(set, &element, family).ok_or_else(|| malformed(name))
         })?;
         found.into_iter().flatten().collect()
     }
@@ -54,9 +54,9 @@ impl Lookup {
 impl Sets for Lookup {
     type Error = io::Error;
 
-    /// What the kernel remembers of clients is not found: where a client goes that comes back is no matter of what should be.
+    /// Finds no entries of clients with session affinity, since the desired state does not determine them.
     fn find(&mut self, set: Set, key: Key) -> io::Result<Option<Element>> {
-        let is_there = if set == Set::Affinity {
+        let exists = if set == Set::Affinity {
             false
         } else if set == Set::AllowedSources {
             self.admits(key)?
@@ -65,10 +65,10 @@ impl Sets for Lookup {
         } else {
             return Ok(self.at(set, vec![key])?.pop());
         };
-        Ok(is_there.then(|| Element::new(set, key)))
+        Ok(exists.then(|| Element::new(set, key)))
     }
 
-    /// Slot ranges are filled from their first slot on, so that one element tells whether a wide one is in use.
+    /// Slot ranges are filled from their first slot on, so that the first slot shows whether a large range is in use.
     fn slots(&mut self, map: Set, frontend: Key) -> io::Result<Slots> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
@@ -94,7 +94,7 @@ fn slot(element: &Element) -> Option<(u32, SocketAddr)> {
 }
 
 impl Lookup {
-    /// Whether source ranges let a client use a frontend: the key has both.
+    /// Whether source ranges admit a client to a frontend. The key consists of both.
     fn admits(&mut self, key: Key) -> io::Result<bool> {
         let (set, family) = (Set::AllowedSources, self.family);
         let length = Type::Address.length(family);
@@ -116,7 +116,7 @@ impl Lookup {
         let found = self.connection.elements(wire_family(self.family), TABLE, name, |element| {
             Some((address(element.key)?, !element.interval_end))
         })?;
-        // Every range begins at one element and ends before the next; where one ends, another may begin.
+        // A range begins at one element and ends before the next. Another range may begin at the same address.
         let before = found.into_iter().flatten().filter(|(bound, _)| *bound <= ip);
         Ok(before.max().is_some_and(|(_, begins)| begins))
     }

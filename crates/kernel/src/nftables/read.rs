@@ -1,4 +1,4 @@
-//! What the kernel holds of our table, read back in our own terms.
+//! Reads our table back from the kernel, in the types of `plan`.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,31 +19,31 @@ use super::batch::address_length;
 use super::compile::{declare, fingerprint, hook};
 use crate::wire_family;
 
-/// What goes by the name of our table.
+/// The table that has our name.
 #[derive(Debug)]
 pub enum Found {
     Absent,
-    /// It has another program: to be replaced.
+    /// It has another program, and has to be replaced.
     Foreign,
-    /// A running process owns it, by its netlink port.
+    /// Another running process owns it, whose netlink port this is.
     OwnedBy(u32),
     Ours(Ours),
 }
 
-/// A table with the program we want.
+/// A table with the desired program.
 #[derive(Debug)]
 pub struct Ours {
-    /// With the number of elements, where the kernel tells it.
+    /// With the number of elements, where the kernel reports it.
     pub sets: Vec<(Set, Option<u32>)>,
-    /// Timeouts of session affinity that the program has chains for.
+    /// The session-affinity timeouts that have chains.
     pub timeouts: BTreeSet<u32>,
-    /// Sets and chains that the program does not have.
+    /// Sets and chains that are not part of the program.
     pub unexpected: Unexpected,
     pub owner: Option<u32>,
     pub persistent: bool,
 }
 
-/// The sets of our table that have been read.
+/// Progress of reading the sets of our table.
 #[derive(Debug, Default)]
 pub struct Reading {
     done: BTreeSet<Set>,
@@ -51,13 +51,13 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// All sets have been read.
+    /// The content of the table, once all sets have been read.
     pub fn finish(self, timeouts: BTreeSet<u32>, unexpected: Unexpected) -> TableContent {
         TableContent { timeouts, unexpected, ..self.content }
     }
 }
 
-/// What an element has counted.
+/// The connections that an element has counted.
 #[derive(Debug)]
 pub struct Counted {
     pub frontend: FrontendKey,
@@ -70,7 +70,7 @@ pub struct Reader<'a> {
     pub connection: &'a mut Connection,
     pub family: Family,
     /// The largest set that is listed as a whole.
-    pub listed: usize,
+    pub max_listed: usize,
 }
 
 impl Reader<'_> {
@@ -86,7 +86,7 @@ impl Reader<'_> {
         let chains = self.connection.chains(wire_family(self.family), TABLE)?;
         let timeouts = timeouts(&chains);
         let program = Program::new(settings, &timeouts);
-        if !self.declares(&program, &found) || !self.runs(&program, &chains)? {
+        if !self.has_sets_of(&program, &found) || !self.has_chains_of(&program, &chains)? {
             return Ok(Found::Foreign);
         }
         let count = |set: &Set| found.iter().find(|found| found.name == set.name())?.count;
@@ -96,8 +96,8 @@ impl Reader<'_> {
         Ok(Found::Ours(Ours { sets, timeouts, unexpected, owner, persistent }))
     }
 
-    /// What the sets hold that have not been read yet. Of one that is too large to be listed only what it should hold is
-    /// asked for, which follows from the ids that service ports have in the kernel: those are read first.
+    /// Reads the sets that have not been read yet. Of a set that is too large to be listed, only the desired elements are looked
+    /// up. They depend on the ids that service ports have in the kernel, so those are read first.
     pub fn content(
         &mut self,
         sets: &[(Set, Option<u32>)],
@@ -118,7 +118,7 @@ impl Reader<'_> {
         desired: &DesiredTable,
         reading: &mut Reading,
     ) -> io::Result<()> {
-        // Few sets are so large that it has to be known what they should hold.
+        // Computed only if a set is too large to be listed.
         let elements = OnceCell::new();
         let desired = |set| of_set(elements.get_or_init(|| desired.elements()), set);
         for (set, count) in sets {
@@ -131,7 +131,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Adds to the content what one set holds; nothing if that fails.
+    /// Adds the elements of one set to the content; none on error.
     fn read_set<'a>(
         &mut self,
         set: Set,
@@ -148,7 +148,7 @@ impl Reader<'_> {
             if matches!(set, Set::Sticky(_)) {
                 content.ids.extend(match &elements {
                     Some(elements) => elements.clone(),
-                    None => self.among(set, desired())?,
+                    None => self.look_up(set, desired())?,
                 });
             }
             match elements {
@@ -159,41 +159,42 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What a set holds. To list it takes the kernel time with the square of its size, so of a large one we ask only for
-    /// what it should hold; if that is not all there is, or may not be, there is no answer.
+    /// The elements of a set. The time that the kernel takes to list a set grows with the square of its size, so of a large one
+    /// only the desired elements are looked up. `None` if the set has others, or may have.
     fn elements<'a>(
         &mut self,
         set: Set,
         count: Option<usize>,
         desired: impl Fn() -> &'a [Element],
     ) -> io::Result<Option<Vec<Element>>> {
-        if set.kind() == SetKind::Ranges || count.unwrap_or_else(|| desired().len()) <= self.listed {
+        if set.kind() == SetKind::Ranges || count.unwrap_or_else(|| desired().len()) <= self.max_listed {
             return self.listed(set).map(Some);
         }
         if count.is_none() {
             return Ok(None);
         }
-        let found = self.among(set, desired())?;
+        let found = self.look_up(set, desired())?;
         Ok((Some(found.len()) == count).then_some(found))
     }
 
-    /// Everything that a set holds.
+    /// Lists all elements of a set.
     pub fn listed(&mut self, set: Set) -> io::Result<Vec<Element>> {
         let family = self.family;
         self.read(set, |element| element_of(set, element, family))
     }
 
-    /// What a set holds under the keys of those that are wanted, none of which may be a range.
-    pub fn among(&mut self, set: Set, wanted: &[Element]) -> io::Result<Vec<Element>> {
+    /// Looks up the keys of the desired elements, none of which may be a range.
+    pub fn look_up(&mut self, set: Set, desired: &[Element]) -> io::Result<Vec<Element>> {
         let family = self.family;
         let name = set.name();
-        let keys = wanted.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
-        let read = |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| odd(name));
+        let keys = desired.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
+        let read =
+            |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| malformed(name));
         let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, read)?;
         found.into_iter().flatten().collect()
     }
 
-    /// Where ranges of [`Set::ServiceCidrs`] begin, and with `true` the first address after each.
+    /// The first address of each range of [`Set::ServiceCidrs`] and, with `true`, the first address after it.
     pub fn service_cidrs(&mut self) -> io::Result<Boundaries> {
         self.read(Set::ServiceCidrs, |element| Some((address(element.key)?, element.interval_end)))
     }
@@ -202,13 +203,13 @@ impl Reader<'_> {
         self.read(Set::NodePortIps, |element| address(element.key))
     }
 
-    /// Whether there is our table, whoever has it.
+    /// Whether a table with our name exists, whichever process owns it.
     pub fn has_table(&mut self) -> io::Result<bool> {
         let tables = self.connection.tables(wire_family(self.family))?;
         Ok(tables.iter().any(|table| table.name == TABLE))
     }
 
-    /// The sets of the table; none if there is no table.
+    /// The sets of the table. Empty if there is no table.
     pub fn sets(&mut self) -> io::Result<Vec<FoundSet>> {
         match self.connection.sets(wire_family(self.family), TABLE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -216,7 +217,7 @@ impl Reader<'_> {
         }
     }
 
-    /// New connections counted by each element of a set whose frontends are looked up like this.
+    /// The new connections that each element of a set of `by` has counted.
     pub fn counters(&mut self, set: Set, by: LookupBy) -> io::Result<Vec<Counted>> {
         let family = self.family;
         self.read(set, |element| {
@@ -225,7 +226,7 @@ impl Reader<'_> {
         })
     }
 
-    /// New connections counted by a frontend; none if there is no such one.
+    /// The new connections that a frontend has counted. `None` if the kernel has no such frontend.
     pub fn count(&mut self, frontend: FrontendKey) -> io::Result<Option<u64>> {
         let by = if frontend.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort };
         let key = Value::concatenation(&[frontend.key().as_bytes()]);
@@ -236,31 +237,31 @@ impl Reader<'_> {
         Ok(found.into_iter().flatten().flatten().next())
     }
 
-    fn declares(&self, program: &Program, found: &[FoundSet]) -> bool {
+    fn has_sets_of(&self, program: &Program, found: &[FoundSet]) -> bool {
         program.sets.iter().all(|set| {
             let name = set.name();
             let found = found.iter().find(|found| found.name == name);
-            found.is_some_and(|found| declare(*set, self.family, |wanted| wanted.agrees_with(found)))
+            found.is_some_and(|found| declare(*set, self.family, |desired| desired.agrees_with(found)))
         })
     }
 
-    /// Whether each chain is there with exactly the rules it should have. More chains than ours do no harm, for nothing
-    /// of ours leads to them.
-    fn runs(&mut self, program: &Program, chains: &[FoundChain]) -> io::Result<bool> {
+    /// Whether each chain of the program exists with exactly its rules. Other chains have no effect, since none of ours leads to
+    /// them.
+    fn has_chains_of(&mut self, program: &Program, chains: &[FoundChain]) -> io::Result<bool> {
         let chains: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
         let mut rules: BTreeMap<String, Vec<Option<u64>>> = BTreeMap::new();
         for rule in self.connection.rules(wire_family(self.family), TABLE)? {
             rules.entry(rule.chain).or_default().push(rule.fingerprint);
         }
         Ok(program.chains.iter().all(|chain| {
-            let wanted: Vec<_> =
+            let desired: Vec<_> =
                 chain.rules.iter().map(|rule| Some(fingerprint(rule, self.family))).collect();
-            chains.get(&*chain.name).is_some_and(|found| is_entered_as(found, chain))
-                && rules.get(&*chain.name).map_or(wanted.is_empty(), |found| *found == wanted)
+            chains.get(&*chain.name).is_some_and(|found| has_hook_of(found, chain))
+                && rules.get(&*chain.name).map_or(desired.is_empty(), |found| *found == desired)
         }))
     }
 
-    /// What `read` makes of every element of a set. One that it can make nothing of is not ours, nor is then the set.
+    /// Applies `read` to all elements of a set. An error if it returns `None` for one: then the set is not ours.
     fn read<C: FromIterator<T>, T>(
         &mut self,
         set: Set,
@@ -269,31 +270,31 @@ impl Reader<'_> {
         let name = set.name();
         let found =
             self.connection.elements(wire_family(self.family), TABLE, name, |element| read(&element))?;
-        found.into_iter().map(|found| found.ok_or_else(|| odd(name))).collect()
+        found.into_iter().map(|found| found.ok_or_else(|| malformed(name))).collect()
     }
 }
 
-/// Those of one set, of elements that are in order.
+/// The elements of one set, out of sorted elements.
 pub fn of_set(elements: &[Element], set: Set) -> &[Element] {
     let start = elements.partition_point(|element| element.set < set);
     let end = elements.partition_point(|element| element.set <= set);
     elements.get(start..end).unwrap_or_default()
 }
 
-/// Whether packets enter the chain where they should.
-pub fn is_entered_as(found: &FoundChain, wanted: &ProgramChain) -> bool {
-    match (found.hook, hook(wanted)) {
-        // The kernel tells the policy that we left to it.
+/// Whether the chain has the hook of the desired one.
+pub fn has_hook_of(found: &FoundChain, desired: &ProgramChain) -> bool {
+    match (found.hook, hook(desired)) {
+        // We leave the policy to the kernel, which reports its default.
         (Some(a), Some(b)) => (a.kind, a.point, a.priority) == (b.kind, b.point, b.priority),
         (a, b) => a.is_none() && b.is_none(),
     }
 }
 
-pub fn odd(set: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("odd element in set {set}"))
+pub fn malformed(set: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("malformed element in set {set}"))
 }
 
-/// Timeouts of session affinity that there are chains for.
+/// The session-affinity timeouts that have chains.
 pub fn timeouts(chains: &[FoundChain]) -> BTreeSet<u32> {
     let seconds =
         |by: LookupBy| chains.iter().filter_map(move |chain| by.affinity_chain_seconds(&chain.name));
@@ -310,7 +311,7 @@ fn unexpected(program: &Program, sets: &[FoundSet], chains: &[FoundChain]) -> Un
 
 pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Option<Element> {
     let key = match element.key_end {
-        // Both ends of the range begin with the same frontend; we keep it once.
+        // Both ends of the range begin with the frontend. Our key has it once.
         Some(end) => {
             let (_, last) = end.split_at_checked(end.len().checked_sub(address_length(family))?)?;
             Key::from_wire(&[element.key, last].concat())?

@@ -1,4 +1,4 @@
-//! With the nft variant a full sync comes in several runs; what they lead to is what one would.
+//! With the nft variant a full sync takes several restores, which lead to the same rules as one.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
-/// Enough rules for several runs.
+/// Enough rules for several restores.
 const SERVICES: usize = 250;
 
 fn objects(number: usize, endpoints: usize) -> String {
@@ -28,8 +28,8 @@ fn objects(number: usize, endpoints: usize) -> String {
     )
 }
 
-/// What one run would make of it, as the examples show that it is saved.
-fn in_one_run(machine: &Machine<'_>) -> Saved {
+/// What `iptables-save` prints after one restore of everything.
+fn after_one_restore(machine: &Machine<'_>) -> Saved {
     let mut settings = machine.options.settings();
     settings.abilities.counters = Counters::default();
     let mut plan = IptablesPlan::new(settings, RestoreLimits::LEGACY, Duration::from_secs(30));
@@ -40,35 +40,40 @@ fn in_one_run(machine: &Machine<'_>) -> Saved {
     let endpoints = Some(machine.cluster.counts().endpoints);
     plan.accept(Changes { endpoints, ..Changes::default() });
     let attempt = plan.full(Instant::now(), None);
-    let [restore] = attempt.restores() else { panic!("one run") };
+    let [restore] = attempt.restores() else { panic!("not one restore") };
     Saved::expected(&restore.to_string(), Family::V4)
 }
 
 #[test]
-fn several_runs_lead_to_what_one_would() {
+fn several_restores_lead_to_the_same_rules_as_one() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let options = Options { nfacct: false, ..Options::default() };
         let mut machine = Machine::new(&commands, options);
         let same = |machine: &Machine<'_>, what: &str| {
-            machine.saved().without_counters().without_canaries().assert_same(&in_one_run(machine), what);
+            machine
+                .saved()
+                .without_counters()
+                .without_canaries()
+                .assert_same(&after_one_restore(machine), what);
         };
 
-        let (told, hear) = channel();
+        let (notify, notified) = channel();
         let watch = machine.rules.watch(Duration::from_secs(30));
-        std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
-        machine.hear(&(0..SERVICES).map(|number| objects(number, 3)).collect::<Vec<String>>().join("\n"));
+        std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+        machine
+            .apply_lines(&(0..SERVICES).map(|number| objects(number, 3)).collect::<Vec<String>>().join("\n"));
         let outcome = machine.sync();
         assert!(outcome.is_full && outcome.writes > 1, "{outcome:?}");
         same(&machine, "over empty tables");
         assert!(
-            hear.recv_timeout(Duration::from_millis(700)).is_err(),
-            "however much we write, it is no stranger's"
+            notified.recv_timeout(Duration::from_millis(700)).is_err(),
+            "our own changes are not reported as drift, however many there are"
         );
 
-        // A third is gone, a third has other endpoints, and the next process finds what is left of the first.
+        // The next process finds the rules of the first, while a third of the Services is gone and a third has other endpoints.
         for number in 0..SERVICES {
-            machine.hear(&match number % 3 {
+            machine.apply_lines(&match number % 3 {
                 0 => format!("delete service ns/s{number}\ndelete slice ns/s{number}"),
                 1 => objects(number, 4),
                 _ => String::new(),
@@ -76,10 +81,11 @@ fn several_runs_lead_to_what_one_would() {
         }
         machine.cluster.take_changes();
         let mut machine = machine.restart();
-        same(&machine, "over existing rules, with chains to delete");
+        same(&machine, "over existing rules, with stale chains");
 
-        machine
-            .hear(&(0..SERVICES).map(|number| format!("delete service ns/s{number}\n")).collect::<String>());
+        machine.apply_lines(
+            &(0..SERVICES).map(|number| format!("delete service ns/s{number}\n")).collect::<String>(),
+        );
         let outcome = machine.sync();
         assert!(!outcome.is_full && outcome.writes >= 1);
         same(&machine, "after everything was deleted");

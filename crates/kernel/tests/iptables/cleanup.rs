@@ -1,4 +1,4 @@
-//! Nothing of ours stays, and everything of others does.
+//! Cleanup removes all of our rules, and none of other programs.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::machine::Machine;
 use crate::options::Options;
 use crate::saved::Saved;
 
-/// Rules of others, of the kubelet, and of releases long gone.
-const OTHERS: &str = "*nat
+/// Rules of a CNI plugin, of kubelet, and of an operator.
+const FOREIGN: &str = "*nat
 :KUBE-KUBELET-CANARY - [0:0]
 :KUBE-MARK-DROP - [0:0]
 :CNI-X - [0:0]
@@ -29,6 +29,7 @@ COMMIT
 COMMIT
 ";
 
+/// Rules of old releases.
 const FORMER: &str = "*nat
 :KUBE-XLB-7OZUAIGE4YF4IZGV - [0:0]
 :KUBE-SVC-7OZUAIGE4YF4IZGV - [0:0]
@@ -49,26 +50,26 @@ fn machine(commands: &Commands, family: Family) -> Machine<'_> {
 
 // Upstream's TestCleanupLeftovers.
 #[test]
-fn what_we_wrote_goes_and_what_others_wrote_stays() {
+fn cleanup_removes_our_rules_and_leaves_those_of_other_programs() {
     for variant in VARIANTS {
         for family in Family::BOTH {
             in_fresh_netns(move || {
                 let commands = Commands::of(variant);
-                commands.restore(family, OTHERS);
+                commands.restore(family, FOREIGN);
                 let before = Saved::read(&commands, family);
                 let mut machine = machine(&commands, family);
                 if family == Family::V4 {
-                    machine.hear(
+                    machine.apply_lines(
                         "service ns/a 10.96.0.1 p:80@30080 LoadBalancer lb-ips=203.0.113.1 ranges=10.0.0.0/8",
                     );
-                    machine.hear("slice ns/a of a p:80 10.244.1.1@node-1");
+                    machine.apply_lines("slice ns/a of a p:80 10.244.1.1@node-1");
                 }
                 machine.sync();
                 let canary = format!("{} -t mangle -N KUBE-PROXY-CANARY", iptables(family));
                 commands.run(&canary);
                 remove_through(commands.programs(), family).unwrap();
                 let mut after = Saved::read(&commands, family);
-                // The rule in the kubelet's chain is the same as the kubelet's own.
+                // Our rule in kubelet's chain is the same as kubelet's own.
                 after.forget("filter", "KUBE-FIREWALL");
                 let mut before = before.clone();
                 before.forget("filter", "KUBE-FIREWALL");
@@ -80,7 +81,7 @@ fn what_we_wrote_goes_and_what_others_wrote_stays() {
 }
 
 #[test]
-fn what_releases_long_gone_left_goes_too() {
+fn cleanup_removes_rules_of_old_releases() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
@@ -92,9 +93,10 @@ fn what_releases_long_gone_left_goes_too() {
 }
 
 #[test]
-fn where_there_is_nothing_nothing_happens() {
+fn cleanup_without_our_rules_changes_nothing() {
     let nowhere = tempfile::tempdir().unwrap();
-    remove_through(Arc::new(Programs::of(nowhere.path())), Family::V4).expect("no iptables, no leftovers");
+    remove_through(Arc::new(Programs::of(nowhere.path())), Family::V4)
+        .expect("there is no iptables, and so no rules");
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
@@ -105,7 +107,7 @@ fn where_there_is_nothing_nothing_happens() {
 }
 
 #[test]
-fn what_cannot_be_removed_is_told_and_the_rest_goes() {
+fn cleanup_goes_on_after_an_error_and_reports_it() {
     in_fresh_netns(|| {
         let commands = Commands::of(VARIANTS[0]);
         machine(&commands, Family::V4).sync();

@@ -1,4 +1,4 @@
-//! The commands of one variant in a folder of their own, with a lock of their own, where they can be made to fail.
+//! The commands of one variant in a folder and with a lock of their own, where a test can make them fail.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,8 +19,9 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Each is a script that becomes the real one. It is one that nobody writes to: what a thread writes, a process that
-    /// another thread starts at that moment has open for a while, too, and for so long nobody can execute it.
+    /// Each command is a link to a script that replaces itself by the real command. The script is a file of the repository: a file
+    /// that this process has just written may be inherited by a child of another thread, and cannot be executed as long as that
+    /// child has it open for writing.
     pub fn of(variant: Variant) -> Self {
         let binary = match variant {
             Variant::Legacy => "/usr/sbin/xtables-legacy-multi",
@@ -43,27 +44,27 @@ impl Commands {
         self.folder.path().join(name)
     }
 
-    /// What they lock, instead of what all of the machine locks.
+    /// The lock file of these commands, which other processes of the machine do not use.
     pub fn lock(&self) -> PathBuf {
         self.path("lock")
     }
 
-    /// Makes the command do this before it does what it should.
+    /// Makes the command run `first` before the real command.
     pub fn rewrite(&self, name: &str, first: &str) {
-        // It may be about to read it: all of the old or all of the new.
+        // Replaced at once, since a command may be about to read it.
         let new = self.path("new");
         fs::write(&new, first).unwrap();
         fs::rename(new, self.path("first").join(name)).unwrap();
     }
 
-    /// Makes the command fail the next time, and only then.
+    /// Makes the next run of the command fail.
     pub fn fail_once(&self, name: &str) {
-        let sign = self.path("fail");
-        fs::write(&sign, "").unwrap();
-        let sign = sign.display();
+        let marker = self.path("fail");
+        fs::write(&marker, "").unwrap();
+        let marker = marker.display();
         self.rewrite(
             name,
-            &format!("if rm {sign} 2>/dev/null; then echo '{name}: line 2 failed' >&2; exit 1; fi"),
+            &format!("if rm {marker} 2>/dev/null; then echo '{name}: line 2 failed' >&2; exit 1; fi"),
         );
     }
 
@@ -71,7 +72,7 @@ impl Commands {
         Arc::new(Programs::of(self.folder.path()))
     }
 
-    /// As a stranger would run it, without a shell: words are parted by blanks.
+    /// Runs a command as a foreign writer would. There is no shell: blanks separate the arguments.
     pub fn run(&self, command: &str) -> String {
         let output = self.try_run(command);
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
@@ -95,12 +96,12 @@ impl Commands {
         assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// What a firewall does that thinks it is alone.
+    /// Flushes all tables, as a firewall does that assumes no other program uses them.
     pub fn flush(&self, family: Family) {
         self.restore(family, "*mangle\n-F\n-X\nCOMMIT\n*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n");
     }
 
-    /// All rules of a table.
+    /// A table in the format of `iptables-save`.
     pub fn save(&self, family: Family, table: &str) -> String {
         self.run(&format!("{}-save -t {table}", iptables(family)))
     }

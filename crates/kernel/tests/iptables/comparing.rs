@@ -1,6 +1,6 @@
-//! What the tables hold otherwise than they should, by what both variants print.
+//! Differences between the tables and the desired state, as both variants print the tables.
 
-use kernel::iptables::{Inspection, Rules, RulesSnapshot, Variant};
+use kernel::iptables::{Rules, RulesInspection, RulesSnapshot, Variant};
 use netlink::testing::in_fresh_netns;
 use plan::difference::{Difference, DifferenceKind};
 use plan::served::KernelComparison;
@@ -15,11 +15,11 @@ fn texts(differences: &[Difference]) -> Vec<String> {
 }
 
 fn differences(machine: &Machine<'_>) -> Vec<String> {
-    texts(&Inspection::new(machine.rules.desired()).compare_all().unwrap().differences)
+    texts(&RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences)
 }
 
-/// What another process finds that has the same objects.
-fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
+/// What another process with the same objects finds.
+fn compare_in_another_process(machine: &mut Machine<'_>) -> KernelComparison {
     machine.cluster.take_changes();
     let rules = Rules::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();
@@ -27,11 +27,11 @@ fn elsewhere(machine: &mut Machine<'_>) -> KernelComparison {
     routings.sort_by(|a, b| a.0.cmp(&b.0));
     let endpoints = machine.cluster.counts().endpoints + machine.imagined;
     let desired = RulesSnapshot::new(&rules, machine.options.settings(), routings, endpoints, &interfaces());
-    Inspection::new(desired).compare_all().unwrap()
+    RulesInspection::new(desired).compare_all().unwrap()
 }
 
 #[test]
-fn what_was_just_written_does_not_differ() {
+fn there_are_no_differences_after_a_sync() {
     for variant in VARIANTS {
         let examples = names("yaml").into_iter().map(|example| (example.clone(), options(&example)));
         for (example, options) in examples.filter(|(_, options)| options.after.is_none()) {
@@ -41,7 +41,11 @@ fn what_was_just_written_does_not_differ() {
                 events(&example).iter().for_each(|event| machine.apply(event));
                 machine.sync();
                 assert_eq!(differences(&machine), [""; 0], "{example} {variant:?}");
-                assert_eq!(texts(&elsewhere(&mut machine).differences), [""; 0], "{example} {variant:?}");
+                assert_eq!(
+                    texts(&compare_in_another_process(&mut machine).differences),
+                    [""; 0],
+                    "{example} {variant:?}"
+                );
             });
         }
     }
@@ -49,15 +53,15 @@ fn what_was_just_written_does_not_differ() {
 
 fn synced(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
-    machine.hear(
+    machine.apply_lines(
         "service ns/a 10.96.1.1 p:80@30080 NodePort\nslice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.1@node-2",
     );
-    machine.hear("service ns/b 10.96.1.2 p:80/UDP\nslice ns/b of b p:53 10.244.1.2@node-1").sync();
+    machine.apply_lines("service ns/b 10.96.1.2 p:80/UDP\nslice ns/b of b p:53 10.244.1.2@node-1").sync();
     machine
 }
 
 #[test]
-fn damage_is_named() {
+fn differences_name_the_rule() {
     for (damage, want) in [
         (
             "iptables -t nat -D KUBE-SERVICES 1",
@@ -73,7 +77,7 @@ fn damage_is_named() {
                 r#"missing: -t nat -A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING"#,
             ],
         ),
-        // Others' rules and chains are theirs.
+        // Rules and chains of other programs are not ours.
         ("iptables -I FORWARD -j ACCEPT", &[]),
         ("iptables -t nat -N KUBE-KUBELET-CANARY", &[]),
         ("iptables -A KUBE-FIREWALL -s 192.0.2.1 -j DROP", &[]),
@@ -94,13 +98,13 @@ fn damage_is_named() {
 }
 
 #[test]
-fn an_endpoint_in_place_of_another_is_the_only_difference() {
+fn a_replaced_endpoint_is_the_only_difference() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = synced(&commands);
-            machine.hear("slice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
-            let found = elsewhere(&mut machine);
+            machine.apply_lines("slice ns/a of a p:8080 10.244.1.1@node-1 10.244.2.7@node-2");
+            let found = compare_in_another_process(&mut machine);
             let changes = found.changes();
             let [change] = changes.as_slice() else { panic!("{changes:?}") };
             assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:p");
@@ -117,10 +121,10 @@ fn a_cluster_that_became_large_may_still_have_comments() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = synced(&commands);
         machine.imagined = 1_000;
-        assert_eq!(texts(&elsewhere(&mut machine).differences), [""; 0]);
-        machine.hear("slice ns/b of b p:53 10.244.1.3@node-1").sync();
-        assert_eq!(differences(&machine), [""; 0], "a stale chain waits for its time");
-        let found = elsewhere(&mut machine).differences;
+        assert_eq!(texts(&compare_in_another_process(&mut machine).differences), [""; 0]);
+        machine.apply_lines("slice ns/b of b p:53 10.244.1.3@node-1").sync();
+        assert_eq!(differences(&machine), [""; 0], "stale chains are deleted later");
+        let found = compare_in_another_process(&mut machine).differences;
         assert!(
             found.iter().all(|it| it.kind == DifferenceKind::Unexpected && it.text().contains("KUBE-SEP-")),
             "{found:?}"

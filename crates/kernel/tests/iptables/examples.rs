@@ -1,6 +1,6 @@
-//! The worked examples, loaded by the real commands and read back.
+//! The examples, loaded by the real commands and read back.
 //!
-//! They use packet counters: the kernel that runs these tests has to have them.
+//! They use packet counters, which the kernel that runs these tests has to support.
 
 use model::address::Family;
 use netlink::accounting::Connection;
@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::options::Options;
 use crate::saved::Saved;
 
-/// What is there before a full sync restores, made by other means than ours.
+/// Creates what exists before the restore of a full sync, by the commands of the test.
 fn prepare(commands: &Commands, family: Family) {
     let mut counters = Connection::open().expect("these tests need a kernel with nfnetlink_acct");
     counters.ensure(INVALID_DROPPED).unwrap();
@@ -29,14 +29,14 @@ fn prepare(commands: &Commands, family: Family) {
     commands.restore(family, &restore.to_string());
 }
 
-/// Examples that begin with a full sync of empty tables.
+/// The examples that begin with a full sync of empty tables, and their options.
 fn first_syncs() -> impl Iterator<Item = (String, Options)> {
     let all = names("yaml").into_iter().map(|example| (example.clone(), options(&example)));
     all.filter(|(_, options)| options.after.is_none())
 }
 
 #[test]
-fn every_restore_text_is_saved_as_the_manual_says() {
+fn every_restore_text_is_saved_as_expected() {
     for variant in VARIANTS {
         for (example, options) in first_syncs().filter(|(_, options)| options.same_as.is_none()) {
             in_fresh_netns(move || {
@@ -53,9 +53,9 @@ fn every_restore_text_is_saved_as_the_manual_says() {
 }
 
 #[test]
-fn every_example_is_brought_to_the_kernel() {
+fn a_sync_of_every_example_leads_to_its_rules() {
     for variant in VARIANTS {
-        // Whether there are counters is up to the kernel.
+        // This kernel has counters, so the examples without them do not apply.
         for (example, options) in first_syncs().filter(|(_, options)| options.nfacct) {
             in_fresh_netns(move || {
                 let commands = Commands::of(variant);
@@ -73,7 +73,7 @@ fn every_example_is_brought_to_the_kernel() {
     }
 }
 
-/// With everything there is to be seen: canaries, jumps, and what the kernel's own chains hold.
+/// Includes the canaries, the jumps and the built-in chains.
 #[test]
 fn e3_is_saved_to_the_byte() {
     for variant in VARIANTS {
@@ -85,9 +85,9 @@ fn e3_is_saved_to_the_byte() {
             for table in ["mangle", "nat", "filter"] {
                 commands.run(&format!("iptables -t {table} -N KUBE-PROXY-CANARY"));
             }
-            let is_said = |line: &&str| !line.starts_with('#');
+            let is_not_comment = |line: &&str| !line.starts_with('#');
             let save = ["mangle", "nat", "filter"].map(|table| commands.save(Family::V4, table)).concat();
-            let save: Vec<&str> = save.lines().filter(is_said).collect();
+            let save: Vec<&str> = save.lines().filter(is_not_comment).collect();
             let want = read("E3.save");
             for (got, want) in save.iter().zip(want.lines()) {
                 assert_eq!(*got, want, "{variant:?}");
@@ -97,16 +97,16 @@ fn e3_is_saved_to_the_byte() {
     }
 }
 
-/// The reference writes more than we do on the way, but both come to the same.
+/// Upstream writes more than we do in each sync, but the results are the same.
 #[test]
-fn a_sequence_of_partial_syncs_ends_where_the_reference_ends() {
+fn partial_syncs_lead_to_the_same_rules_as_those_of_upstream() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
-            let reference = Commands::of(variant);
-            prepare(&reference, Family::V4);
+            let upstream = Commands::of(variant);
+            prepare(&upstream, Family::V4);
             let states = ["E10-1", "E10-2", "E10-3", "E10-4", "E10-5"].map(|example| {
-                reference.restore(Family::V4, &read(&format!("{example}.restore")));
-                (example, Saved::read(&reference, Family::V4))
+                upstream.restore(Family::V4, &read(&format!("{example}.restore")));
+                (example, Saved::read(&upstream, Family::V4))
             });
             in_fresh_netns(move || {
                 let commands = Commands::of(variant);
@@ -122,7 +122,7 @@ fn a_sequence_of_partial_syncs_ends_where_the_reference_ends() {
 }
 
 #[test]
-fn an_administrators_rule_stays_above_and_jumps_are_not_doubled() {
+fn a_foreign_rule_stays_first_and_jumps_are_not_duplicated() {
     for variant in VARIANTS {
         for family in Family::BOTH {
             in_fresh_netns(move || {

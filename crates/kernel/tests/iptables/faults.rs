@@ -1,4 +1,4 @@
-//! What goes wrong is reported in words, and the next sync repairs it.
+//! Failed commands are reported as errors, and the next sync repairs the rules.
 
 use std::fs;
 use std::sync::mpsc::channel;
@@ -21,51 +21,54 @@ const TWO_SERVICES: &str = "
 
 fn two_services(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
-    machine.hear(TWO_SERVICES).sync();
+    machine.apply_lines(TWO_SERVICES).sync();
     machine
 }
 
-/// Whatever happened, the kernel holds what one full sync would have written.
-fn healed(machine: Machine<'_>, what: &str) {
+/// Asserts that the kernel holds what one full sync would have written.
+fn assert_repaired(machine: Machine<'_>, what: &str) {
     let saved = machine.saved();
     saved.assert_same(&machine.ideal(), what);
 }
 
 #[test]
-fn after_a_partial_restore_that_was_refused_everything_is_written() {
+fn a_refused_partial_restore_is_followed_by_a_full_one() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             commands.fail_once("iptables-restore");
-            let outcome = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
+            let outcome = machine.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert!(outcome.is_full);
-            healed(machine, "restore failed once");
+            assert_repaired(machine, "restore failed once");
         });
     }
 }
 
 #[test]
-fn a_full_restore_that_fails_is_told_and_nothing_is_lost() {
+fn after_a_failed_full_restore_the_next_sync_writes_everything() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             commands.rewrite("iptables-restore", "echo 'iptables-restore: line 3 failed' >&2; exit 1");
             machine.rules.require_full();
-            let error =
-                machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err().to_string();
-            let wanted = ["iptables-restore", "status 1", "line 3 failed", "| line 3: :KUBE-"];
-            assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
+            let error = machine
+                .apply_lines("slice ns/a of a p:80 10.244.1.7@node-1")
+                .try_sync()
+                .unwrap_err()
+                .to_string();
+            let parts = ["iptables-restore", "status 1", "line 3 failed", "| line 3: :KUBE-"];
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
             commands.rewrite("iptables-restore", "");
-            assert!(machine.sync().is_full, "what the failed pass was told has not been forgotten");
-            healed(machine, "restore failed");
+            assert!(machine.sync().is_full, "the changes of the failed sync are not lost");
+            assert_repaired(machine, "restore failed");
         });
     }
 }
 
 #[test]
-fn a_kernel_that_cannot_feed_counters_gets_rules_without() {
+fn a_kernel_without_the_nfacct_match_gets_rules_without_counters() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let input = commands.path("text");
@@ -82,7 +85,7 @@ fn a_kernel_that_cannot_feed_counters_gets_rules_without() {
 }
 
 #[test]
-fn somebody_who_holds_the_lock_for_three_seconds_is_waited_for() {
+fn a_sync_waits_for_a_lock_that_is_held_for_three_seconds() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let mut machine = two_services(&commands);
@@ -93,22 +96,22 @@ fn somebody_who_holds_the_lock_for_three_seconds_is_waited_for() {
             std::thread::sleep(Duration::from_secs(3));
             drop(lock);
         });
-        let outcome = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
+        let outcome = machine.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").sync();
         assert!(!outcome.is_full && held.elapsed() >= Duration::from_secs(3));
         holder.join().unwrap();
-        healed(machine, "lock held for a while");
+        assert_repaired(machine, "lock held for a while");
     });
 }
 
 #[test]
-fn somebody_who_does_not_let_go_of_the_lock_is_told_and_tried_again() {
+fn a_sync_fails_if_the_lock_is_not_released_and_is_retried() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let mut machine = two_services(&commands);
         let lock = fs::OpenOptions::new().write(true).open(commands.lock()).unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
         let started = Instant::now();
-        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.is_contention() && error.to_string().contains("xtables lock"), "{error}");
         assert!(
             started.elapsed() < Duration::from_secs(9),
@@ -116,27 +119,27 @@ fn somebody_who_does_not_let_go_of_the_lock_is_told_and_tried_again() {
         );
         drop(lock);
         assert!(machine.sync().is_full);
-        healed(machine, "lock held for long");
+        assert_repaired(machine, "lock held for long");
     });
 }
 
 #[test]
-fn a_lock_that_cannot_be_made_is_named() {
+fn the_error_names_a_lock_that_cannot_be_created() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let mut machine = two_services(&commands);
-        // As on a file system that is read-only, which root could write otherwise.
+        // Stands for a read-only file system: root could write to any other.
         commands.rewrite("iptables-restore", "export XTABLES_LOCKFILE=/proc/xtables.lock");
-        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.to_string().contains("/proc/xtables.lock"), "{error}");
         commands.rewrite("iptables-restore", "");
         assert!(machine.sync().is_full);
-        healed(machine, "no place for the lock");
+        assert_repaired(machine, "lock could not be created");
     });
 }
 
 #[test]
-fn commands_that_are_missing_are_named() {
+fn the_error_names_a_missing_command() {
     let nowhere = tempfile::tempdir().unwrap();
     let programs = std::sync::Arc::new(Programs::of(nowhere.path()));
     let error = Rules::through(programs, Family::V6).unwrap_err();
@@ -148,44 +151,44 @@ fn commands_that_are_missing_are_named() {
         let commands = Commands::of(Variant::Nft);
         let mut machine = two_services(&commands);
         fs::rename(commands.path("iptables-restore"), commands.path("away")).unwrap();
-        let error = machine.hear("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
+        let error = machine.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").try_sync().unwrap_err();
         assert!(error.is_missing() && error.to_string().contains("iptables-restore"), "{error}");
         fs::rename(commands.path("away"), commands.path("iptables-restore")).unwrap();
         assert!(machine.sync().is_full);
-        healed(machine, "command was away");
+        assert_repaired(machine, "command was missing");
     });
 }
 
 #[test]
-fn a_table_that_cannot_be_read_is_written_all_the_same() {
+fn a_table_that_cannot_be_read_is_written_nevertheless() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             commands.rewrite("iptables-save", "echo not today >&2; exit 1");
             let mut machine = two_services(&commands);
-            assert!(machine.sync().is_full, "as long as nobody knows what is there, every pass is full");
+            assert!(machine.sync().is_full, "every sync is full until the table can be read");
             commands.rewrite("iptables-save", "");
             assert!(machine.sync().is_full);
             assert!(!machine.sync().is_full);
-            healed(machine, "table could not be read");
+            assert_repaired(machine, "table could not be read");
         });
     }
 }
 
 #[test]
-fn all_rules_flushed_by_a_stranger_are_written_again() {
+fn rules_flushed_by_a_foreign_writer_are_written_again() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             let before = machine.saved();
-            let (told, hear) = channel();
+            let (notify, notified) = channel();
             let watch = machine.rules.watch(Duration::from_secs(30));
-            std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
+            std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
             wait_for_canaries(&commands);
             commands.flush(Family::V4);
             if variant == Variant::Nft {
-                hear.recv_timeout(Duration::from_secs(60)).expect("the kernel tells of it");
+                notified.recv_timeout(Duration::from_secs(60)).expect("the kernel notifies of it");
             }
             machine.rules.suspect_drift();
             assert!(machine.sync().is_full);
@@ -195,9 +198,7 @@ fn all_rules_flushed_by_a_stranger_are_written_again() {
 }
 
 pub fn wait_for_canaries(commands: &Commands) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !commands.try_run("iptables -S KUBE-PROXY-CANARY -t filter").status.success() {
-        assert!(Instant::now() < deadline, "no canaries");
-        std::thread::yield_now();
-    }
+    testkit::wait::within(Duration::from_secs(60), "canaries", || {
+        commands.try_run("iptables -S KUBE-PROXY-CANARY -t filter").status.success()
+    });
 }

@@ -1,4 +1,4 @@
-//! Commands of which some fail, and commands that change a kernel made of maps.
+//! Commands of which some fail, and fake commands over a kernel made of maps.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,28 +14,28 @@ use plan::iptables::listing::as_saved;
 
 use crate::fake::Kernel;
 
-/// What may happen to a command.
+/// What can go wrong with a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// It cannot be started: another process has it open for writing, or there is no memory.
+    /// It cannot start, because another process has its file open for writing, or because there is no memory.
     Unstarted,
-    /// It fails and has done nothing.
+    /// It fails without having changed anything.
     Refused,
-    /// Another process holds the lock for longer than it waits.
+    /// Another process holds the lock for longer than the command waits.
     Locked,
-    /// It does its work, and fails after that.
+    /// It makes its changes and then fails.
     FailedAfterwards,
-    /// It is killed before it has done anything.
+    /// It is killed before it has changed anything.
     Killed,
-    /// It is killed when it has done its work.
+    /// It is killed after it has made its changes.
     KilledAfterwards,
-    /// It hangs when it has done its work for the first table, and is stopped.
-    Stuck,
-    /// It prints the first part only of what it should, at least the name of the table.
+    /// It hangs after it has changed the first table, and is stopped.
+    TimedOut,
+    /// It prints only the first part of the table, at least its name.
     HalfPrinted,
 }
 
-/// Runs the commands of another, of which some fail while it is switched on.
+/// Runs the commands of another [`Exec`], of which some fail.
 #[derive(Debug)]
 pub struct Faulty {
     inner: Arc<dyn Exec>,
@@ -45,7 +45,7 @@ pub struct Faulty {
 #[derive(Debug)]
 struct State {
     chance: Chance,
-    /// Of a thousand commands.
+    /// The number of failures in a thousand commands.
     rate: usize,
     injected: BTreeMap<Fault, usize>,
 }
@@ -56,7 +56,7 @@ impl Faulty {
         Self { inner, state: Mutex::new(state) }
     }
 
-    /// That many of a thousand commands fail from now on.
+    /// From now on, `rate` of a thousand commands fail.
     pub fn fail(&self, rate: usize) {
         self.state.lock().unwrap().rate = rate;
     }
@@ -65,12 +65,12 @@ impl Faulty {
         self.state.lock().unwrap().injected.clone()
     }
 
-    fn strike(&self, program: &str, arguments: &[&str]) -> Option<Fault> {
+    fn next_fault(&self, program: &str, arguments: &[&str]) -> Option<Fault> {
         use Fault::{
-            FailedAfterwards, HalfPrinted, Killed, KilledAfterwards, Locked, Refused, Stuck, Unstarted,
+            FailedAfterwards, HalfPrinted, Killed, KilledAfterwards, Locked, Refused, TimedOut, Unstarted,
         };
         let possible: &[Fault] = if program.ends_with("-restore") {
-            &[Unstarted, Refused, Locked, FailedAfterwards, Killed, KilledAfterwards, Stuck]
+            &[Unstarted, Refused, Locked, FailedAfterwards, Killed, KilledAfterwards, TimedOut]
         } else if program.ends_with("-save") {
             &[Unstarted, Refused, Killed, HalfPrinted]
         } else if arguments.contains(&"--version") || arguments.contains(&"-C") || arguments.contains(&"-S") {
@@ -94,7 +94,7 @@ impl Exec for Faulty {
         let command = [&[program], arguments].concat().join(" ");
         let run = || self.inner.run(program, arguments, input);
         let failed = |status, stderr: String| Ok(Finished { status, stdout: String::new(), stderr });
-        match self.strike(program, arguments) {
+        match self.next_fault(program, arguments) {
             None => run(),
             Some(Fault::Unstarted) => {
                 Err(Error::CannotRun { command, source: io::ErrorKind::ExecutableFileBusy.into() })
@@ -113,11 +113,11 @@ impl Exec for Faulty {
                 run()?;
                 Err(Error::Killed { command, signal: 9 })
             }
-            Some(Fault::Stuck) => {
+            Some(Fault::TimedOut) => {
                 let text = input.concat();
                 let first = text.split_inclusive("COMMIT\n").next().unwrap_or_default();
                 self.inner.run(program, arguments, &[first])?;
-                Err(Error::Stuck { command, patience: Duration::from_secs(1) })
+                Err(Error::TimedOut { command, timeout: Duration::from_secs(1) })
             }
             Some(Fault::HalfPrinted) => {
                 let mut finished = run()?;
@@ -135,13 +135,13 @@ impl Exec for Faulty {
     }
 }
 
-/// The commands of one family, over a kernel made of maps. Held to the real ones by the tests that run with both.
+/// The commands of one family over a kernel made of maps. The tests that run with both ensure that it behaves as the real ones.
 #[derive(Debug)]
 pub struct Fake {
     variant: Variant,
     family: Family,
     pub kernel: Mutex<Kernel>,
-    /// After each change since they were taken.
+    /// The states after each change since the last `take_states`.
     states: Mutex<Vec<Kernel>>,
 }
 

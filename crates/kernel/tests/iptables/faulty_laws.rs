@@ -1,13 +1,13 @@
-//! With one command in ten failing, any history of the cluster ends where it should, and on the way a sync never claims
-//! what is not so.
+//! Even if one command in ten fails, the kernel reaches the desired state after any history of events, and a sync that succeeds
+//! has written it.
 //!
-//! A history follows from its seed; CONTRIBUTING.md says how to run one again, and how to run more of them.
+//! The seed determines the history. CONTRIBUTING.md describes how to repeat one, and how to run more.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kernel::iptables::{Error, Exec, Inspection, Rules, Variant};
+use kernel::iptables::{Error, Exec, Rules, RulesInspection, Variant};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::{Changes, Cluster};
@@ -28,13 +28,14 @@ use crate::histories::{Op, op};
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
-/// With the fake; `SLUICE_FAULT_HISTORIES` says otherwise.
+/// The number of histories with the fake, unless `SLUICE_FAULT_HISTORIES` is set.
 const HISTORIES: u64 = 1_000;
-/// With the real commands of each variant.
+/// The same with the real commands, for each variant.
 const REAL_HISTORIES: u64 = 80;
-const RATE: usize = 100;
+/// Failures in a thousand calls.
+const FAULT_RATE: usize = 100;
 
-/// What the commands change.
+/// What the commands run on.
 enum Rig {
     Fake(Arc<Fake>),
     Real(Box<Commands>),
@@ -84,9 +85,11 @@ struct Tally {
 struct Follower {
     cluster: Cluster,
     rules: IptablesSync,
+    /// Added to the number of endpoints.
     imagined: usize,
     interfaces: Vec<IpAddr>,
-    moved: bool,
+    /// Whether `interfaces` changed since the last sync.
+    has_moved: bool,
     has_failed: bool,
 }
 
@@ -95,13 +98,13 @@ impl Follower {
         let options = Options::default();
         let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
-        Self { cluster, rules, imagined: 0, interfaces: interfaces(), moved: true, has_failed: true }
+        Self { cluster, rules, imagined: 0, interfaces: interfaces(), has_moved: true, has_failed: true }
     }
 
     fn sync(&mut self) -> Result<Outcome, Error> {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
-        if std::mem::take(&mut self.moved) {
+        if std::mem::take(&mut self.has_moved) {
             self.rules.move_to(&self.interfaces);
         }
         self.rules.sync(Changes { endpoints, ..changes })
@@ -109,17 +112,15 @@ impl Follower {
 
     fn sync_and_check(&mut self, rig: &Rig, faulty: &Faulty, faults: &mut Faults, tally: &mut Tally) {
         let before = rig.kernel();
-        faulty.fail(RATE);
+        faulty.fail(FAULT_RATE);
         let outcome = faults.during(|| self.sync());
         faulty.fail(0);
         match &outcome {
             Ok(outcome) => {
                 tally.succeeded += 1;
-                assert!(
-                    outcome.is_full || !self.has_failed,
-                    "after an error everything is written: {outcome:?}"
-                );
-                let differences = Inspection::new(self.rules.desired()).compare_all().unwrap().differences;
+                assert!(outcome.is_full || !self.has_failed, "the sync after an error is full: {outcome:?}");
+                let differences =
+                    RulesInspection::new(self.rules.desired()).compare_all().unwrap().differences;
                 assert!(differences.is_empty(), "after {outcome:?} {}", shown(&differences));
             }
             Err(_) => tally.failed += 1,
@@ -128,12 +129,12 @@ impl Follower {
         if let (Rig::Fake(fake), Some(before)) = (rig, before) {
             let states = fake.take_states();
             if let (Ok(_), Some(last)) = (&outcome, states.last()) {
-                states.iter().for_each(|state| is_not_half_written(&before, state, last));
+                states.iter().for_each(|state| assert_not_half_written(&before, state, last));
             }
         }
     }
 
-    /// What the kernel would hold if all had been written by one process at once.
+    /// What the kernel holds after one full sync of a new process.
     fn ideal(self, rig: &Rig) -> Saved {
         rig.flush();
         let mut fresh = Self::new(Rules::through(rig.exec(), Family::V4).unwrap());
@@ -150,18 +151,18 @@ impl Follower {
     }
 }
 
-/// A packet that comes to a chain of ours finds the rules of before the sync, or those of after it.
-fn is_not_half_written(before: &Kernel, state: &Kernel, after: &Kernel) {
+/// Asserts that each of our chains has either its rules of before the sync or those of after it.
+fn assert_not_half_written(before: &Kernel, state: &Kernel, after: &Kernel) {
     let counts_invalid = format!(" -m nfacct --nfacct-name {INVALID_DROPPED}");
     for table in [IptablesTable::Filter, IptablesTable::Nat] {
         for chain in state.reachable(table).into_iter().filter(|chain| chain.starts_with("KUBE-")) {
             let [was, rules, will_be] = [before, state, after].map(|kernel| {
                 let rules = kernel.table(table).get(chain)?.iter();
-                // Where a full sync fails, it is tried again without counters.
+                // A full sync that fails is retried without counters.
                 let rules = rules.filter(|rule| !rule.contains(LOCALHOST_NODE_PORTS));
                 Some(rules.map(|rule| rule.replace(&counts_invalid, "")).collect::<Vec<_>>())
             });
-            // Jumps come before what they lead to.
+            // A jump creates its chain, which is empty at first.
             let is_new = was.is_none() && rules.as_ref().is_some_and(Vec::is_empty);
             assert!(rules == was || rules == will_be || is_new, "{chain} is half written: {rules:#?}");
         }
@@ -172,36 +173,36 @@ fn shown(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
-fn ops(seed: u64, most: usize) -> Vec<Op> {
+fn ops(seed: u64, max_ops: usize) -> Vec<Op> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    vec(op(), 1..most).new_tree(&mut runner).unwrap().current()
+    vec(op(), 1..max_ops).new_tree(&mut runner).unwrap().current()
 }
 
-fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) {
+fn run_history(seed: u64, rig: &Rig, variant: Variant, max_ops: usize, tally: &mut Tally) {
     let mut chance = Chance::from_seed(seed);
     let faulty = Arc::new(Faulty::new(rig.exec(), seed));
-    // Packet counters are made through netlink.
-    let mut faults = Faults::new(seed, RATE, &NetlinkFault::ALL);
-    faulty.fail(RATE);
+    // Packet counters are created through netlink.
+    let mut faults = Faults::new(seed, FAULT_RATE, &NetlinkFault::ALL);
+    faulty.fail(FAULT_RATE);
     let access = loop {
-        // The process would be started again.
+        // A proxy that does not start is restarted.
         if let Ok(access) = faults.during(|| Rules::through(faulty.clone(), Family::V4)) {
             break access;
         }
     };
     faulty.fail(0);
-    assert_eq!(access.variant(), variant, "the question failed, not the ability");
-    assert!(access.abilities().random_fully, "the question failed, not the ability");
+    assert_eq!(access.variant(), variant, "a failed command must not pass for a missing feature");
+    assert!(access.abilities().random_fully, "a failed command must not pass for a missing feature");
     let mut follower = Follower::new(access);
-    for op in ops(seed, most) {
+    for op in ops(seed, max_ops) {
         match op {
             Op::Say(line) => _ = follower.cluster.apply(&testkit::event(&line)),
             Op::Move(kept) => {
                 follower.interfaces = kept.iter().map(|at| interfaces()[*at]).collect();
-                follower.moved = true;
+                follower.has_moved = true;
             }
             Op::Grow(large) => follower.imagined = if large { 2_000 } else { 0 },
             Op::Flush if chance.below(3) == 0 => {
@@ -219,29 +220,29 @@ fn live(seed: u64, rig: &Rig, variant: Variant, most: usize, tally: &mut Tally) 
         *tally.faults.entry(fault).or_default() += count;
     }
     follower.sync().expect("the first sync without faults");
-    let differences = Inspection::new(follower.rules.desired()).compare_all().unwrap().differences;
+    let differences = RulesInspection::new(follower.rules.desired()).compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{}", shown(&differences));
-    // What was written without counters, and comments that large clusters lack, come back when everything is written.
+    // Only a full sync restores counters, and the comments that large clusters do not have.
     follower.imagined = 0;
     follower.rules.require_full();
     follower.sync().unwrap();
     let nothing = follower.sync().unwrap();
-    assert!(!nothing.is_full && nothing.writes == 0, "there was nothing left to do: {nothing:?}");
+    assert!(!nothing.is_full && nothing.writes == 0, "a sync without changes writes nothing: {nothing:?}");
     rig.saved().assert_same(&follower.ideal(rig), "in the end");
 }
 
-/// Reported if the test fails while it lives.
+/// Prints the seed if the test panics.
 struct Seed(u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("to see this history alone: SLUICE_FAULT_SEED={}", self.0);
+            eprintln!("to repeat this history: SLUICE_FAULT_SEED={}", self.0);
         }
     }
 }
 
-fn run_histories(rig: fn(Variant) -> Rig, variant: Variant, histories: u64, most: usize) {
+fn run_histories(rig: fn(Variant) -> Rig, variant: Variant, histories: u64, max_ops: usize) {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let seeds = match number("SLUICE_FAULT_SEED") {
         Some(seed) => seed..seed + 1,
@@ -253,12 +254,12 @@ fn run_histories(rig: fn(Variant) -> Rig, variant: Variant, histories: u64, most
         for seed in seeds {
             let _seed = Seed(seed);
             let rig = rig(variant);
-            live(seed, &rig, variant, most, &mut tally);
+            run_history(seed, &rig, variant, max_ops, &mut tally);
             rig.flush();
         }
         eprintln!("{variant:?}: {tally:?}");
-        assert!(count < REAL_HISTORIES || tally.faults.len() > 5, "few kinds of faults were met");
-        assert!(count < REAL_HISTORIES || tally.failed > 10, "hardly anything failed");
+        assert!(count < REAL_HISTORIES || tally.faults.len() > 5, "too few kinds of faults occurred");
+        assert!(count < REAL_HISTORIES || tally.failed > 10, "too few syncs failed");
     });
 }
 

@@ -1,4 +1,4 @@
-//! Whatever happens to the cluster, the kernel ends where one full sync would end.
+//! After any history of events, the kernel holds what one full sync would write.
 
 use kernel::iptables::Variant;
 use model::address::Family;
@@ -12,9 +12,9 @@ use crate::histories::{Op, op};
 use crate::machine::Machine;
 use crate::options::{Options, interfaces};
 
-/// The same history with addresses of the other family.
+/// The line with addresses of `family`.
 fn translated(line: &str, family: Family) -> String {
-    const WORDS: [(&str, &str); 7] = [
+    const PREFIXES: [(&str, &str); 7] = [
         ("10.96.0.", "fd00:96::"),
         ("10.244.1.", "fd00:10:244:1::"),
         ("10.244.2.", "fd00:10:244:2::"),
@@ -25,17 +25,17 @@ fn translated(line: &str, family: Family) -> String {
     ];
     match family {
         Family::V4 => line.to_owned(),
-        Family::V6 => WORDS.iter().fold(line.to_owned(), |line, (v4, v6)| line.replace(v4, v6)),
+        Family::V6 => PREFIXES.iter().fold(line.to_owned(), |line, (v4, v6)| line.replace(v4, v6)),
     }
 }
 
-fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
+fn run_history(machine: &mut Machine<'_>, ops: Vec<Op>) {
     let iptables = iptables(machine.options.family());
     let (save, restore) = (format!("{iptables}-save"), format!("{iptables}-restore"));
     let mut was_large = false;
     for op in ops {
         match op {
-            Op::Say(line) => _ = machine.hear(&translated(&line, machine.options.family())),
+            Op::Say(line) => _ = machine.apply_lines(&translated(&line, machine.options.family())),
             Op::Move(kept) => machine.move_to(kept.iter().map(|at| interfaces()[*at]).collect()),
             Op::Grow(large) => {
                 was_large |= large;
@@ -48,7 +48,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
             Op::CannotSave => machine.commands.fail_once(&save),
             Op::Fail(_) => {
                 machine.commands.fail_once(&restore);
-                // A partial sync is healed at once, a full one is not.
+                // A failed partial sync is retried as a full one at once; a failed full sync is not.
                 let _ = machine.try_sync();
             }
             Op::Sync => _ = machine.try_sync(),
@@ -57,7 +57,7 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
     }
     [&save, &restore].iter().for_each(|command| machine.commands.rewrite(command, ""));
     machine.sync();
-    // Comments that large clusters lack come back when everything is written.
+    // Only a full sync restores the comments that large clusters do not have.
     if was_large {
         machine.imagined = 0;
         machine.rules.require_full();
@@ -66,21 +66,21 @@ fn live(machine: &mut Machine<'_>, ops: Vec<Op>) {
 }
 
 proptest! {
-    // Most of the time goes into starting commands.
+    // Most of the time is spent on starting commands.
     #![proptest_config(ProptestConfig { max_shrink_iters: 50, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn partial_syncs_end_where_a_full_one_would(
+    fn partial_syncs_lead_to_the_same_rules_as_a_full_one(
         variant in select(VARIANTS.to_vec()),
         family in select(Family::BOTH.to_vec()),
         everywhere in any::<bool>(),
         ops in vec(op(), 1..16),
     ) {
-        in_fresh_netns(move || ends_where_a_full_one_would(variant, family, everywhere, ops));
+        in_fresh_netns(move || check_history(variant, family, everywhere, ops));
     }
 }
 
-fn ends_where_a_full_one_would(variant: Variant, family: Family, everywhere: bool, ops: Vec<Op>) {
+fn check_history(variant: Variant, family: Family, everywhere: bool, ops: Vec<Op>) {
     let commands = Commands::of(variant);
     let (options, addresses) = match family {
         Family::V4 => (Options::default(), "192.168.0.0/16"),
@@ -89,9 +89,9 @@ fn ends_where_a_full_one_would(variant: Variant, family: Family, everywhere: boo
     let node_port_addresses = if everywhere { Vec::new() } else { vec![addresses.to_owned()] };
     let options = Options { node_port_addresses, ..options };
     let mut machine = Machine::new(&commands, options);
-    live(&mut machine, ops);
+    run_history(&mut machine, ops);
     let nothing = machine.sync();
-    assert!(!nothing.is_full && nothing.writes == 0, "nothing had changed: {nothing:?}");
+    assert!(!nothing.is_full && nothing.writes == 0, "a sync without changes writes nothing: {nothing:?}");
     let saved = machine.saved();
     saved.assert_same(&machine.ideal(), &format!("{variant:?} {family}"));
 }

@@ -1,4 +1,4 @@
-//! A cluster, and rules that follow it in the network namespace of the calling thread.
+//! A cluster, and rules in the calling thread's network namespace that are synced with it.
 
 use std::net::IpAddr;
 
@@ -17,10 +17,11 @@ pub struct Machine<'a> {
     pub options: Options,
     pub cluster: Cluster,
     pub rules: IptablesSync,
-    /// Endpoints that are counted but not there: large clusters are slow to test.
+    /// Added to the number of endpoints, to test the rules of large clusters without their size.
     pub imagined: usize,
     interfaces: Vec<IpAddr>,
-    moved: bool,
+    /// Whether `interfaces` changed since the last sync.
+    has_moved: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -28,31 +29,29 @@ impl<'a> Machine<'a> {
         let rules = Rules::through(commands.programs(), options.family()).unwrap();
         let rules = IptablesSync::new(rules, options.settings());
         let cluster = Cluster::new(options.here());
-        Self { commands, options, cluster, rules, imagined: 0, interfaces: interfaces(), moved: true }
+        Self { commands, options, cluster, rules, imagined: 0, interfaces: interfaces(), has_moved: true }
     }
 
-    /// Another process, which knows the cluster but not what the first one did.
+    /// A new process, which has received the objects but does not know what the first one did.
     pub fn restart(self) -> Self {
         let mut again = Self::new(self.commands, self.options);
-        let told = self.cluster;
-        let routings = told
+        let cluster = self.cluster;
+        let routings = cluster
             .routings()
             .into_iter()
             .map(|(name, routing)| (name.clone(), Some(routing.clone())))
             .collect();
-        let endpoints = Some(told.counts().endpoints);
-        again.cluster = told;
-        again.moved = false;
+        let endpoints = Some(cluster.counts().endpoints);
+        again.cluster = cluster;
+        again.has_moved = false;
         again.interfaces = self.interfaces;
         again.rules.move_to(&again.interfaces);
         again.rules.sync(Changes { routings, endpoints, ..Changes::default() }).unwrap();
         again
     }
 
-    pub fn hear(&mut self, lines: &str) -> &mut Self {
-        for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-            self.apply(&testkit::event(line));
-        }
+    pub fn apply_lines(&mut self, lines: &str) -> &mut Self {
+        testkit::objects::events(lines).for_each(|event| self.apply(&event));
         self
     }
 
@@ -62,13 +61,13 @@ impl<'a> Machine<'a> {
 
     pub fn move_to(&mut self, interfaces: Vec<IpAddr>) {
         self.interfaces = interfaces;
-        self.moved = true;
+        self.has_moved = true;
     }
 
     pub fn try_sync(&mut self) -> Result<Outcome, Error> {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
-        if std::mem::take(&mut self.moved) {
+        if std::mem::take(&mut self.has_moved) {
             self.rules.move_to(&self.interfaces);
         }
         self.rules.sync(Changes { endpoints, ..changes })
@@ -82,8 +81,7 @@ impl<'a> Machine<'a> {
         Saved::read(self.commands, self.options.family())
     }
 
-    /// What the kernel would hold if all had been written by one process at once, found out by doing so. The rules here
-    /// are gone after that.
+    /// What the kernel holds after one full sync of a new process, which replaces the present rules.
     pub fn ideal(self) -> Saved {
         self.commands.flush(self.options.family());
         self.restart().saved()

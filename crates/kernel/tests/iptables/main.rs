@@ -1,4 +1,4 @@
-//! The iptables mode against the real commands and the real kernel, each test alone in a network namespace.
+//! Tests of the iptables mode with the real commands and the real kernel, each in a network namespace of its own.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,23 +15,23 @@ mod examples;
 mod faults;
 mod faulty;
 mod faulty_laws;
+mod foreign_writers;
 mod laws;
 mod machine;
 mod quoting;
 mod saved;
 mod setup;
-mod strangers;
 
 #[path = "../../../../tests/src/drive.rs"]
 mod drive;
-// What happens in the examples and what they expect is told once, beside the crate that decides it.
+// The examples and what they expect are shared with the tests of `plan`.
 #[path = "../../../plan/tests/iptables/fake.rs"]
-#[allow(dead_code, reason = "here it is reached through commands")]
+#[allow(dead_code, reason = "here commands use it")]
 mod fake;
 #[path = "../../../plan/tests/iptables/given.rs"]
 mod given;
 #[path = "../../../plan/tests/iptables/histories.rs"]
-#[allow(dead_code, reason = "time does not pass as quickly here")]
+#[allow(dead_code, reason = "there is no virtual time here")]
 mod histories;
 #[path = "../../../plan/tests/iptables/options.rs"]
 mod options;

@@ -1,6 +1,6 @@
-//! Names that no API server would accept: the real commands take the text, and nothing in it becomes a rule.
+//! Names that no API server accepts do not become rules, and the real commands accept the text.
 
-use kernel::iptables::Inspection;
+use kernel::iptables::RulesInspection;
 use model::event::Event;
 use netlink::testing::in_fresh_netns;
 
@@ -46,7 +46,7 @@ fn names_cannot_break_out_of_a_restore() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
-            // An interface's name may have quotes and backslashes indeed.
+            // Names of interfaces may contain quotes and backslashes.
             let detect_local =
                 DetectLocal { bridge_interface: Some("br\"\\0".into()), ..DetectLocal::default() };
             let mut machine = Machine::new(&commands, Options { detect_local, ..Options::default() });
@@ -67,7 +67,7 @@ fn names_cannot_break_out_of_a_restore() {
 }
 
 #[test]
-fn odd_names_are_found_again_as_they_were_written() {
+fn names_with_special_characters_are_read_back_as_written() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
@@ -76,7 +76,8 @@ fn odd_names_are_found_again_as_they_were_written() {
                 apply(&mut machine, at, name);
             }
             machine.sync();
-            let differences = Inspection::new(machine.rules.desired()).compare_all().unwrap().differences;
+            let differences =
+                RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences;
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             assert_eq!(differences, [""; 0], "{variant:?}");
         });
@@ -84,7 +85,7 @@ fn odd_names_are_found_again_as_they_were_written() {
 }
 
 #[test]
-fn a_stale_chain_with_an_odd_name_is_removed() {
+fn a_stale_chain_with_special_characters_in_its_name_is_removed() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);

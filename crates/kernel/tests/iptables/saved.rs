@@ -1,4 +1,4 @@
-//! What the kernel holds as `iptables-save` prints it, and how it prints what a restore was told.
+//! The rules that the kernel holds as `iptables-save` prints them, and those that a restore text should lead to.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use plan::iptables::listing::as_saved;
 
 use crate::commands::Commands;
 
-/// Rules by table and chain, each with all its words.
+/// Rules by table and chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Saved(BTreeMap<(String, String), Vec<String>>);
 
@@ -18,8 +18,8 @@ impl Saved {
         Self::parse(&texts.concat())
     }
 
-    /// Without what differs from run to run: remarks and counters. And without chains of the kernel's that are empty,
-    /// which the nft variant has only after they were used.
+    /// Leaves out what differs between runs: comment lines, packet counts, and empty built-in chains, which the nft variant creates
+    /// when they are first used.
     pub fn parse(text: &str) -> Self {
         let mut saved = Self::default();
         let mut table = "";
@@ -38,7 +38,7 @@ impl Saved {
         saved
     }
 
-    /// The state after a restore into empty tables that had all jumps.
+    /// The state after a restore into tables with nothing but the jumps.
     pub fn expected(restore: &str, family: Family) -> Self {
         let mut saved = Self::default();
         for jump in Jump::ALL {
@@ -78,7 +78,7 @@ impl Saved {
         self.0.get(&(table.to_owned(), chain.to_owned()))
     }
 
-    /// As on a kernel that has none: without the rules that are there only to count, and without the words that count.
+    /// The rules for a kernel without packet counters: no rules that only count, and no matches that count.
     pub fn without_counters(mut self) -> Self {
         for rules in self.0.values_mut() {
             rules.retain(|rule| !rule.contains("localhost_nps_accepted_pkts"));
@@ -93,7 +93,7 @@ impl Saved {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// The first chain that differs says more than two pages of text.
+    /// Shows the first chain that differs, rather than both states.
     pub fn assert_same(&self, want: &Self, what: &str) {
         for chain in self.0.keys().chain(want.0.keys()) {
             assert_eq!(self.0.get(chain), want.0.get(chain), "{what}: {} {}", chain.0, chain.1);

@@ -1,4 +1,4 @@
-//! What is made of the machine before the first rule, and what can be known of it afterwards.
+//! Sysctls and detected features before the first sync, and packet counters after it.
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,9 +18,9 @@ fn only_node_ports_at_localhost_need_route_localnet() {
     let elsewhere = || vec!["192.168.0.0/16".to_owned()];
     for (what, options, want) in [
         ("by default", Options::default(), "1"),
-        ("loopback asked for", Options { node_port_addresses: loopback(), ..Options::default() }, "1"),
+        ("loopback", Options { node_port_addresses: loopback(), ..Options::default() }, "1"),
         ("other addresses", Options { node_port_addresses: elsewhere(), ..Options::default() }, "0"),
-        ("switched off", Options { localhost_node_ports: false, ..Options::default() }, "0"),
+        ("disabled", Options { localhost_node_ports: false, ..Options::default() }, "0"),
         ("IPv6", Options::v6(), "0"),
     ] {
         let root = tempfile::tempdir().unwrap();
@@ -33,14 +33,14 @@ fn only_node_ports_at_localhost_need_route_localnet() {
 }
 
 #[test]
-fn a_machine_that_does_not_let_us_is_told_what_to_do() {
+fn the_error_of_a_sysctl_names_the_option_that_avoids_it() {
     let nowhere = tempfile::tempdir().unwrap();
     let error = set_up(&Options::default().settings(), &Sysctls::at(nowhere.path())).unwrap_err().to_string();
     assert!(error.contains("route_localnet") && error.contains("iptables.localhostNodePorts"), "{error}");
 }
 
 #[test]
-fn the_installed_version_and_the_kernel_say_what_rules_may_use() {
+fn features_follow_from_the_installed_version_and_the_kernel() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);

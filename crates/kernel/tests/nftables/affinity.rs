@@ -1,16 +1,15 @@
-//! Session affinity leaves nothing behind, and takes over what is left.
+//! Chains and ids of session affinity are removed with their last use, and adopted after a restart.
 
 use plan::nftables::sets::{EndpointList, Sticky};
 
 use super::*;
 
 fn sticky(number: u8, seconds: Option<u32>) -> Changed {
-    let mut routing = Arc::into_inner(routing(Family::V4, number, &[1, 2, 3])).unwrap();
-    routing.affinity = seconds;
-    (name(&format!("s{number}")), Some(Arc::new(routing)))
+    let affinity = seconds.map(|seconds| format!("affinity={seconds}")).unwrap_or_default();
+    service_with(Family::V4, &format!("s{number}"), number, &[1, 2, 3], &affinity)
 }
 
-/// Everything in the table but what packets put there: sets with how much they hold, chains, and rules by their handles.
+/// The sets with their numbers of elements, the chains, and the handles of rules. Leaves out the set that packets change.
 fn objects() -> (Vec<String>, Vec<String>, Vec<u64>) {
     let family = netlink::Family::Ipv4;
     let mut connection = Connection::open().unwrap();
@@ -19,8 +18,8 @@ fn objects() -> (Vec<String>, Vec<String>, Vec<u64>) {
         .into_iter()
         .filter(|set| set.name != "affinity")
         .map(|set| {
-            let held = connection.elements(family, TABLE, &set.name, |_| ()).unwrap().len();
-            format!("{}: {held}", set.name)
+            let count = connection.elements(family, TABLE, &set.name, |_| ()).unwrap().len();
+            format!("{}: {count}", set.name)
         })
         .collect();
     sets.sort();
@@ -43,13 +42,13 @@ fn ids() -> Vec<(Vec<u8>, Sticky)> {
 }
 
 #[test]
-fn timeouts_that_come_and_go_leave_nothing() {
+fn unused_timeouts_leave_nothing_behind() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
         table.sync(everything(Family::V4, vec![sticky(1, Some(60))])).unwrap();
         let before = objects();
         let many = || 2..=250_u8;
-        // Two of each, and never all at once.
+        // Each timeout for two services, which are not deleted in the same sync.
         let seconds = |number: u8| {
             let nth = u32::from(number / 2);
             Some(if nth < 60 { nth } else { 3_600 + (nth - 59) * 900 })
@@ -58,14 +57,14 @@ fn timeouts_that_come_and_go_leave_nothing() {
         let (_, chains, rules) = objects();
         assert_eq!(chains.len(), before.1.len() + 2 * 125, "two chains for each timeout");
         assert_eq!(rules.len(), before.2.len() + 4 * 125);
-        assert_eq!(before.2, rules[..before.2.len()], "no rule that was there is touched");
+        assert_eq!(before.2, rules[..before.2.len()], "existing rules are not touched");
         for some in many().collect::<Vec<_>>().chunks(25) {
             let gone = some.iter().map(|number| (sticky(*number, None).0, None)).collect();
             assert!(!table.sync(change(gone)).unwrap().is_full);
         }
         assert_eq!(objects(), before);
 
-        // The same service, with one timeout after the other and then with none.
+        // One service with a sequence of timeouts, then without affinity.
         for number in 0..10_u32 {
             assert!(!table.sync(change(vec![sticky(2, Some(60 + 60 * number))])).unwrap().is_full);
         }
@@ -76,7 +75,7 @@ fn timeouts_that_come_and_go_leave_nothing() {
 }
 
 #[test]
-fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
+fn a_restart_removes_unused_timeouts_and_keeps_ids() {
     in_fresh_netns(|| {
         let mut first = open(Family::V4);
         first.sync(change(vec![sticky(9, Some(77))])).unwrap();
@@ -84,7 +83,7 @@ fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
         let before = ids();
         drop(first);
         let mut second = open(Family::V4);
-        // In another order, so that it would give other ids.
+        // In another order, in which a new table would get other ids.
         second.sync(change(vec![sticky(4, Some(60)), sticky(5, Some(10_800))])).unwrap();
         let (_, chains, _) = objects();
         let affinity_chains: Vec<&String> = chains.iter().filter(|name| name.starts_with("learn-")).collect();
@@ -93,14 +92,14 @@ fn what_nobody_uses_any_more_is_gone_after_a_restart_and_ids_are_kept() {
         for (key, sticky) in ids() {
             match before.iter().find(|(old, _)| *old == key) {
                 Some((_, old)) => assert_eq!(sticky, *old),
-                None => assert!(sticky.list > highest, "an id is not given twice"),
+                None => assert!(sticky.list > highest, "ids are not reused"),
             }
         }
         assert_eq!(EndpointList::Cluster.of(before[0].1.list), before[0].1.service_port());
     });
 }
 
-/// As it was when affinity was kept by frontend.
+/// What a version that kept affinity by frontend left.
 const OLD_LAYOUT: &[&str] = &[
     "add set ip kube-proxy sticky-77 { type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service ; }",
     "add set ip kube-proxy nodeport-sticky-77 { type inet_proto . inet_service . ipv4_addr . inet_service ; }",
@@ -111,7 +110,7 @@ const OLD_LAYOUT: &[&str] = &[
 ];
 
 #[test]
-fn leftovers_of_an_earlier_version_are_removed_and_the_rest_stays() {
+fn objects_of_an_earlier_version_are_removed_and_clients_are_kept() {
     in_fresh_netns(|| {
         let routings = || vec![sticky(1, Some(60))];
         let mut table = shared_table(Family::V4);
@@ -125,13 +124,13 @@ fn leftovers_of_an_earlier_version_are_removed_and_the_rest_stays() {
         let mut table = shared_table(Family::V4);
         table.sync(everything(Family::V4, routings())).unwrap();
         assert_eq!(objects(), before);
-        let remembered = run("nft list map ip kube-proxy affinity");
-        assert!(remembered.contains("10.244.1.1 . 8080"), "clients are still known: {remembered}");
+        let clients = run("nft list map ip kube-proxy affinity");
+        assert!(clients.contains("10.244.1.1 . 8080"), "clients keep their endpoints: {clients}");
     });
 }
 
 #[test]
-fn a_program_that_learned_otherwise_is_replaced_in_one_transaction() {
+fn a_program_of_an_earlier_version_is_replaced_in_one_transaction() {
     in_fresh_netns(|| {
         let routings = || vec![sticky(1, Some(60))];
         let mut table = shared_table(Family::V4);

@@ -1,4 +1,4 @@
-//! The table is compared by others than its owner, and while it has one.
+//! Any process may compare the table with the desired one, while another process owns it.
 
 use super::*;
 use kernel::inspection::DesiredState;
@@ -6,23 +6,27 @@ use plan::difference::DifferenceKind;
 use plan::served::KernelComparison;
 
 fn all(family: Family) -> Changes {
+    all_with(family, "affinity=10800")
+}
+
+fn all_with(family: Family, fields: &str) -> Changes {
     let routings = vec![
-        (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
-        (name("b"), Some(routing(family, 2, &[]))),
-        (name("c"), Some(routing(family, 3, &[1]))),
+        service_with(family, "a", 1, &[1, 2, 3], fields),
+        service_with(family, "b", 2, &[], fields),
+        service_with(family, "c", 3, &[1], fields),
     ];
     everything(family, routings)
 }
 
-/// What another process finds that has the same objects.
-fn elsewhere(family: Family, changes: Changes) -> KernelComparison {
+/// What another process with the same objects finds.
+fn compare_in_another_process(family: Family, changes: Changes) -> KernelComparison {
     let Changes { routings, service_cidrs, .. } = changes;
     let service_cidrs = service_cidrs.unwrap();
     compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips(family)))
 }
 
 fn compare(desired: TableSnapshot) -> KernelComparison {
-    Inspection::open(desired).unwrap().compare_all().unwrap()
+    TableInspection::open(desired).unwrap().compare_all().unwrap()
 }
 
 fn texts(comparison: &KernelComparison) -> Vec<String> {
@@ -34,14 +38,14 @@ fn texts(comparison: &KernelComparison) -> Vec<String> {
 }
 
 #[test]
-fn what_was_just_written_does_not_differ() {
+fn there_are_no_differences_after_a_sync() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
             table.sync(all(family)).unwrap();
-            // So that slots are no longer in the order of addresses.
-            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[2, 3])))])).unwrap();
-            table.sync(change(vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            // After these syncs, slots are not in the order of addresses.
+            table.sync(change(vec![service(family, "a", 1, &[2, 3])])).unwrap();
+            table.sync(change(vec![service(family, "a", 1, &[1, 2, 3])])).unwrap();
             let before = generation();
             let comparison = compare(table.desired());
             assert_eq!(texts(&comparison), [""; 0]);
@@ -50,21 +54,21 @@ fn what_was_just_written_does_not_differ() {
             for part in inspection.parts() {
                 assert_eq!(inspection.compare(part).unwrap(), [], "{part}");
             }
-            assert_eq!(texts(&elsewhere(family, all(family))), [""; 0]);
+            assert_eq!(texts(&compare_in_another_process(family, all(family))), [""; 0]);
             assert_eq!(generation(), before, "nothing was written");
         });
     }
 }
 
 #[test]
-fn an_endpoint_in_place_of_another_is_the_only_difference() {
+fn a_replaced_endpoint_is_the_only_difference() {
     in_fresh_netns(|| {
         let family = Family::V4;
         let mut table = open(family);
         table.sync(all(family)).unwrap();
         let mut edited = all(family);
-        edited.routings[0].1 = Some(routing(family, 1, &[1, 2, 4]));
-        let found = elsewhere(family, edited);
+        edited.routings[0] = service(family, "a", 1, &[1, 2, 4]);
+        let found = compare_in_another_process(family, edited);
         let changes = found.changes();
         let [change] = changes.as_slice() else { panic!("{changes:?}") };
         assert_eq!(change.service.as_ref().unwrap().to_string(), "ns/a:http");
@@ -82,7 +86,7 @@ fn an_endpoint_in_place_of_another_is_the_only_difference() {
 }
 
 #[test]
-fn damage_is_named() {
+fn differences_name_the_object() {
     for (damage, want) in [
         (
             "delete element ip kube-proxy cluster-ips { 10.96.1.1 }",
@@ -109,9 +113,9 @@ fn damage_is_named() {
             ],
         ),
         ("delete chain ip kube-proxy filter-postrouting", &["missing: chain filter-postrouting"]),
-        // Whatever the kernel learns, be it nonsense.
+        // Entries of clients are not compared.
         ("add element ip kube-proxy affinity { 0x00000002 . 192.0.2.9 : tcp . 10.244.1.1 . 8080 }", &[]),
-        // Does no harm: nothing leads there.
+        // Has no effect, since no rule leads there.
         ("add chain ip kube-proxy mine", &[]),
     ] {
         in_fresh_netns(move || {
@@ -128,28 +132,27 @@ fn damage_is_named() {
 }
 
 #[test]
-fn where_there_is_no_table_it_is_missing_with_all_that_it_should_hold() {
+fn without_a_table_the_table_and_all_its_elements_are_missing() {
     in_fresh_netns(|| {
-        let found = elsewhere(Family::V4, all(Family::V4));
+        let found = compare_in_another_process(Family::V4, all(Family::V4));
         let first = &found.differences[0];
         assert!(first.to_string().starts_with("missing: table ip kube-proxy ("), "{first}");
         let mut table = open(Family::V4);
         let outcome = table.sync(all(Family::V4)).unwrap();
         let elements = found.with_owners().filter(|(_, service)| service.is_some()).count();
-        assert_eq!(elements, outcome.added, "each element has an owner here");
+        assert_eq!(elements, outcome.added, "every element has an owner");
         assert!(found.differences.iter().all(|it| it.kind == DifferenceKind::Missing));
     });
 }
 
 #[test]
-fn a_new_timeout_is_two_chains() {
+fn a_new_timeout_needs_two_chains() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
         let mut edited = all(Family::V4);
-        let other = Arc::new(Routing { affinity: Some(60), ..clone(&routing(Family::V4, 3, &[1])) });
-        edited.routings[2].1 = Some(other);
-        let text = texts(&elsewhere(Family::V4, edited)).join("\n");
+        edited.routings[2] = service_with(Family::V4, "c", 3, &[1], "affinity=60");
+        let text = texts(&compare_in_another_process(Family::V4, edited)).join("\n");
         for line in [
             "missing: chain learn-60 (ns/c:http)\n",
             "missing: chain nodeport-learn-60 (ns/c:http)\n",
@@ -163,15 +166,11 @@ fn a_new_timeout_is_two_chains() {
 }
 
 #[test]
-fn what_no_client_sticks_to_any_more_is_unexpected() {
+fn objects_of_affinity_are_unexpected_without_it() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
         table.sync(all(Family::V4)).unwrap();
-        let mut edited = all(Family::V4);
-        for (_, routing) in &mut edited.routings {
-            *routing = routing.as_ref().map(|routing| Arc::new(Routing { affinity: None, ..clone(routing) }));
-        }
-        let found = elsewhere(Family::V4, edited).differences;
+        let found = compare_in_another_process(Family::V4, all_with(Family::V4, "")).differences;
         assert!(!found.is_empty());
         for it in &found {
             let parts = [
@@ -187,34 +186,13 @@ fn what_no_client_sticks_to_any_more_is_unexpected() {
     });
 }
 
-fn clone(routing: &Routing) -> Routing {
-    let Routing { protocol, port, node_port, affinity, internal, external, .. } = *routing;
-    Routing {
-        protocol,
-        port,
-        node_port,
-        affinity,
-        internal,
-        external,
-        addresses: routing.addresses.clone(),
-        created: routing.created,
-        cluster: routing.cluster.clone(),
-        local: routing.local.clone(),
-        preserves_client: routing.preserves_client,
-        ranges_admit_node: routing.ranges_admit_node,
-        is_externally_accessible: routing.is_externally_accessible,
-        health_check_node_port: routing.health_check_node_port,
-        serving: routing.serving.clone(),
-    }
-}
-
 #[test]
-fn affinity_without_endpoints_needs_no_set() {
+fn a_service_without_endpoints_has_no_objects_of_affinity() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
-        let refused = || everything(Family::V4, vec![(name("a"), Some(routing(Family::V4, 1, &[])))]);
-        table.sync(refused()).unwrap();
+        let without_endpoints = || everything(Family::V4, vec![service(Family::V4, "a", 1, &[])]);
+        table.sync(without_endpoints()).unwrap();
         assert_eq!(texts(&compare(table.desired())), [""; 0]);
-        assert_eq!(texts(&elsewhere(Family::V4, refused())), [""; 0]);
+        assert_eq!(texts(&compare_in_another_process(Family::V4, without_endpoints())), [""; 0]);
     });
 }

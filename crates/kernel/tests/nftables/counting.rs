@@ -1,15 +1,14 @@
 use super::*;
 
 #[test]
-fn connections_are_counted_beside_the_one_that_has_the_table() {
+fn connections_are_counted_while_another_connection_owns_the_table() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings =
-                ["b", "a"].into_iter().zip(1..).map(|(it, n)| (name(it), Some(routing(family, n, &[1, 2]))));
+            let routings = ["b", "a"].into_iter().zip(1..).map(|(it, n)| service(family, it, n, &[1, 2]));
             let first = table.plan.steps(everything(family, routings.collect()));
             assert!(first.is_none());
-            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has made the table");
+            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has created the table");
             table.sync(Changes::default()).unwrap();
 
             let counted = connections(family, &table.owners()).unwrap();
@@ -19,7 +18,7 @@ fn connections_are_counted_beside_the_one_that_has_the_table() {
                 let frontends = its.iter().filter(|it| it.endpoint.is_none()).count();
                 assert!(
                     frontends == 4 && its.len() > 4,
-                    "a cluster IP, two others and a node port, and their endpoints: {its:?}"
+                    "a cluster IP, two external addresses and a node port, and their endpoints: {its:?}"
                 );
             }
             let _not_committed = table.plan.steps(change(vec![(name("b"), None)]));

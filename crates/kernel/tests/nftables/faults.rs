@@ -1,7 +1,7 @@
-//! With one call to the kernel in ten failing, any history of the cluster ends where it should, and on the way the kernel
-//! never holds half a change and a sync never claims what is not so.
+//! Even if one call to the kernel in ten fails, the kernel reaches the desired state after any history of events. On the way it
+//! never holds half of a change, and a sync that succeeds has written the desired state.
 //!
-//! A history follows from its seed; CONTRIBUTING.md says how to run one again, and how to run more of them.
+//! The seed determines the history. CONTRIBUTING.md describes how to repeat one, and how to run more.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,15 +20,15 @@ mod histories;
 
 use histories::{Objects, Op, history};
 
-/// Of each kind of table; `SLUICE_FAULT_HISTORIES` says otherwise.
+/// The number of histories of each test, unless `SLUICE_FAULT_HISTORIES` is set.
 const HISTORIES: u64 = 350;
 
-/// Who may change the table.
+/// Which processes may change the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writers {
     Owner,
-    /// As on kernels that know no owners.
-    Anyone,
+    /// All processes, as on kernels without owners of tables.
+    Any,
 }
 
 fn run_histories(family: Family, writers: Writers) {
@@ -42,12 +42,12 @@ fn run_histories(family: Family, writers: Writers) {
         let mut total = Tally::default();
         for seed in seeds {
             let _seed = Seed(seed);
-            total.add(live(seed, family, writers));
-            Table::remove(family).unwrap();
+            total.add(run_history(seed, family, writers));
+            KernelTable::remove(family).unwrap();
         }
         eprintln!("{family} {writers:?}: {total:?}");
-        assert!(count < HISTORIES || total.faults.len() > 10, "few kinds of faults were met");
-        assert!(count < HISTORIES || total.failed > 100, "hardly anything failed");
+        assert!(count < HISTORIES || total.faults.len() > 10, "too few kinds of faults occurred");
+        assert!(count < HISTORIES || total.failed > 100, "too few syncs failed");
     });
 }
 
@@ -63,16 +63,16 @@ fn histories_with_faults_converge_v6() {
 
 #[test]
 fn histories_with_faults_and_foreign_writers_converge() {
-    run_histories(Family::V4, Writers::Anyone);
+    run_histories(Family::V4, Writers::Any);
 }
 
-/// Reported if the test fails while it lives.
+/// Prints the seed if the test panics.
 struct Seed(u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("to see this history alone: SLUICE_FAULT_SEED={}", self.0);
+            eprintln!("to repeat this history: SLUICE_FAULT_SEED={}", self.0);
         }
     }
 }
@@ -94,17 +94,17 @@ impl Tally {
     }
 }
 
-/// Everything in the table but what it is called in this moment: sets with their elements, and rules.
+/// The sets of the table with their elements, and its rules.
 type State = (BTreeMap<String, BTreeSet<Vec<u8>>>, Vec<(String, Option<u64>)>);
 
-/// Sees every state that the table is in between two calls to the kernel.
+/// Records each state that the table has between two calls to the kernel.
 struct Observer {
     connection: Connection,
     family: Family,
     writers: Writers,
     chance: Chance,
     generation: u32,
-    /// One after the other; no two in a row are the same.
+    /// In order of time. Consecutive states differ.
     states: Vec<State>,
 }
 
@@ -118,8 +118,8 @@ impl Observer {
     }
 
     fn observe(&mut self) {
-        // Another process writes meanwhile, but not to this table.
-        if self.writers == Writers::Anyone && self.chance.below(50) == 0 {
+        // Another process changes another table.
+        if self.writers == Writers::Any && self.chance.below(50) == 0 {
             let mut batch = Batch::new(wire(self.family), "other");
             batch.add_table(&nft::Table::default());
             self.connection.commit(&batch).unwrap();
@@ -157,7 +157,7 @@ impl Observer {
         (elements, rules.into_iter().map(|rule| (rule.chain, rule.fingerprint)).collect())
     }
 
-    /// What a foreign writer does, and what we hear of.
+    /// Changes the table as a foreign writer does. The caller has to notify the plan.
     fn interfere(&mut self) {
         let family = wire(self.family);
         let sets =
@@ -180,7 +180,7 @@ impl Observer {
     }
 }
 
-/// A cluster and a table that follows it.
+/// A cluster, and a table that is synced with it.
 struct Follower {
     family: Family,
     writers: Writers,
@@ -217,7 +217,7 @@ impl Follower {
         assert!(seen <= 1, "the kernel went through {seen} states in one sync: {outcome:?}");
         if outcome.is_ok() || seen > 0 {
             let differences =
-                Inspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
+                TableInspection::open(self.table.desired()).unwrap().compare_all().unwrap().differences;
             assert!(differences.is_empty(), "after {outcome:?} {differences:#?}");
         }
         match &outcome {
@@ -239,7 +239,7 @@ impl Follower {
         self.table.plan.move_to(self.node_port_ips.clone());
     }
 
-    /// Another process, which knows the cluster but not what the first one did.
+    /// A new process, which has received the objects but does not know what the first one did.
     fn restart(&mut self, faults: &mut Faults) {
         let unused = open(self.family, self.writers, &mut Faults::new(0, 0, &[]));
         drop(std::mem::replace(&mut self.table, unused));
@@ -261,29 +261,19 @@ impl Follower {
 
 fn open(family: Family, writers: Writers, faults: &mut Faults) -> NftablesSync {
     let table = loop {
-        // The process would be started again.
-        if let Ok(table) = faults.during(|| Table::open(family)) {
+        // A proxy that does not start is restarted.
+        if let Ok(table) = faults.during(|| KernelTable::open(family)) {
             break table;
         }
     };
     let abilities = table.abilities();
-    assert!(abilities.owners, "it was not this kernel that could not: {abilities:?}");
-    let abilities = TableAbilities { owners: writers == Writers::Owner, listed: LISTED, ..abilities };
+    assert!(abilities.owners, "a failed call must not pass for a missing feature: {abilities:?}");
+    let abilities = TableAbilities { owners: writers == Writers::Owner, max_listed: MAX_LISTED, ..abilities };
     NftablesSync::new(table.limited_to(abilities), settings(family))
 }
 
 fn cluster(family: Family) -> Cluster {
-    let node_ip = match family {
-        Family::V4 => "192.168.0.1",
-        Family::V6 => "fd00:192::1",
-    };
-    Cluster::new(Here {
-        family,
-        node_name: histories::THIS_NODE.into(),
-        node_ip: node_ip.parse().unwrap(),
-        serve_external_ips: true,
-        started: "2026-11-15T10:00:00Z".parse().unwrap(),
-    })
+    Cluster::new(Here { node_name: histories::THIS_NODE.into(), ..testkit::node(family) })
 }
 
 fn some_ips(family: Family, count: u8) -> Vec<IpAddr> {
@@ -302,16 +292,16 @@ fn ops(seed: u64) -> Vec<Op> {
     history().new_tree(&mut runner).unwrap().current()
 }
 
-fn live(seed: u64, family: Family, writers: Writers) -> Tally {
+fn run_history(seed: u64, family: Family, writers: Writers) -> Tally {
     let mut chance = Chance::from_seed(seed);
     let observer = Rc::new(RefCell::new(Observer::new(family, writers, seed)));
-    // Some histories meet a few kinds of faults only, so that they get further.
+    // Some histories have only a few kinds of faults, so that they get further.
     let kinds: Vec<Fault> = match chance.below(3) {
         0 => Fault::ALL.to_vec(),
         _ => Fault::ALL.into_iter().filter(|_| chance.below(3) == 0).collect(),
     };
-    let sees = observer.clone();
-    let mut faults = Faults::new(seed, 100, &kinds).observed_by(move || sees.borrow_mut().observe());
+    let observing = observer.clone();
+    let mut faults = Faults::new(seed, 100, &kinds).observed_by(move || observing.borrow_mut().observe());
     let mut follower = Follower::new(family, writers, observer, &mut faults);
     let mut objects = Objects::default();
     for op in ops(seed) {
@@ -324,7 +314,7 @@ fn live(seed: u64, family: Family, writers: Writers) -> Tally {
         match chance.below(60) {
             0 => follower.restart(&mut faults),
             1 => follower.move_to(u8::try_from(chance.below(4)).unwrap()),
-            2..4 if writers == Writers::Anyone => {
+            2..4 if writers == Writers::Any => {
                 follower.observer.borrow_mut().interfere();
                 follower.table.plan.suspect_drift();
                 follower.has_failed = true;
@@ -336,13 +326,13 @@ fn live(seed: u64, family: Family, writers: Writers) -> Tally {
     let mut none = Faults::new(0, 0, &[]);
     follower.sync(&mut none).expect("the first sync without faults");
     let again = follower.sync(&mut none).unwrap();
-    assert!(again.writes == 0 && !again.is_full, "there was nothing left to do: {again:?}");
-    is_as_if_written_at_once(&follower, &objects);
+    assert!(again.writes == 0 && !again.is_full, "a sync without changes writes nothing: {again:?}");
+    assert_same_as_one_sync(&follower, &objects);
     follower.tally
 }
 
-/// The kernel holds what a table would be made to hold that knows only how the cluster is now.
-fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
+/// Asserts that the kernel holds what one sync of the present objects would write.
+fn assert_same_as_one_sync(follower: &Follower, objects: &Objects) {
     let mut fresh = cluster(follower.family);
     for event in objects.events() {
         fresh.apply(&event);
@@ -354,7 +344,7 @@ fn is_as_if_written_at_once(follower: &Follower, objects: &Objects) {
         changes.service_cidrs.unwrap_or_default(),
         follower.node_port_ips.clone(),
     );
-    let differences = Inspection::open(desired).unwrap().compare_all().unwrap().differences;
+    let differences = TableInspection::open(desired).unwrap().compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
@@ -365,51 +355,40 @@ fn wire(family: Family) -> netlink::Family {
     }
 }
 
-/// A UDP service with policy Local: without endpoint 1, which is the one of this node, its frontends are gone.
-fn serve(endpoints: &[u8]) -> Changes {
-    let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
-    routing.protocol = Protocol::Udp;
-    // So that a change is one call to the kernel.
-    routing.affinity = None;
-    let here = endpoints.contains(&1);
-    routing.internal = if here { Traffic::ToLocal } else { Traffic::DropNoLocalEndpoints };
-    change(vec![(ServicePortName { protocol: Protocol::Udp, ..name("a") }, Some(Arc::new(routing)))])
-}
-
 const CLUSTER_IP: &str = "10.96.1.1:80";
 
 #[test]
-fn a_frontend_has_not_counted_all_along_if_the_answer_to_its_removal_was_lost() {
+fn a_frontend_whose_removal_was_not_acknowledged_does_not_count_as_unused() {
     in_fresh_netns(|| {
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
         let mut table = super::open(Family::V4);
-        table.sync(serve(&[1, 2])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(table.is_unused(at).unwrap());
         let mut faults = Faults::new(1, 1_000, &[Fault::AnswerLost]);
-        faults.during(|| table.sync(serve(&[2, 3]))).unwrap_err();
+        faults.during(|| table.sync(udp_service(&[2, 3]))).unwrap_err();
         table.sync(Changes::default()).unwrap();
-        table.sync(serve(&[1, 2])).unwrap();
-        assert!(!table.is_unused(at).unwrap(), "it was gone for a while");
+        table.sync(udp_service(&[1, 2])).unwrap();
+        assert!(!table.is_unused(at).unwrap(), "it was absent for a while");
     });
 }
 
 #[test]
-fn frontends_have_not_counted_all_along_if_the_answer_to_their_repair_was_lost() {
+fn frontends_whose_repair_was_not_acknowledged_do_not_count_as_unused() {
     in_fresh_netns(|| {
         let at = Destination::Address(CLUSTER_IP.parse().unwrap());
         for seed in 0..100 {
             let mut table = shared_table(Family::V4);
-            table.sync(serve(&[1, 2])).unwrap();
+            table.sync(udp_service(&[1, 2])).unwrap();
             assert!(table.is_unused(at).unwrap());
             run("nft flush ruleset");
             table.plan.suspect_drift();
             let mut faults = Faults::new(seed, 100, &[Fault::AnswerLost]);
-            // What was written although its answer was lost is found by the next attempt.
+            // The next sync finds that the first one was committed although its answer was lost.
             if faults.during(|| table.sync(Changes::default())).is_err() {
                 table.sync(Changes::default()).unwrap();
             }
-            assert!(!table.is_unused(at).unwrap(), "they were gone for a while, seed {seed}");
-            Table::remove(Family::V4).unwrap();
+            assert!(!table.is_unused(at).unwrap(), "they were absent for a while, seed {seed}");
+            KernelTable::remove(Family::V4).unwrap();
         }
     });
 }

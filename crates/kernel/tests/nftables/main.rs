@@ -1,4 +1,4 @@
-//! Plan and table against the real kernel, each test alone in a network namespace.
+//! Tests of the nftables mode with the real kernel, each in a network namespace of its own.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,6 +15,7 @@ mod affinity;
 mod comparing;
 mod counting;
 mod faults;
+mod holder;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,16 +26,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 use kernel::drift::Drift;
 use kernel::nftables::{
-    CommitError, Inspection, TABLE, Table, TableAbilities, TableSnapshot, connections, is_transient,
-    on_foreign_change,
+    CommitError, KernelTable, TABLE, TableAbilities, TableInspection, TableSnapshot, connections,
+    is_transient, on_foreign_change,
 };
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Changes;
 use model::local::FromPod;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
-use model::routing::{Endpoint, Routing, Traffic};
-use model::service::{Addresses, Created};
 use netlink::nftables::{self as nft, Batch, Connection};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
@@ -60,10 +59,6 @@ fn settings(family: Family) -> ProgramSettings {
     }
 }
 
-fn port(number: u16) -> Port {
-    Port::from_api(number.into()).unwrap()
-}
-
 fn name(service: &str) -> ServicePortName {
     ServicePortName {
         service: NamespacedName::new("ns", service),
@@ -72,44 +67,57 @@ fn name(service: &str) -> ServicePortName {
     }
 }
 
-/// A service with everything: two external addresses, a node port, source ranges, affinity, and policy Local.
-fn routing(family: Family, number: u8, endpoints: &[u8]) -> Arc<Routing> {
+/// Service `ns/{name}` with a cluster IP, an external IP, a load-balancer IP with source ranges, a node port, external traffic
+/// policy Local, and affinity. `endpoints` are the last parts of their addresses; endpoint 1 is on this node.
+fn service(family: Family, name: &str, number: u8, endpoints: &[u8]) -> Changed {
+    service_with(family, name, number, endpoints, "affinity=10800")
+}
+
+/// The same with `fields` instead of affinity.
+fn service_with(family: Family, name: &str, number: u8, endpoints: &[u8], fields: &str) -> Changed {
     let ip = |net: u8, host: u8| match family {
-        Family::V4 => IpAddr::from([10, net, number, host]),
-        Family::V6 => IpAddr::from([0xfd00, net.into(), number.into(), 0, 0, 0, 0, host.into()]),
+        Family::V4 => format!("10.{net}.{number}.{host}"),
+        Family::V6 => format!("fd00:{net}:{number}::{host}"),
     };
-    let endpoints: Arc<[Endpoint]> = endpoints
-        .iter()
-        .map(|host| Endpoint { ip: ip(244, *host), local: *host == 1, port: port(8080) })
-        .collect();
-    let local: Arc<[Endpoint]> = endpoints.iter().copied().filter(|endpoint| endpoint.local).collect();
-    let to = |traffic, list: &[Endpoint]| if list.is_empty() { Traffic::RejectNoEndpoints } else { traffic };
+    let (cluster_ip, external_ip, load_balancer_ip) = (ip(96, 1), ip(50, 1), ip(51, 1));
     let range = match family {
         Family::V4 => "192.0.2.0/24",
         Family::V6 => "2001:db8::/64",
     };
-    Arc::new(Routing {
-        protocol: Protocol::Tcp,
-        port: port(80),
-        node_port: Some(port(30_000 + u16::from(number))),
-        addresses: Arc::new(Addresses {
-            cluster_ip: ip(96, 1),
-            external_ips: [ip(50, 1)].into(),
-            load_balancer_ips: [ip(51, 1)].into(),
-            source_ranges: [range.parse().unwrap()].into(),
-        }),
-        created: Created::UNKNOWN,
-        affinity: Some(10_800),
-        internal: to(Traffic::ToCluster, &endpoints),
-        external: to(Traffic::ToLocal, &local),
-        cluster: endpoints,
-        local,
-        preserves_client: true,
-        ranges_admit_node: false,
-        is_externally_accessible: true,
-        health_check_node_port: None,
-        serving: Arc::default(),
-    })
+    let (node_port, health) = (30_000 + u16::from(number), 31_000 + u16::from(number));
+    let endpoints = endpoints.iter().map(|host| format!(" {}@{}", ip(244, *host), node_of(*host)));
+    let endpoints: String = endpoints.collect();
+    routed(
+        family,
+        &format!(
+            "service ns/{name} {cluster_ip} http:80@{node_port} LoadBalancer external-ips={external_ip} \
+             lb-ips={load_balancer_ip} ranges={range} external-policy=Local health={health} {fields}
+             slice ns/{name} of {name} http:8080{endpoints}"
+        ),
+    )
+}
+
+/// A UDP Service with policy Local: without endpoint 1 its frontends serve no traffic. It has no affinity, so that a change of
+/// it is one call to the kernel.
+fn udp_service(endpoints: &[u8]) -> Changes {
+    let endpoints = endpoints.iter().map(|host| format!(" 10.244.1.{host}@{}", node_of(*host)));
+    let endpoints: String = endpoints.collect();
+    change(vec![routed(
+        Family::V4,
+        &format!(
+            "service ns/a 10.96.1.1 http:80/UDP@30001 NodePort external-ips=10.50.1.1 internal-policy=Local external-policy=Local
+             slice ns/a of a http:8080/UDP{endpoints}"
+        ),
+    )])
+}
+
+fn node_of(host: u8) -> &'static str {
+    if host == 1 { testkit::objects::NODE } else { "n2" }
+}
+
+fn routed(family: Family, lines: &str) -> Changed {
+    let (name, routing) = testkit::routing(family, lines);
+    (name, Some(routing))
 }
 
 fn change(routings: Vec<Changed>) -> Changes {
@@ -131,25 +139,25 @@ fn node_port_ips(family: Family) -> Vec<IpAddr> {
     }
 }
 
-/// Everything that a proxy knows when it starts.
+/// The changes of the first sync.
 fn everything(family: Family, routings: Vec<Changed>) -> Changes {
     Changes { routings, service_cidrs: Some(service_cidrs(family)), ..Changes::default() }
 }
 
-/// Large sets are those of more than twenty elements.
-const LISTED: usize = 20;
+/// Small, so that the tests read some sets by looking elements up.
+const MAX_LISTED: usize = 20;
 
 fn open(family: Family) -> NftablesSync {
-    limited(family, |abilities| TableAbilities { listed: LISTED, ..abilities })
+    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, ..abilities })
 }
 
-/// A table that anyone may change, as on kernels that know no owners.
+/// A table that any process may change, as on kernels without owners of tables.
 fn shared_table(family: Family) -> NftablesSync {
-    limited(family, |abilities| TableAbilities { listed: LISTED, owners: false, ..abilities })
+    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, owners: false, ..abilities })
 }
 
 fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
-    let table = Table::open(family).unwrap();
+    let table = KernelTable::open(family).unwrap();
     let abilities = to(table.abilities());
     let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
     table.plan.move_to(node_port_ips(family));
@@ -167,25 +175,22 @@ impl NftablesSync {
         content
     }
 
-    /// What a read-back finds left to do.
-    fn left(&mut self) -> Steps {
+    /// The steps that a read-back finds necessary.
+    fn remaining(&mut self) -> Steps {
         let held = self.table.read(self.plan.desired()).unwrap();
         self.plan.steps_from(held)
     }
 }
 
 #[test]
-fn the_kernel_holds_what_was_planned() {
+fn after_a_sync_the_kernel_holds_the_desired_state() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings = vec![
-                (name("a"), Some(routing(family, 1, &[1, 2, 3]))),
-                (name("b"), Some(routing(family, 2, &[]))),
-            ];
+            let routings = vec![service(family, "a", 1, &[1, 2, 3]), service(family, "b", 2, &[])];
             let outcome = table.sync(everything(family, routings)).unwrap();
             assert!(outcome.is_full && !outcome.has_drifted);
-            let steps = table.left();
+            let steps = table.remaining();
             assert!(steps.is_empty(), "{steps:?}");
             let content = table.content();
             assert_eq!(content.timeouts, [10_800].into());
@@ -196,64 +201,63 @@ fn the_kernel_holds_what_was_planned() {
 }
 
 #[test]
-fn a_restart_with_nothing_changed_changes_nothing() {
+fn a_restart_without_changes_writes_nothing() {
     for family in Family::BOTH {
         in_fresh_netns(move || {
-            let one = |n| (name(&format!("s{n}")), Some(routing(family, n, &[1, 2, 3])));
+            let one = |n| service(family, &format!("s{n}"), n, &[1, 2, 3]);
             let all = || everything(family, (1..50).map(one).collect());
             let mut first = open(family);
             first.sync(all()).unwrap();
-            // So that slots are no longer in the order of addresses.
-            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[2, 3])))])).unwrap();
-            first.sync(change(vec![(name("s1"), Some(routing(family, 1, &[1, 2, 3])))])).unwrap();
+            // After these syncs, slots are not in the order of addresses.
+            first.sync(change(vec![service(family, "s1", 1, &[2, 3])])).unwrap();
+            first.sync(change(vec![service(family, "s1", 1, &[1, 2, 3])])).unwrap();
             drop(first);
             let before = generation();
             let mut second = open(family);
             let outcome = second.sync(all()).unwrap();
             assert_eq!((outcome.added, outcome.deleted), (0, 0));
-            // Taking the table over is a transaction of its own where tables have owners.
+            // Where tables have owners, becoming the owner takes a transaction.
             assert_eq!(generation() - before, u32::from(second.table.is_owned()));
             let before = generation();
             second.sync(Changes::default()).unwrap();
-            assert_eq!(generation(), before, "nothing to do is nothing done");
+            assert_eq!(generation(), before, "a sync without changes writes nothing");
         });
     }
 }
 
 #[test]
-fn what_was_missed_between_two_lives_is_caught_up_with() {
-    // Large and small sets are read in different ways, and large ones rewritten if they hold what we can't know.
-    type Missed = fn(u8, Vec<u8>) -> Option<Vec<u8>>;
-    let cases: [(&str, Missed); 5] = [
+fn changes_between_two_processes_are_applied() {
+    // Large sets are read in another way than small ones, and rewritten if they have other elements than the desired ones.
+    type Change = fn(u8, Vec<u8>) -> Option<Vec<u8>>;
+    let cases: [(&str, Change); 5] = [
         ("another endpoint", |n, old| Some(if n == 7 { vec![1, 2, 9] } else { old })),
         ("one endpoint more", |n, old| Some(if n == 7 { vec![1, 2, 3, 4] } else { old })),
         ("one endpoint less", |n, old| Some(if n == 7 { vec![1, 3] } else { old })),
         ("a service gone", |n, old| (n != 7).then_some(old)),
         ("all but one gone", |n, old| (n == 7).then_some(old)),
     ];
-    for (what, missed) in cases {
+    for (what, changed) in cases {
         for services in [5, 50] {
             in_fresh_netns(move || {
                 let family = Family::V4;
-                let all = |now: &Missed| {
-                    let of = |n: u8| now(n, vec![1, 2, 3]).map(|endpoints| routing(family, n, &endpoints));
-                    (5..5 + services)
-                        .filter_map(|n| Some((name(&format!("s{n}")), Some(of(n)?))))
-                        .collect::<Vec<_>>()
+                let all = |endpoints: &Change| {
+                    let of =
+                        |n: u8| Some(service(family, &format!("s{n}"), n, &endpoints(n, vec![1, 2, 3])?));
+                    (5..5 + services).filter_map(of).collect::<Vec<_>>()
                 };
-                let nothing: Missed = |_, old| Some(old);
+                let unchanged: Change = |_, old| Some(old);
                 let mut first = open(family);
-                first.sync(everything(family, all(&nothing))).unwrap();
-                // So that slots are no longer in the order of addresses.
-                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[2, 3])))])).unwrap();
-                first.sync(change(vec![(name("s6"), Some(routing(family, 6, &[1, 2, 3])))])).unwrap();
+                first.sync(everything(family, all(&unchanged))).unwrap();
+                // After these syncs, slots are not in the order of addresses.
+                first.sync(change(vec![service(family, "s6", 6, &[2, 3])])).unwrap();
+                first.sync(change(vec![service(family, "s6", 6, &[1, 2, 3])])).unwrap();
                 drop(first);
 
                 let mut second = open(family);
-                let outcome = second.sync(everything(family, all(&missed))).unwrap();
+                let outcome = second.sync(everything(family, all(&changed))).unwrap();
                 let few = outcome.added + outcome.deleted <= 110;
                 assert!(few || services == 50, "{what}, {services} services: {outcome:?}");
-                let steps = second.left();
+                let steps = second.remaining();
                 assert!(steps.is_empty(), "{what}, {services} services: {steps:?}");
             });
         }
@@ -261,23 +265,26 @@ fn what_was_missed_between_two_lives_is_caught_up_with() {
 }
 
 #[test]
-fn a_kernel_that_does_not_tell_how_much_there_is_gets_large_sets_anew() {
+fn large_sets_are_rewritten_if_the_kernel_does_not_report_their_sizes() {
     in_fresh_netns(|| {
         let with = |endpoints: &[u8]| {
-            let one = |n| (name(&format!("s{n}")), Some(routing(Family::V4, n, endpoints)));
+            let one = |n| service(Family::V4, &format!("s{n}"), n, endpoints);
             everything(Family::V4, (1..50).map(one).collect())
         };
         open(Family::V4).sync(with(&[1, 2])).unwrap();
-        let mut table =
-            limited(Family::V4, |abilities| TableAbilities { counts: false, listed: LISTED, ..abilities });
+        let mut table = limited(Family::V4, |abilities| TableAbilities {
+            counts: false,
+            max_listed: MAX_LISTED,
+            ..abilities
+        });
         assert!(table.plan.steps(with(&[1])).is_none());
-        let steps = table.left();
+        let steps = table.remaining();
         assert!(steps.empty.contains(&Set::Endpoints(LookupBy::Address)), "{:?}", steps.empty);
         table.table.commit(&steps).unwrap();
         let mut other = open(Family::V4);
         drop(table);
         assert!(other.plan.steps(with(&[1])).is_none());
-        let steps = other.left();
+        let steps = other.remaining();
         assert!(steps.is_empty(), "{steps:?}");
     });
 }
@@ -291,7 +298,7 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
         run("nft add element ip kube-proxy cluster-ips { 10.0.0.1 }");
         let before = generation();
         let mut table = open(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         assert_eq!(generation() - before, 1, "one transaction");
         let listed = run("nft list set ip kube-proxy cluster-ips");
         assert!(listed.contains("10.96.1.1") && !listed.contains("10.0.0.1"), "{listed}");
@@ -302,16 +309,15 @@ fn a_foreign_table_of_the_same_name_is_replaced_in_one_transaction() {
 fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
     in_fresh_netns(|| {
         let mut table = open(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2, 3])])).unwrap();
         let rules = || {
             let rules = Connection::open().unwrap().rules(netlink::Family::Ipv4, TABLE).unwrap();
             rules.iter().map(|rule| rule.handle).collect::<Vec<_>>()
         };
         let before = rules();
-        let outcome =
-            table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 4])))])).unwrap();
+        let outcome = table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2, 4])])).unwrap();
         assert!(!outcome.is_full);
-        // One slot for each of the frontends that reach it, and what clients may stick to at all of them.
+        // One slot for each frontend that leads to it, and one element of affinity.
         assert_eq!((outcome.added, outcome.deleted), (5, 5));
         assert_eq!(rules(), before);
     });
@@ -322,7 +328,7 @@ fn nft_lists_the_whole_program() {
     for (family, word) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
         in_fresh_netns(move || {
             let mut table = open(family);
-            let routings = vec![(name("a"), Some(routing(family, 1, &[1, 2, 3])))];
+            let routings = vec![service(family, "a", 1, &[1, 2, 3])];
             table.sync(everything(family, routings)).unwrap();
             let listed = run(&format!("nft list table {word} kube-proxy"));
             for chain in &table.plan.desired().program().chains {
@@ -341,32 +347,32 @@ fn what_a_foreign_writer_changed_is_repaired_by_the_next_sync() {
         ("an element", "nft delete element ip kube-proxy cluster-ips { 10.96.1.1 }"),
         ("all elements of a set", "nft flush map ip kube-proxy endpoints"),
         ("the rules of a chain", "nft flush chain ip kube-proxy services"),
-        ("a rule more", "nft insert rule ip kube-proxy services drop"),
+        ("an added rule", "nft insert rule ip kube-proxy services drop"),
         ("the table", "nft delete table ip kube-proxy"),
         ("everything", "nft flush ruleset"),
     ] {
         in_fresh_netns(move || {
             let mut table = shared_table(Family::V4);
-            let routings = vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2, 3])))];
+            let routings = vec![service(Family::V4, "a", 1, &[1, 2, 3])];
             table.sync(everything(Family::V4, routings)).unwrap();
             let before = run("nft list table ip kube-proxy");
             run(command);
             table.plan.suspect_drift();
             assert!(table.sync(Changes::default()).unwrap().has_drifted);
-            // Whatever is rewritten has new counters, which are zero here anyway.
+            // Rewriting resets counters, but there was no traffic.
             assert_eq!(run("nft list table ip kube-proxy"), before, "{what}");
         });
     }
 }
 
 #[test]
-fn drift_counts_as_such_whatever_changes_at_the_same_time() {
+fn drift_is_reported_even_if_objects_change_at_the_same_time() {
     for (damage, has_drifted) in
         [("nft flush map ip kube-proxy endpoints", true), ("nft add table ip other", false)]
     {
         in_fresh_netns(move || {
             let mut table = shared_table(Family::V4);
-            let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+            let with = |endpoints: &[u8]| change(vec![service(Family::V4, "a", 1, endpoints)]);
             table.sync(with(&[1, 2, 3])).unwrap();
             run(damage);
             table.plan.suspect_drift();
@@ -378,26 +384,29 @@ fn drift_counts_as_such_whatever_changes_at_the_same_time() {
 }
 
 #[test]
-fn after_a_refused_change_the_next_sync_starts_from_what_the_kernel_holds() {
+fn the_sync_after_a_refused_one_reads_the_kernel_back() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
-        let with = |endpoints: &[u8]| change(vec![(name("a"), Some(routing(Family::V4, 1, endpoints)))]);
+        let with = |endpoints: &[u8]| change(vec![service(Family::V4, "a", 1, endpoints)]);
         table.sync(with(&[1, 2, 3])).unwrap();
         run("nft flush map ip kube-proxy endpoints");
         let error = table.sync(with(&[1, 2])).unwrap_err();
-        assert!(matches!(error, CommitError::Refused { .. }), "deleting what is no longer there: {error:?}");
-        assert!(table.sync(Changes::default()).unwrap().is_full, "nothing of the change is lost");
-        assert!(table.left().is_empty());
+        assert!(matches!(error, CommitError::Refused { .. }), "it deletes elements that are gone: {error:?}");
+        assert!(
+            table.sync(Changes::default()).unwrap().is_full,
+            "it also applies the change of the failed sync"
+        );
+        assert!(table.remaining().is_empty());
     });
 }
 
 #[test]
-fn a_table_of_another_process_is_left_to_it_until_it_ends() {
+fn a_table_is_not_changed_while_another_process_owns_it() {
     in_fresh_netns(|| {
         let mut first = open(Family::V4);
-        first.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        first.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         let mut second = open(Family::V4);
-        let error = second.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[2])))])).unwrap_err();
+        let error = second.sync(change(vec![service(Family::V4, "a", 1, &[2])])).unwrap_err();
         assert!(
             is_transient(&error) && error.to_string().contains("it belongs to another running process"),
             "{error}"
@@ -411,67 +420,58 @@ fn a_table_of_another_process_is_left_to_it_until_it_ends() {
 fn a_foreign_writer_is_reported_at_once() {
     in_fresh_netns(|| {
         let mut table = shared_table(Family::V4);
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1])))])).unwrap();
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         let port = table.table.port();
-        let (heard, told) = std::sync::mpsc::channel();
-        // Threads start in the namespace of the one that starts them.
-        std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| heard.send(drift).is_ok()));
-        let patience = Duration::from_secs(10);
-        assert_eq!(told.recv_timeout(patience), Ok(Drift::Unwatched), "once when it begins to listen");
-        table.sync(change(vec![(name("a"), Some(routing(Family::V4, 1, &[1, 2])))])).unwrap();
+        let (notify, notified) = std::sync::mpsc::channel();
+        // A thread starts in the namespace of its parent.
+        std::thread::spawn(move || on_foreign_change(Family::V4, port, |drift| notify.send(drift).is_ok()));
+        let timeout = Duration::from_secs(10);
+        assert_eq!(notified.recv_timeout(timeout), Ok(Drift::Unwatched), "once when it starts to listen");
+        table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2])])).unwrap();
         run("nft add table ip other");
         assert!(
-            told.recv_timeout(Duration::from_millis(100)).is_err(),
-            "neither we nor other tables are strangers"
+            notified.recv_timeout(Duration::from_millis(100)).is_err(),
+            "neither our own changes nor those of other tables are reported"
         );
         run("nft delete table ip kube-proxy");
-        let Ok(Drift::Detected(Some(stranger))) = told.recv_timeout(patience) else {
-            panic!("nobody was heard")
+        let Ok(Drift::Detected(Some(writer))) = notified.recv_timeout(timeout) else {
+            panic!("the change was not reported")
         };
-        assert_eq!(stranger.process, "nft");
+        assert_eq!(writer.process, "nft");
     });
 }
 
 #[test]
-fn only_a_frontend_that_has_counted_all_along_and_met_nobody_is_unused() {
-    let udp = |endpoints: &[u8]| {
-        let mut routing = Arc::into_inner(routing(Family::V4, 1, endpoints)).unwrap();
-        routing.protocol = Protocol::Udp;
-        let here = Traffic::ToLocal;
-        routing.internal = if endpoints.contains(&1) { here } else { Traffic::DropNoLocalEndpoints };
-        Arc::new(routing)
-    };
-    let port_name = || ServicePortName { protocol: Protocol::Udp, ..name("a") };
-    let serve = move |endpoints: &[u8]| change(vec![(port_name(), Some(udp(endpoints)))]);
+fn a_frontend_is_unused_if_it_has_counted_since_the_start_and_counted_nothing() {
     let cluster_ip = Destination::Address("10.96.1.1:80".parse().unwrap());
-    let node_port = Destination::NodePort(port(30_001));
+    let node_port = Destination::NodePort(Port::from_api(30_001).unwrap());
     in_fresh_netns(move || {
         run("ip link set lo up");
         run("ip route add default dev lo");
         let mut table = open(Family::V4);
-        assert!(!table.is_unused(cluster_ip).unwrap(), "nothing has counted yet");
-        table.sync(serve(&[1, 2])).unwrap();
+        assert!(!table.is_unused(cluster_ip).unwrap(), "the frontend does not exist yet");
+        table.sync(udp_service(&[1, 2])).unwrap();
         assert!(table.is_unused(cluster_ip).unwrap() && table.is_unused(node_port).unwrap());
-        table.sync(serve(&[1, 3])).unwrap();
+        table.sync(udp_service(&[1, 3])).unwrap();
         assert!(table.is_unused(cluster_ip).unwrap());
 
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let external_ip = Destination::Address("10.50.1.1:80".parse().unwrap());
         assert!(table.is_unused(external_ip).unwrap());
         let _ = client.send_to(b"?", "10.50.1.1:80");
-        assert!(!table.is_unused(external_ip).unwrap(), "somebody came");
+        assert!(!table.is_unused(external_ip).unwrap(), "a client has sent a packet");
 
-        // With policy Local nobody is sent anywhere when the endpoint of this node goes, while the service serves on.
-        table.sync(serve(&[2, 3])).unwrap();
-        table.sync(serve(&[1, 2])).unwrap();
-        assert!(!table.is_unused(cluster_ip).unwrap(), "it has not counted all along");
+        // With policy Local the frontend is removed with the last endpoint of this node, and added again with the next.
+        table.sync(udp_service(&[2, 3])).unwrap();
+        table.sync(udp_service(&[1, 2])).unwrap();
+        assert!(!table.is_unused(cluster_ip).unwrap(), "it was absent for a while");
         assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())).unwrap(), "unknown");
     });
 }
 
-/// Changes another table over and over, until dropped.
+/// Changes another table continuously, until dropped.
 struct Writer {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -479,10 +479,10 @@ impl Writer {
     fn start() -> Self {
         run("nft add table ip other");
         run("nft add set ip other numbers { type mark ; }");
-        let over = Arc::new(AtomicBool::new(false));
-        let write = |number: u32, over: Arc<AtomicBool>| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let write = |number: u32, stop: Arc<AtomicBool>| {
             let mut connection = Connection::open().unwrap();
-            while !over.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let element = || [nft::Element::new(number.to_ne_bytes())];
                 let mut batch = Batch::new(netlink::Family::Ipv4, "other");
                 batch.add_elements("numbers", element());
@@ -491,22 +491,22 @@ impl Writer {
             }
         };
         let threads = (0..2).map(|number| {
-            let over = over.clone();
-            std::thread::spawn(move || write(number, over))
+            let stop = stop.clone();
+            std::thread::spawn(move || write(number, stop))
         });
-        Self { threads: threads.collect(), over }
+        Self { threads: threads.collect(), stop }
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
 #[test]
-fn a_set_that_cannot_be_read_while_others_write_is_read_once_they_rest() {
+fn a_set_that_keeps_changing_is_read_once_the_writers_stop() {
     in_fresh_netns(|| {
         let cidrs: Vec<IpNet> = (0..4_000_u32)
             .map(|number| {
@@ -520,7 +520,7 @@ fn a_set_that_cannot_be_read_while_others_write_is_read_once_they_rest() {
 
         let writer = Writer::start();
         let refused = (0..100).find_map(|_| table.table.read(table.plan.desired()).err());
-        let refused = refused.expect("the list keeps changing while it is read");
+        let refused = refused.expect("changes interrupt the listing");
         assert!(is_transient(&refused), "{refused}");
         drop(writer);
         table.plan.suspect_drift();

@@ -109,7 +109,7 @@ fn a_plan_prints_the_edit_and_nothing_else() {
 /// Only rules of the iptables mode name the service they are for.
 fn a_service_that_goes(cluster: &Cluster) {
     fs::remove_file(cluster.folder.path().join("dns.yaml")).unwrap();
-    let service = if cluster.mode == "iptables" { "default/dns:http" } else { "of no service" };
+    let service = if cluster.mode == "iptables" { "default/dns:http" } else { "(no service)" };
     assert_eq!(
         cluster.plan("a service that goes"),
         [
@@ -222,10 +222,7 @@ fn a_foreign_table_is_replaced() {
         );
         let (code, text) = cluster.tool("plan", &[]);
         assert_eq!(code, 2);
-        assert!(
-            text.contains("ipv4: takes over from a table kube-proxy that is not this program's ("),
-            "{text}"
-        );
+        assert!(text.contains("ipv4: takes over from the kube-proxy table of another program ("), "{text}");
         assert!(text.contains("+ ipv4 default/web:http\n"), "{text}");
     });
 }

@@ -18,16 +18,16 @@ fn a_change_of_modes_says_what_clients_will_notice() {
         for line in [
             "ipv4: takes over from the iptables mode (",
             "    node port 30080/TCP (default/web:http) stops answering on 127.0.0.1\n",
-            "    ports that no service has at a cluster IP are refused instead of sent to the network, as at 10.96.0.53 (default/dns:http) and 3 more\n",
+            "    unused ports of cluster IPs are refused instead of routed to the network, for example of 10.96.0.53 (default/dns:http) and 3 more\n",
             "    forwarded packets that belong to no connection (ct state invalid) are no longer dropped\n",
-            "    clients of default/sticky:http (session affinity 10800s) are balanced once more",
+            "    clients of default/sticky:http (session affinity 10800s) may be sent to another endpoint once",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }
         assert!(!text.contains("(default/none:http) stops"), "it never answered:\n{text}");
         run("iptables -P FORWARD DROP");
         let (_, text) = cluster.tool("plan", &[]);
-        assert!(text.contains("    the FORWARD chain of iptables drops what no rule accepts"), "{text}");
+        assert!(text.contains("    the policy of the iptables FORWARD chain is DROP"), "{text}");
         run("iptables -P FORWARD ACCEPT");
 
         cluster.sync();
@@ -42,7 +42,7 @@ fn a_change_of_modes_says_what_clients_will_notice() {
         assert_eq!(code, 2);
         for line in [
             "ipv4: takes over from the nftables mode of this program (",
-            "    node port 30080/TCP (default/web:http) starts to answer on 127.0.0.1\n",
+            "    node port 30080/TCP (default/web:http) starts answering on 127.0.0.1\n",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

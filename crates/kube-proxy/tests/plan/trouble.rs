@@ -29,7 +29,7 @@ fn what_is_refused_is_named_and_the_rest_is_answered_for() {
         cluster.sync();
         cluster.write("web", &web("10.96.0.10", "eighty", "30080", &["10.244.0.5"]));
         cluster.write("broken", "kind: {\n");
-        let warning = "Warning: answering without what is refused above (2 in all)\n";
+        let warning = "Warning: ignoring 2 rejected files or objects, see above\n";
         let dns = ["--from=10.244.0.9", "tcp", "10.96.0.53:53"];
         for (tool, more, code, part) in [
             ("plan", &[][..], 2, "    - 10.96.0.10:80/TCP\n"),
@@ -99,6 +99,9 @@ fn what_the_running_proxy_would_not_heed_is_refused() {
         command.args(tool).args(["--hostname-override=node-1", "--proxy-mode=iptables", "--v=0"]);
         let (code, text) = outcome(command.output().unwrap());
         assert_eq!(code, 1, "{text}");
-        assert!(text.starts_with("Error: --proxy-mode: the proxy that runs on this node is asked"), "{text}");
+        assert!(
+            text.starts_with("Error: --proxy-mode: the proxy that runs on this node is queried"),
+            "{text}"
+        );
     }
 }

@@ -34,7 +34,7 @@ fn verify_names_the_damage_and_only_that() {
             "nft delete element ip kube-proxy endpoints { 10.96.0.53 . tcp . 53 . 0 }",
             "  missing element endpoints { 10.96.0.53 . tcp . 53 . 0 : 10.244.0.9 . 8080 } (default/dns:http)\n",
             &[
-                "ipv4: for users of services:",
+                "ipv4: effects on services:",
                 "  default/dns:http: missing endpoint 10.244.0.9:8080 at 10.96.0.53:53/TCP",
             ],
         ),
@@ -42,7 +42,7 @@ fn verify_names_the_damage_and_only_that() {
             "iptables",
             "iptables -t nat -D KUBE-SERVICES 1",
             "  missing -t nat -A KUBE-SERVICES -d 10.96.0.53/32 -p tcp -m comment --comment \"default/dns:http cluster IP\" -m tcp --dport 53 -j KUBE-SVC-",
-            &["ipv4: for users of services:", "  default/dns:http: missing 10.96.0.53:53/TCP"],
+            &["ipv4: effects on services:", "  default/dns:http: missing 10.96.0.53:53/TCP"],
         ),
     ] {
         in_fresh_netns(move || {
@@ -75,7 +75,7 @@ fn the_running_proxy_answers() {
         in_fresh_netns(move || {
             let (code, text) = verify_running();
             assert_eq!(code, 1, "{text}");
-            assert!(text.contains("Error: asking the proxy at 127.0.0.1:10249 (is it running"), "{text}");
+            assert!(text.contains("Error: querying the proxy at 127.0.0.1:10249 (is it running"), "{text}");
             let cluster = Cluster::new(mode);
             let _proxy = cluster.start();
             cluster.wait_until_verified();

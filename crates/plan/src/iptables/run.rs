@@ -49,8 +49,12 @@ pub type RecentClients<'a> = &'a dyn Fn(&str, IpAddr, u32) -> bool;
 /// All lists are empty.
 pub const NO_RECENT_CLIENTS: RecentClients<'static> = &|_, _, _| false;
 
-/// The maximum depth of jumps, which no chain of ours exceeds; foreign rules may form a loop.
+/// The maximum depth of jumps, more than any of our chains need.
 const MAX_DEPTH: usize = 8;
+
+/// A rule that matches at random and changes the packet doubles the number of paths. None of ours does; for foreign rules, this many
+/// additional paths are followed.
+const MAX_PATHS: usize = 256;
 
 impl<'a> Tables<'a> {
     /// Parses what `iptables-save` prints for the two tables.
@@ -119,7 +123,7 @@ pub fn run<'t>(
     context: &Context<'_>,
     recent_clients: RecentClients<'_>,
 ) -> RulesWalk<'t> {
-    let mut run = Run { tables, context, recent_clients, not_understood: Vec::new() };
+    let mut run = Run { tables, context, recent_clients, added_paths: 0, not_understood: Vec::new() };
     let mut paths = Vec::new();
     for path in run.hook(context.first_hook(), !context.has_entry, vec![RulesPath::start(context)]) {
         let destination = path.destination(context.packet).ip();
@@ -140,6 +144,8 @@ struct Run<'t, 'c> {
     tables: &'t Tables<'t>,
     context: &'c Context<'c>,
     recent_clients: RecentClients<'c>,
+    /// The number of paths that random matches have added, in all chains.
+    added_paths: usize,
     not_understood: Vec<String>,
 }
 
@@ -184,7 +190,9 @@ impl<'t> Run<'t, '_> {
         mut open: Vec<RulesPath<'t>>,
         ended: &mut Vec<RulesPath<'t>>,
     ) -> Vec<RulesPath<'t>> {
-        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| stack.len() <= MAX_DEPTH) else {
+        // The kernel rejects rules that loop. Saved text may be of another origin, and following a loop takes exponential time.
+        let is_followed = stack.len() <= MAX_DEPTH && !stack.contains(&name);
+        let Some((name, rules)) = self.tables.chain(table, name).filter(|_| is_followed) else {
             return open;
         };
         stack.push(name);
@@ -193,8 +201,14 @@ impl<'t> Run<'t, '_> {
             let parsed = SavedRule::parse(&rule.text);
             let matched = Matched { chain: name, number, rule };
             let mut next = Vec::new();
+            let before = open.len();
             for mut path in std::mem::take(&mut open) {
                 let probability = self.probability(&parsed, &rule.text, &mut path);
+                if probability > 0.0 && probability < 1.0 && self.added_paths + next.len() > MAX_PATHS {
+                    self.note_unknown(&rule.text);
+                    merge(&mut next, path);
+                    continue;
+                }
                 if probability < 1.0 {
                     let missed = path.probability * (1.0 - probability);
                     merge(&mut next, RulesPath { probability: missed, ..path.clone() });
@@ -211,6 +225,7 @@ impl<'t> Run<'t, '_> {
                 }
             }
             open = next;
+            self.added_paths += open.len().saturating_sub(before);
             if open.is_empty() {
                 break;
             }

@@ -1,4 +1,4 @@
-//! From flags and file to one configuration: which of the two counts, and what the platform adds.
+//! Builds one configuration from the flags or the file, and fills in what upstream defaults per platform.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,20 +13,21 @@ use crate::flags::Flags;
 use crate::gates::{self, Gates};
 use crate::go::os_error;
 
-/// The configuration with nothing left open, still unchecked.
+/// A configuration with all defaults applied, not yet validated.
 #[derive(Debug)]
 pub struct Completed {
     pub config: KubeProxyConfiguration,
-    /// Apart from `config.cluster_cidr` because an empty flag is one empty range, and an empty field none.
+    /// `config.cluster_cidr` cannot hold this: an empty flag means one empty range, an empty field means none.
     pub cluster_cidrs: Vec<String>,
     pub gates: Gates,
-    /// Nobody asked for a pause between syncs: a mode that knows a better one may use it.
+    /// Whether `min_sync_period` was left at its default, so that a mode may choose its own pause between syncs.
     pub min_sync_is_default: bool,
 }
 
-/// With `--config` the file is everything, except for logging and the host name. Without it, the flags are.
+/// With `--config` only the file counts, except for logging and the host name; without it, only the flags count.
 ///
-/// Values that change on the way change in `flags` too, so that they show what is in force.
+/// Values that are filled in here are also set in `flags`, so that the `FLAG:` lines of the log and `/flagz` show the
+/// effective values.
 pub fn complete(flags: &mut Flags) -> anyhow::Result<Completed> {
     if flags.config_file.is_empty() && flags.write_config_to.is_empty() {
         apply_port_flags(flags);
@@ -40,14 +41,14 @@ pub fn complete(flags: &mut Flags) -> anyhow::Result<Completed> {
     Ok(Completed { config, cluster_cidrs, gates, min_sync_is_default })
 }
 
-/// What the flags say, or what the file says.
+/// What is read from the flags, or from the file.
 struct Source {
     config: KubeProxyConfiguration,
     cluster_cidrs: Vec<String>,
     min_sync_is_default: bool,
 }
 
-/// The deprecated way to move or switch off the two servers.
+/// The deprecated `--healthz-port` and `--metrics-port`: a port of 0 disables the server.
 fn apply_port_flags(flags: &mut Flags) {
     for (address, port) in [
         (&mut flags.config.healthz_bind_address, flags.healthz_port),
@@ -63,13 +64,13 @@ fn apply_port_flags(flags: &mut Flags) {
 fn from_flags(flags: &mut Flags) -> Source {
     apply_platform_defaults(&mut flags.config);
     let mut config = flags.config.clone();
-    // In nftables mode too it is the iptables flags that count: there are no others.
+    // The nftables mode has no flags of its own and uses those of the iptables mode, as upstream does.
     let (sync, min_sync, min_sync_flag) = if config.mode == "ipvs" {
         (flags.ipvs_sync_period, flags.ipvs_min_sync_period, "ipvs-min-sync-period")
     } else {
         (flags.iptables_sync_period, flags.iptables_min_sync_period, "iptables-min-sync-period")
     };
-    config.keep_section_of_mode(Shared { sync, min_sync, masquerade_all: flags.masquerade_all });
+    config.set_mode_settings(ModeSettings { sync, min_sync, masquerade_all: flags.masquerade_all });
     let cluster_cidrs = if flags.given("cluster-cidr") { split(&flags.cluster_cidr) } else { Vec::new() };
     config.cluster_cidr = cluster_cidrs.join(",");
     Source { config, cluster_cidrs, min_sync_is_default: !flags.given(min_sync_flag) }
@@ -83,12 +84,12 @@ fn from_file(flags: &Flags) -> anyhow::Result<Source> {
     if let Some(err) = strict_error {
         tracing::info!(err, "Using lenient decoding as strict decoding failed");
     }
-    let min_sync_is_default = config.section_of_mode().min_sync == Duration::ZERO;
+    let min_sync_is_default = config.mode_settings().min_sync == Duration::ZERO;
     config.apply_defaults();
     copy_logging_flags(flags, &mut config.logging);
     apply_platform_defaults(&mut config);
-    let shared = config.section_of_mode();
-    config.keep_section_of_mode(shared);
+    let settings = config.mode_settings();
+    config.set_mode_settings(settings);
     config.port_range.clear();
     let cluster_cidrs = if config.cluster_cidr.is_empty() { Vec::new() } else { split(&config.cluster_cidr) };
     Ok(Source { config, cluster_cidrs, min_sync_is_default })
@@ -101,7 +102,7 @@ fn read(path: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// The only flags besides `--hostname-override` that a file does not silence, and only if they were given.
+/// The logging flags override the file if they are given.
 fn copy_logging_flags(flags: &Flags, logging: &mut LoggingConfiguration) {
     let from = &flags.config.logging;
     let given = |name| flags.given(name);
@@ -109,7 +110,7 @@ fn copy_logging_flags(flags: &Flags, logging: &mut LoggingConfiguration) {
         logging.verbosity = from.verbosity;
     }
     if given("vmodule") {
-        // The first pattern that matches counts, so those of the command line go first.
+        // The first match wins, so the patterns of the command line go first.
         logging.vmodule.splice(..0, from.vmodule.clone());
     }
     if given("logging-format") {
@@ -132,7 +133,7 @@ fn copy_logging_flags(flags: &Flags, logging: &mut LoggingConfiguration) {
     }
 }
 
-/// What Linux makes of values left empty.
+/// The defaults that upstream applies per operating system, here those of Linux.
 fn apply_platform_defaults(config: &mut KubeProxyConfiguration) {
     if config.mode.is_empty() {
         tracing::info!("Using iptables proxy");
@@ -146,27 +147,27 @@ fn apply_platform_defaults(config: &mut KubeProxyConfiguration) {
     }
 }
 
-/// What each mode has a section of its own for, though only one of them can be meant.
+/// Settings that each mode has in a section of its own; only those of the configured mode apply.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shared {
+pub(super) struct ModeSettings {
     pub(super) sync: Duration,
     pub(super) min_sync: Duration,
     pub(super) masquerade_all: bool,
 }
 
 impl KubeProxyConfiguration {
-    pub(super) fn section_of_mode(&self) -> Shared {
+    pub(super) fn mode_settings(&self) -> ModeSettings {
         let (iptables, ipvs, nftables) = (&self.iptables, &self.ipvs, &self.nftables);
         let (sync, min_sync, masquerade_all) = match self.mode.as_str() {
             "ipvs" => (ipvs.sync_period, ipvs.min_sync_period, iptables.masquerade_all),
             "nftables" => (nftables.sync_period, nftables.min_sync_period, nftables.masquerade_all),
             _ => (iptables.sync_period, iptables.min_sync_period, iptables.masquerade_all),
         };
-        Shared { sync, min_sync, masquerade_all }
+        ModeSettings { sync, min_sync, masquerade_all }
     }
 
-    /// Writes the values to the section of the mode and clears them in the others: so the reference shows them.
-    fn keep_section_of_mode(&mut self, shared: Shared) {
+    /// Sets the values in the section of the mode and clears them in the others, as upstream's `/configz` shows them.
+    fn set_mode_settings(&mut self, settings: ModeSettings) {
         let Self { iptables, ipvs, nftables, .. } = self;
         for period in [
             &mut iptables.sync_period,
@@ -186,7 +187,7 @@ impl KubeProxyConfiguration {
             }
             _ => (&mut iptables.sync_period, &mut iptables.min_sync_period, &mut iptables.masquerade_all),
         };
-        (*sync, *min_sync, *masquerade_all) = (shared.sync, shared.min_sync, shared.masquerade_all);
+        (*sync, *min_sync, *masquerade_all) = (settings.sync, settings.min_sync, settings.masquerade_all);
     }
 }
 
@@ -201,10 +202,10 @@ fn hostname_override(flag: &str) -> anyhow::Result<Option<String>> {
     Ok(Some(name))
 }
 
-fn resolve_gates(wanted: &BTreeMap<String, bool>) -> anyhow::Result<Gates> {
-    let gates = Gates::resolve(wanted)?;
-    for (name, value) in wanted {
-        if let Some(warning) = gates::known(name).and_then(|gate| gate.warning()) {
+fn resolve_gates(configured: &BTreeMap<String, bool>) -> anyhow::Result<Gates> {
+    let gates = Gates::resolve(configured)?;
+    for (name, value) in configured {
+        if let Some(warning) = gates::find(name).and_then(|gate| gate.warning()) {
             tracing::info!(featureGate = name, value, "{warning}");
         }
     }

@@ -1,4 +1,4 @@
-//! A configuration file as a tree, before anything is known about its fields.
+//! Parses a configuration file into a tree of values, independent of its fields.
 //!
 //! ```text
 //!   YAML ─┐                                       ┌─▶ YAML, keys sorted (--write-config-to)
@@ -6,8 +6,7 @@
 //!   JSON ─┘                                       └─▶ JSON, keys in order (/configz)
 //! ```
 //!
-//! What counts as the document, and what of it, follows upstream: the first YAML document, or JSON if it starts
-//! like JSON.
+//! As upstream does, reads JSON if the text starts with a brace, and the first YAML document otherwise.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -19,14 +18,15 @@ use serde_saphyr::{Spanned, options};
 
 use crate::go::quote;
 
-/// A document read, without what is null, and what a strict reader would have refused about it.
 #[derive(Debug)]
 pub struct Document {
+    /// Without fields that are null.
     pub root: Value,
+    /// The strict decoder's errors about duplicate keys.
     pub duplicates: Vec<String>,
 }
 
-/// Reads YAML or JSON; the error is the sentence to show after `failed to decode: `.
+/// Reads YAML or JSON; the error is printed after `failed to decode: `.
 pub fn read(text: &str) -> Result<Document, String> {
     let duplicates = RefCell::default();
     let is_yaml = !text.trim_start().starts_with('{');
@@ -43,7 +43,7 @@ pub fn read(text: &str) -> Result<Document, String> {
     Ok(Document { root, duplicates })
 }
 
-/// Null leaves a field as it is, but for gates, which it switches off, and for durations, which refuse it.
+/// Null means that a field is not set; but a null feature gate is `false`, and a null duration is an error, as upstream.
 fn drop_nulls(value: &mut Value) {
     let Value::Object(fields) = value else { return };
     fields.retain(|key, value| !value.is_null() || key.ends_with("Period") || key.ends_with("Timeout"));
@@ -77,34 +77,34 @@ fn read_yaml(text: &str, reader: Reader<'_>) -> Result<Value, String> {
         .map_err(|error| yaml_error(&error))
 }
 
-/// The line goes first; the parser's own words end with it.
+/// Moves the line number, which the parser puts last, to the front, as upstream prints it.
 fn yaml_error(error: &serde_saphyr::Error) -> String {
     let message = error.to_string();
-    let fault = message.rsplit_once(" at line ").map_or(message.as_str(), |(fault, _)| fault);
+    let text = message.rsplit_once(" at line ").map_or(message.as_str(), |(text, _)| text);
     match error.location() {
-        Some(at) => format!("yaml: line {}: {fault}", at.line()),
-        None => format!("yaml: {fault}"),
+        Some(at) => format!("yaml: line {}: {text}", at.line()),
+        None => format!("yaml: {text}"),
     }
 }
 
-/// Up to the `---` or `...` that ends the first document; what follows is ignored, readable or not.
+/// The text up to the `---` or `...` that ends the first document. The rest is ignored, even if it is not valid YAML.
 fn first_document(text: &str) -> &str {
     let mut started = false;
     let mut end = 0;
     for line in text.split_inclusive('\n') {
         let marker = line.trim_end();
-        let separates = marker == "---" || marker.starts_with("--- ");
-        if (started && separates) || marker == "..." {
+        let is_separator = marker == "---" || marker.starts_with("--- ");
+        if (started && is_separator) || marker == "..." {
             break;
         }
-        let silent = marker.is_empty() || marker == "---" || marker.starts_with(['#', '%']);
-        started |= !silent;
+        let is_blank = marker.is_empty() || marker == "---" || marker.starts_with(['#', '%']);
+        started |= !is_blank;
         end += line.len();
     }
     text.get(..end).unwrap_or(text)
 }
 
-/// Reads any value, and notes keys that come twice: in YAML with their line, in JSON with their place.
+/// Reads any value and records duplicate keys: in YAML with their line, in JSON with their path.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     is_yaml: bool,
@@ -143,7 +143,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         Ok(value.into())
     }
 
-    /// Go writes a whole number without a point, and so forgets that it ever was a float.
+    /// Go prints an integral float without a decimal point, so upstream reads it as an integer.
     #[allow(clippy::cast_possible_truncation)] // the range is checked
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
         let is_whole = value.fract() == 0.0 && value.abs() < 1e18;
@@ -183,7 +183,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
 }
 
 impl Reader<'_> {
-    /// Only YAML knows lines.
+    /// The next key, and in YAML its line.
     fn next_key<'de, A: MapAccess<'de>>(
         self,
         map: &mut A,

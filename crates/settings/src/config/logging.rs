@@ -1,28 +1,28 @@
-//! The logging part of the configuration, which is checked and applied before the rest.
+//! Validates the logging section, which is applied before the rest of the configuration.
 
 use super::v1alpha1::LoggingConfiguration;
-use super::validation::Faults;
+use super::validation::FieldErrors;
 use crate::duration::Duration;
 use crate::gates::{Gate, Gates};
 use crate::logs::{Format, LogSettings};
 use crate::quantity::Quantity;
 
-/// Buffers do not grow beyond this, as in the reference.
-const LARGEST_BUFFER: i64 = 2 << 30;
+/// Upstream's limit.
+const MAX_BUFFER_SIZE: i64 = 2 << 30;
 
-/// What to log and where to, or all that speaks against it.
+/// The settings of the logger, or all errors in the section.
 pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<LogSettings, super::Invalid> {
-    let mut faults = Faults::under("logging");
-    let format = check_format(config, gates, &mut faults);
-    check_verbosities(config, &mut faults);
-    check_options(config, gates, &mut faults);
-    faults.into_result()?;
+    let mut errors = FieldErrors::under("logging");
+    let format = check_format(config, gates, &mut errors);
+    check_verbosities(config, &mut errors);
+    check_options(config, gates, &mut errors);
+    errors.into_result()?;
 
     let (split, size) = match format {
         Format::Text => (config.options.text.split_stream, config.options.text.info_buffer_size),
         Format::Json => (config.options.json.split_stream, config.options.json.info_buffer_size),
     };
-    let bytes = usize::try_from(size.value().clamp(0, LARGEST_BUFFER)).unwrap_or_default();
+    let bytes = usize::try_from(size.value().clamp(0, MAX_BUFFER_SIZE)).unwrap_or_default();
     Ok(LogSettings {
         format,
         verbosity: config.verbosity,
@@ -33,48 +33,48 @@ pub fn log_settings(config: &LoggingConfiguration, gates: &Gates) -> Result<LogS
     })
 }
 
-fn check_format(config: &LoggingConfiguration, gates: &Gates, faults: &mut Faults) -> Format {
+fn check_format(config: &LoggingConfiguration, gates: &Gates, errors: &mut FieldErrors) -> Format {
     match config.format.as_str() {
         "text" => Format::Text,
         "json" => {
             if !gates.enabled(Gate::LoggingBetaOptions) {
-                faults.forbidden("format", "Log format json is disabled, see LoggingBetaOptions feature");
+                errors.forbidden("format", "Log format json is disabled, see LoggingBetaOptions feature");
             }
             Format::Json
         }
         other => {
-            faults.invalid("format", other, "Unsupported log format");
+            errors.invalid("format", other, "Unsupported log format");
             Format::Text
         }
     }
 }
 
-fn check_verbosities(config: &LoggingConfiguration, faults: &mut Faults) {
+fn check_verbosities(config: &LoggingConfiguration, errors: &mut FieldErrors) {
     if config.flush_frequency.duration <= Duration::ZERO {
-        faults.invalid("flushFrequency", config.flush_frequency, "Must be greater than zero");
+        errors.invalid("flushFrequency", config.flush_frequency, "Must be greater than zero");
     }
     if config.verbosity > i32::MAX.unsigned_abs() {
-        faults.invalid("verbosity", config.verbosity, "Must be <= 2147483647");
+        errors.invalid("verbosity", config.verbosity, "Must be <= 2147483647");
     }
     if !config.vmodule.is_empty() && config.format != "text" {
-        faults.forbidden("vmodule", "Only supported for text log format");
+        errors.forbidden("vmodule", "Only supported for text log format");
     }
     for (index, item) in config.vmodule.iter().enumerate() {
         let path = format!("vmodule[{index}]");
         if item.file_pattern.is_empty() {
-            faults.required(&path, "File pattern must not be empty");
+            errors.required(&path, "File pattern must not be empty");
         }
         if item.file_pattern.contains(['=', ',']) {
             let pattern = item.file_pattern.as_str();
-            faults.invalid(&path, pattern, "File pattern must not contain equal sign or comma");
+            errors.invalid(&path, pattern, "File pattern must not contain equal sign or comma");
         }
         if item.verbosity > i32::MAX.unsigned_abs() {
-            faults.invalid(&path, item.verbosity, "Must be <= 2147483647");
+            errors.invalid(&path, item.verbosity, "Must be <= 2147483647");
         }
     }
 }
 
-fn check_options(config: &LoggingConfiguration, gates: &Gates, faults: &mut Faults) {
+fn check_options(config: &LoggingConfiguration, gates: &Gates, errors: &mut FieldErrors) {
     if gates.enabled(Gate::LoggingAlphaOptions) {
         return;
     }
@@ -83,7 +83,7 @@ fn check_options(config: &LoggingConfiguration, gates: &Gates, faults: &mut Faul
         for (option, used) in [("splitStream", split), ("infoBufferSize", !size.is_zero())] {
             if used {
                 let path = format!("options.{format}.{option}");
-                faults.forbidden(&path, "Feature LoggingAlphaOptions is disabled");
+                errors.forbidden(&path, "Feature LoggingAlphaOptions is disabled");
             }
         }
     };

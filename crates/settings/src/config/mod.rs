@@ -1,9 +1,9 @@
-//! The configuration: where it comes from, what it may hold, and what the rest of the program is given.
+//! The configuration: reading it from flags or a file, defaults, validation, and the validated form.
 //!
 //! ```text
 //!   flags ─┐
 //!          ├─▶ complete ─▶ KubeProxyConfiguration ─▶ validation ─▶ Config
-//!   file  ─┘               as written, no gaps                     as types
+//!   file  ─┘               as written, with defaults               typed
 //! ```
 
 mod complete;
@@ -27,41 +27,41 @@ pub use logging::log_settings;
 pub use v1alpha1::KubeProxyConfiguration;
 pub use validation::{Invalid, validate};
 
-/// A configuration that has been found valid. Nothing in it needs to be checked again.
+/// A validated configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub mode: ProxyMode,
     pub gates: Gates,
     pub client: Client,
-    /// As configured; the node's name is this trimmed and in lower case, or else the host's.
+    /// As configured. The node's name is this, trimmed and in lower case, or the host name if it is empty.
     pub hostname_override: String,
     /// The node's primary IP, unless unspecified.
     pub bind_address: IpAddr,
-    /// A listener that fails is the end.
+    /// Exit if a listener cannot bind, instead of retrying.
     pub bind_address_hard_fail: bool,
     pub healthz_bind_address: Option<SocketAddr>,
     pub metrics_bind_address: SocketAddr,
     pub enable_profiling: bool,
     pub show_hidden_metrics: bool,
     pub masquerade_all: bool,
-    /// The bit of the packet mark, for the mode in force.
+    /// The bit of the packet mark, from the section of the configured mode.
     pub masquerade_bit: u8,
     pub localhost_node_ports: bool,
     pub sync_period: Duration,
     pub min_sync_period: Duration,
-    /// Nobody asked for it: a mode that knows a better pause may use that.
+    /// See [`Completed::min_sync_is_default`].
     pub min_sync_is_default: bool,
     pub config_sync_period: Duration,
-    pub detect_local: DetectLocal,
-    /// As written, since only the ClusterCIDR mode insists that they are ranges.
+    pub detect_local: DetectLocalMode,
+    /// Not parsed: only the ClusterCIDR mode requires them to be valid.
     pub cluster_cidrs: Vec<String>,
     pub node_port_addresses: NodePortScope,
     pub conntrack: ConntrackSettings,
     pub oom_score_adj: i32,
     pub ipvs: Ipvs,
-    /// Means nothing on Linux, but an address of the wrong family is worth a warning.
+    /// Not used on Linux, but upstream warns if its family is wrong.
     pub winkernel_source_vip: String,
-    /// The same as it was written: for `--write-config-to` and `/configz`.
+    /// The versioned form, for `--write-config-to` and `/configz`.
     pub versioned: KubeProxyConfiguration,
 }
 
@@ -75,18 +75,18 @@ pub enum ProxyMode {
 /// How to talk to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
-    /// Empty: none.
+    /// Empty if there is none.
     pub kubeconfig: String,
     pub accept_content_types: String,
     pub content_type: String,
-    /// Negative: no limit.
+    /// Negative for no limit.
     pub qps: f32,
     pub burst: u32,
 }
 
-/// How to tell that traffic comes from a pod of this node.
+/// How to recognize traffic from pods of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DetectLocal {
+pub enum DetectLocalMode {
     /// At most one range of each family.
     ClusterCidr(Vec<IpNet>),
     NodeCidr,
@@ -97,12 +97,12 @@ pub enum DetectLocal {
 /// Which addresses of the node serve node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortScope {
-    /// Those within; all, if there are no ranges.
+    /// The addresses within these ranges; all addresses if empty.
     Cidrs(Vec<IpNet>),
     Primary,
 }
 
-/// Zero leaves the kernel's value alone.
+/// Zero leaves the kernel's value unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConntrackSettings {
     pub max_per_core: u32,
@@ -114,7 +114,8 @@ pub struct ConntrackSettings {
     pub udp_stream_timeout: Duration,
 }
 
-/// Means something in ipvs mode only; elsewhere what is not valid is left out. Zero leaves a timeout alone.
+/// Used in ipvs mode only: in other modes it is not validated, and invalid values are dropped. A timeout of zero leaves
+/// the kernel's value unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipvs {
     pub scheduler: String,

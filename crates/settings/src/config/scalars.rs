@@ -1,5 +1,5 @@
-//! The plain values of the configuration API whose text is Go's: durations, sizes, numbers with a point.
-#![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
+//! Scalars of the configuration API in Go's text formats: durations, quantities, floats.
+#![allow(clippy::wildcard_enum_match_arm, reason = "JSON has a fixed set of value types")]
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::duration::Duration;
 use crate::quantity::Quantity;
 
-/// Null is read as the empty string, and refused as that.
+/// Null is parsed as the empty string, which is an error.
 pub(super) fn duration(value: &Value) -> Result<Duration, String> {
     match value {
         Value::String(text) => Duration::parse(text),
@@ -48,7 +48,7 @@ impl Serialize for Quantity {
     }
 }
 
-/// A float32 as Go writes it: without a point if it is whole, and 0.1 as that.
+/// A float32 as Go writes it: an integral value without a decimal point, and 0.1 as `0.1`.
 pub(super) mod float {
     use serde::de::Error as _;
     use serde::ser::Error as _;

@@ -1,8 +1,8 @@
-//! `kubeproxy.config.k8s.io/v1alpha1`, the only version there is: what a file holds and `/configz` shows.
+//! `kubeproxy.config.k8s.io/v1alpha1`, the only version: the format of the configuration file and of `/configz`.
 //!
-//! Values are as written, valid or not. [`validation`](super::validation) makes of them the [`Config`](super::Config)
+//! Values are as written, valid or not. [`validation`](super::validation) turns them into the [`Config`](super::Config)
 //! that the rest of the program uses.
-#![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
+#![allow(clippy::wildcard_enum_match_arm, reason = "JSON has a fixed set of value types")]
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::quantity::Quantity;
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 
-/// The whole of a configuration file. Field order is that of `/configz`.
+/// A configuration file. The fields are in the order in which `/configz` prints them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KubeProxyConfiguration {
@@ -50,7 +50,7 @@ pub struct KubeProxyConfiguration {
     pub oom_score_adj: Option<i32>,
     pub conntrack: KubeProxyConntrackConfiguration,
     pub config_sync_period: Duration,
-    /// Obsolete: read and dropped.
+    /// Obsolete: accepted and ignored.
     pub port_range: String,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub windows_run_as_service: bool,
@@ -78,7 +78,7 @@ pub struct LoggingConfiguration {
     pub options: FormatOptions,
 }
 
-/// A verbosity of its own for the source files whose name matches.
+/// The verbosity of the source files whose name matches the pattern.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct VModuleItem {
@@ -143,7 +143,7 @@ pub struct KubeProxyNFTablesConfiguration {
     pub min_sync_period: Duration,
 }
 
-/// Windows only: carried along, never acted upon.
+/// Windows only: accepted and shown again, without effect.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KubeProxyWinkernelConfiguration {
@@ -174,7 +174,7 @@ pub struct KubeProxyConntrackConfiguration {
     pub udp_stream_timeout: Duration,
 }
 
-/// Written as Go text or as nanoseconds, and shown again the way it was written.
+/// A duration or a number of nanoseconds; printed in the form in which it was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushFrequency {
     pub duration: Duration,
@@ -209,18 +209,17 @@ impl Serialize for FlushFrequency {
     }
 }
 
-/// A decoded file, and why only leniently, if so.
 #[derive(Debug)]
 pub struct Decoded {
     pub config: KubeProxyConfiguration,
+    /// Why strict decoding failed, if it did.
     pub strict_error: Option<String>,
 }
 
 impl KubeProxyConfiguration {
-    /// Reads a file's content without applying defaults; the error follows `failed to decode: `.
+    /// Reads the content of a file without applying defaults; the error is printed after `failed to decode: `.
     ///
-    /// Unknown fields and duplicate keys are no errors here: unknown fields are left out, the last of two equal keys wins,
-    /// and `strict_error` says what a strict reader would have refused.
+    /// Decoding is lenient: unknown fields are ignored, the last of duplicate keys wins, and `strict_error` lists both.
     pub fn decode(text: &str) -> Result<Decoded, String> {
         let document = document::read(text)?;
         check_kind(&document.root, text)?;
@@ -229,7 +228,7 @@ impl KubeProxyConfiguration {
         let mut track = Track::new();
         let tracked = serde_path_to_error::Deserializer::new(&document.root, &mut track);
         let config = serde_ignored::deserialize(tracked, |path| {
-            strict.push(format!("unknown field {}", quote(&place(&path))));
+            strict.push(format!("unknown field {}", quote(&path_text(&path))));
         });
         let config = config.map_err(|error| format!("{}: {error}", track.path()))?;
         let strict_error =
@@ -237,18 +236,18 @@ impl KubeProxyConfiguration {
         Ok(Decoded { config, strict_error })
     }
 
-    /// Has an object wherever the API has one.
+    /// A value that has an object wherever the API has one.
     fn template() -> Value {
         let logging = LoggingConfiguration { vmodule: vec![VModuleItem::default()], ..Default::default() };
         serde_json::to_value(Self { logging, ..Self::default() }).unwrap_or_default()
     }
 
-    /// The content of a configuration file that says the same.
+    /// The configuration as the content of a configuration file.
     pub fn to_yaml(&self) -> Result<String, String> {
         yaml::write(&self.with_kind())
     }
 
-    /// What `/configz` shows.
+    /// The configuration as `/configz` prints it.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(&self.with_kind())
     }
@@ -258,7 +257,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Refuses lists where the template has objects: serde would read them as the fields of an object, in order.
+/// Rejects lists where the template has objects: serde would read a list as the fields of the object, in order.
 fn expect_objects(found: &Value, template: &Value, path: &str) -> Result<(), String> {
     match (template, found) {
         (Value::Object(fields), Value::Object(found)) => {
@@ -279,20 +278,19 @@ fn expect_objects(found: &Value, template: &Value, path: &str) -> Result<(), Str
 }
 
 /// `logging.vmodule[1].x`
-fn place(path: &serde_ignored::Path<'_>) -> String {
+fn path_text(path: &serde_ignored::Path<'_>) -> String {
     use serde_ignored::Path;
     match path {
         Path::Root => String::new(),
-        Path::Seq { parent, index } => format!("{}[{index}]", place(parent)),
+        Path::Seq { parent, index } => format!("{}[{index}]", path_text(parent)),
         Path::Map { parent: Path::Root, key } => key.clone(),
-        Path::Map { parent, key } => format!("{}.{key}", place(parent)),
+        Path::Map { parent, key } => format!("{}.{key}", path_text(parent)),
         Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
-            place(parent)
+            path_text(parent)
         }
     }
 }
 
-/// The two fields that say what the rest of the document is.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct TypeMeta {
@@ -316,7 +314,7 @@ fn check_kind(root: &Value, text: &str) -> Result<(), String> {
     }
     if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
         let (kind, version) = (quote(&kind), quote(&api_version));
-        // The file name is upstream's, and part of what people search for.
+        // Upstream's scheme is named after this file; people search for the whole message.
         let scheme = r#"scheme "pkg/runtime/scheme.go:111""#;
         return Err(format!("no kind {kind} is registered for version {version} in {scheme}"));
     }
@@ -354,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_content_upsets_the_decoder(content in "\\PC*") {
+        fn no_content_makes_the_decoder_panic(content in "\\PC*") {
             let _ = KubeProxyConfiguration::decode(&content);
             let _ = KubeProxyConfiguration::decode(&format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{content}"));
         }

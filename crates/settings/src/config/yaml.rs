@@ -1,22 +1,22 @@
-//! Writes YAML byte for byte as upstream does: keys sorted, two spaces, quotes only where needed.
-#![allow(clippy::wildcard_enum_match_arm, reason = "JSON will get no further kinds of values")]
+//! Writes YAML byte for byte as upstream does: sorted keys, indentation by two spaces, quotes only where needed.
+#![allow(clippy::wildcard_enum_match_arm, reason = "JSON has a fixed set of value types")]
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::go::double_text;
 
-/// The document, ending in a newline. Fails on the numbers that JSON, through which upstream goes, cannot hold.
+/// The document, ending in a newline. Fails on NaN and infinities: upstream converts through JSON, which has neither.
 pub fn write(root: &impl Serialize) -> Result<String, String> {
     let mut out = String::new();
-    // Which also sorts the keys.
+    // The conversion also sorts the keys.
     if let Value::Object(fields) = serde_json::to_value(root).map_err(|error| error.to_string())? {
         write_fields(&mut out, &fields, 0, "");
     }
     Ok(out)
 }
 
-/// `lead` stands before the first key in place of the indentation: the dash of a list item.
+/// `lead`, the dash of a list item, replaces the indentation of the first key.
 fn write_fields(out: &mut String, fields: &Map<String, Value>, indent: usize, lead: &str) {
     for (index, (key, value)) in fields.iter().enumerate() {
         let pad = " ".repeat(indent);
@@ -54,9 +54,10 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// Plain where that reads back as the same string; double quotes for what looks like another type or does not print.
+/// A plain scalar if that parses to the same string; double quotes if it would parse to another type or has characters
+/// that are not printable.
 fn text(text: &str) -> String {
-    if reads_as_another_type(text) || !text.chars().all(prints) {
+    if parses_as_another_type(text) || !text.chars().all(is_printable) {
         double_quoted(text)
     } else if is_plain(text) {
         text.to_owned()
@@ -87,7 +88,7 @@ fn is_plain(text: &str) -> bool {
     !text.starts_with([' ']) && !text.ends_with(' ') && !text.starts_with("---") && !text.starts_with("...")
 }
 
-fn prints(c: char) -> bool {
+fn is_printable(c: char) -> bool {
     matches!(c, ' '..='~' | '\u{a0}'..='\u{2027}' | '\u{202a}'..='\u{d7ff}' | '\u{e000}'..='\u{fefe}' | '\u{ff00}'..='\u{fffd}')
 }
 
@@ -99,7 +100,7 @@ fn double_quoted(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\r' => quoted.push_str("\\r"),
             '\t' => quoted.push_str("\\t"),
-            _ if prints(c) => quoted.push(c),
+            _ if is_printable(c) => quoted.push(c),
             _ => quoted.push_str(&match u32::from(c) {
                 code @ ..0x100 => format!("\\x{code:02X}"),
                 code @ 0x100..0x1_0000 => format!("\\u{code:04X}"),
@@ -111,8 +112,8 @@ fn double_quoted(text: &str) -> String {
     quoted
 }
 
-/// The plain scalars of YAML 1.1 that are no strings.
-fn reads_as_another_type(text: &str) -> bool {
+/// Whether YAML 1.1 resolves a plain scalar to something other than a string.
+fn parses_as_another_type(text: &str) -> bool {
     const WORDS: &str = " y Y yes Yes YES on On ON n N no No NO off Off OFF true True TRUE false False FALSE \
                          ~ null Null NULL .nan .NaN .NAN .inf .Inf .INF ";
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -139,7 +140,7 @@ fn is_number(text: &str) -> bool {
         && digits(exponent.strip_prefix(['-', '+']).unwrap_or(exponent), 10)
 }
 
-/// `1:30` was ninety once: digits, then groups of up to 59, the last perhaps with a fraction.
+/// YAML 1.1 has numbers in base 60: `1:30` is 90. The last group may have a fraction.
 fn is_sexagesimal(text: &str) -> bool {
     let Some((first, groups)) = text.split_once(':') else { return false };
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
@@ -169,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_string_reads_back_as_itself(text in any::<String>()) {
+        fn any_string_parses_to_itself(text in any::<String>()) {
             let root = serde_json::json!({ "key": text });
             let written = write(&root).unwrap();
             let read = document::read(&written).map(|document| document.root);

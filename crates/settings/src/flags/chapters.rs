@@ -1,5 +1,5 @@
-//! The chapters of the book that say what the table of flags and the configuration API say: written from them, and
-//! compared with them by every test run. `make docs` writes them again.
+//! The chapters of the book about flags and the configuration file are generated from the code. `make docs` writes them;
+//! a plain test run fails if they are out of date.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::config::KubeProxyConfiguration;
 use crate::gates::{self, Gate, Stage};
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src");
-/// What the help of a flag says that a configuration file silences.
-const SILENCED: &str = " Ignored with --config.";
+/// The part of a flag's help that the chapter replaces by a star.
+const IGNORED_WITH_CONFIG: &str = " Ignored with --config.";
 
 #[test]
-fn the_chapter_on_flags_says_what_the_table_says() {
+fn the_chapter_on_flags_matches_the_table() {
     compare("flags.md", &flags_chapter());
 }
 
 #[test]
-fn the_chapter_on_the_configuration_file_knows_every_field() {
+fn the_chapter_on_the_configuration_file_has_every_field() {
     compare("configuration.md", &configuration_chapter());
 }
 
-/// With `SLUICE_DOCS=write` in the environment the chapter is made so.
+/// Writes the chapter first if the environment has `SLUICE_DOCS=write`.
 fn compare(chapter: &str, want: &str) {
     let path = Path::new(BOOK).join(chapter);
     if std::env::var_os("SLUICE_DOCS").is_some_and(|what| what == "write") {
@@ -45,51 +45,51 @@ fn flags_chapter() -> String {
         "<!-- Written by `make docs` from crates/settings/src/flags/table.rs. -->\n\n\
          # Every flag\n\n\
          These are upstream's flags and three more: `--audit-interval`, `--connection-metrics` and `--manifests`. They are \
-         parsed as in upstream: `--v=2`, `--v 2`, `-v2` and `--bind_address` all work, and `kube-proxy --help` prints this list.\n\n\
-         A flag with a star is ignored when `--config` names a file; the [file](configuration.md) has a field for it. To \
-         see what flags amount to as a file, add `--write-config-to FILE`.\n\n\
+         parsed as upstream parses them: `--v=2`, `--v 2`, `-v2` and `--bind_address` all work. `kube-proxy --help` prints \
+         this list.\n\n\
+         A flag with a star is ignored if `--config` names a file; the [file](configuration.md) has a field for it. To \
+         convert flags to a file, add `--write-config-to FILE`.\n\n\
          | flag | default | what it does |\n| --- | --- | --- |\n",
     );
     for flag in TABLE.iter().filter(|flag| flag.deprecated.is_none()) {
         text.push_str(&row(flag, &mut defaults));
     }
-    text.push_str("\n## Deprecated\n\nThey still work, and say so when they are used.\n\n| flag | default | what it does |\n| --- | --- | --- |\n");
+    text.push_str("\n## Deprecated\n\nThese still work, and print a warning.\n\n| flag | default | what it does |\n| --- | --- | --- |\n");
     for flag in TABLE.iter().filter(|flag| flag.deprecated.is_some()) {
         text.push_str(&row(flag, &mut defaults));
     }
     text.push_str(
         "\n## Feature gates\n\n\
-         Every gate of Kubernetes 1.36 can be set, since tools hand one list to all components. An unknown name is an \
-         error. These gates change what this program does, all others have no effect:\n\n\
+         Every gate of Kubernetes 1.36 can be set, since tools pass the same list to all components. An unknown gate is an \
+         error. Sluice implements these gates; the others have no effect:\n\n\
          | gate | stage | default | what it does |\n| --- | --- | --- | --- |\n",
     );
     for (gate, meaning) in GATES {
-        let known = gates::known(gate.name()).expect("every gate of the program is in the table");
-        let stage = match known.stage {
+        let spec = gates::find(gate.name()).expect("the table has every gate of `Gate`");
+        let stage = match spec.stage {
             Stage::Alpha => "alpha",
             Stage::Beta => "beta",
-            Stage::Ga => "general",
+            Stage::Ga => "GA",
             Stage::Deprecated => "deprecated",
         };
-        let default = if known.default { "on" } else { "off" };
-        text.push_str(&format!("| `{}` | {stage} | {default} | {meaning} |\n", known.name));
+        let default = if spec.default { "on" } else { "off" };
+        text.push_str(&format!("| `{}` | {stage} | {default} | {meaning} |\n", spec.name));
     }
     text
 }
 
-/// All gates that change what this program does.
 const GATES: [(Gate, &str); 5] = [
     (Gate::AllowServiceExternalIPs, "Serve the `externalIPs` of Services."),
-    (Gate::ComponentFlagz, "Show every flag at `/flagz` of the metrics port."),
-    (Gate::ComponentStatusz, "Show version, start and paths at `/statusz` of the metrics port."),
-    (Gate::LoggingAlphaOptions, "Allow the alpha options of logging: split streams and buffers."),
-    (Gate::LoggingBetaOptions, "Allow the beta options of logging: the JSON format."),
+    (Gate::ComponentFlagz, "Serve the values of all flags at `/flagz` on the metrics port."),
+    (Gate::ComponentStatusz, "Serve version, start time and paths at `/statusz` on the metrics port."),
+    (Gate::LoggingAlphaOptions, "Allow the alpha logging options: split streams and buffers."),
+    (Gate::LoggingBetaOptions, "Allow the beta logging options: the JSON format."),
 ];
 
 fn row(flag: &Flag, defaults: &mut Flags) -> String {
-    let slot = (flag.slot)(defaults);
-    let (type_name, default) = (slot.type_name(), slot.text());
-    let value = match type_name {
+    let value = (flag.value)(defaults);
+    let (type_name, default) = (value.type_name(), value.text());
+    let placeholder = match type_name {
         "" => "",
         "duration" => " DURATION",
         "float32" | "int32" | "Level" => " NUMBER",
@@ -102,36 +102,37 @@ fn row(flag: &Flag, defaults: &mut Flags) -> String {
         "string" => " TEXT",
         "strings" => " LIST",
         "version[=true]" => "[=raw]",
-        other => panic!("what is a {other} to a reader?"),
+        other => panic!("type {other} has no placeholder"),
     };
     let short = flag.shorthand.map_or(String::new(), |short| format!("`-{short}`, "));
-    let star = if flag.help.contains(SILENCED) { " *" } else { "" };
-    let help = flag.help.replace(SILENCED, "").replace(" Options are:", " See [below](#feature-gates).");
+    let star = if flag.help.contains(IGNORED_WITH_CONFIG) { " *" } else { "" };
+    let help =
+        flag.help.replace(IGNORED_WITH_CONFIG, "").replace(" Options are:", " See [below](#feature-gates).");
     let default = if default.is_empty() || default == "[]" { String::new() } else { format!("`{default}`") };
-    format!("| {short}`--{}{value}`{star} | {default} | {} |\n", flag.name, escape(&help))
+    format!("| {short}`--{}{placeholder}`{star} | {default} | {} |\n", flag.name, escape(&help))
 }
 
-/// What a field of the file means.
+/// The description of a field.
 enum Meaning {
-    /// The same as this flag.
+    /// That of this flag.
     As(&'static str),
     Is(&'static str),
 }
 use Meaning::{As, Is};
 
-const OWN_WORDS: &str = "Windows only: carried along, never acted upon.";
+const WINDOWS_ONLY: &str = "Windows only: accepted without effect.";
 
 /// Every field, in the order of the API.
 const FIELDS: &[(&str, Meaning)] = &[
-    ("apiVersion", Is("Always `kubeproxy.config.k8s.io/v1alpha1`; has to be there.")),
-    ("kind", Is("Always `KubeProxyConfiguration`; has to be there.")),
+    ("apiVersion", Is("Required: `kubeproxy.config.k8s.io/v1alpha1`.")),
+    ("kind", Is("Required: `KubeProxyConfiguration`.")),
     ("featureGates", Is("A map from names of [feature gates](flags.md#feature-gates) to `true` or `false`.")),
     ("clientConnection.kubeconfig", As("kubeconfig")),
-    ("clientConnection.acceptContentTypes", Is("Accepted for compatibility: answers are asked for in JSON.")),
     (
-        "clientConnection.contentType",
-        Is("Accepted for compatibility: the API server is spoken to in JSON, whatever this says."),
+        "clientConnection.acceptContentTypes",
+        Is("Accepted for compatibility, without effect: responses are JSON."),
     ),
+    ("clientConnection.contentType", Is("Accepted for compatibility, without effect: requests use JSON.")),
     ("clientConnection.qps", As("kube-api-qps")),
     ("clientConnection.burst", As("kube-api-burst")),
     ("logging.format", As("logging-format")),
@@ -140,7 +141,7 @@ const FIELDS: &[(&str, Meaning)] = &[
     (
         "logging.vmodule",
         Is(
-            "A list of `filePattern` and `verbosity`: how much to log from the source files whose names match. Text format only.",
+            "A list of `filePattern` and `verbosity`: the log verbosity of source files whose names match the pattern. Text format only.",
         ),
     ),
     ("logging.options.text.splitStream", As("log-text-split-stream")),
@@ -170,24 +171,24 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("ipvs.udpTimeout", As("ipvs-udp-timeout")),
     (
         "nftables.masqueradeBit",
-        Is("Bit of the packet mark that asks for masquerading in nftables mode, 0 to 31."),
+        Is("Bit of the packet mark that requests masquerading in nftables mode, 0 to 31."),
     ),
     ("nftables.masqueradeAll", Is("As `--masquerade-all`, for the nftables mode.")),
     (
         "nftables.syncPeriod",
-        Is("How long after a failed pass the next one is tried, in nftables mode; above 0."),
+        Is("Retry interval after a failed sync, in nftables mode. Must be greater than 0."),
     ),
     (
         "nftables.minSyncPeriod",
         Is(
-            "Least time from the end of one pass to the next, in nftables mode. Left out, a pass is followed by a rest in proportion to what it took, at most this default: see [Tuning](tuning.md).",
+            "Minimum time from the end of one sync to the next, in nftables mode. If not set, the pause is proportional to the duration of the sync, and at most the default: see [Tuning](tuning.md).",
         ),
     ),
-    ("winkernel.networkName", Is(OWN_WORDS)),
-    ("winkernel.sourceVip", Is(OWN_WORDS)),
-    ("winkernel.enableDSR", Is(OWN_WORDS)),
-    ("winkernel.rootHnsEndpointName", Is(OWN_WORDS)),
-    ("winkernel.forwardHealthCheckVip", Is(OWN_WORDS)),
+    ("winkernel.networkName", Is(WINDOWS_ONLY)),
+    ("winkernel.sourceVip", Is(WINDOWS_ONLY)),
+    ("winkernel.enableDSR", Is(WINDOWS_ONLY)),
+    ("winkernel.rootHnsEndpointName", Is(WINDOWS_ONLY)),
+    ("winkernel.forwardHealthCheckVip", Is(WINDOWS_ONLY)),
     ("detectLocalMode", As("detect-local-mode")),
     ("detectLocal.bridgeInterface", As("pod-bridge-interface")),
     ("detectLocal.interfaceNamePrefix", As("pod-interface-name-prefix")),
@@ -202,12 +203,12 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("conntrack.udpTimeout", As("conntrack-udp-timeout")),
     ("conntrack.udpStreamTimeout", As("conntrack-udp-timeout-stream")),
     ("configSyncPeriod", As("config-sync-period")),
-    ("portRange", Is("Obsolete: read and dropped.")),
-    ("windowsRunAsService", Is(OWN_WORDS)),
+    ("portRange", Is("Obsolete: accepted and ignored.")),
+    ("windowsRunAsService", Is(WINDOWS_ONLY)),
 ];
 
-/// Fields that are not written while they are empty.
-const LEFT_OUT_WHEN_EMPTY: [&str; 5] = [
+/// Fields that are not serialized if they are empty.
+const OMITTED_IF_EMPTY: [&str; 5] = [
     "featureGates",
     "logging.vmodule",
     "logging.options.text.splitStream",
@@ -218,19 +219,19 @@ const LEFT_OUT_WHEN_EMPTY: [&str; 5] = [
 fn configuration_chapter() -> String {
     let defaults: Value =
         serde_json::from_str(&KubeProxyConfiguration::with_defaults().to_json().unwrap()).unwrap();
-    let known: BTreeSet<String> = FIELDS.iter().map(|(path, _)| (*path).to_owned()).collect();
-    let mut wanted = BTreeSet::from(LEFT_OUT_WHEN_EMPTY.map(str::to_owned));
-    leaves("", &defaults, &mut wanted);
-    assert_eq!(known, wanted, "FIELDS should name every field of the API, and no other");
+    let described: BTreeSet<String> = FIELDS.iter().map(|(path, _)| (*path).to_owned()).collect();
+    let mut fields = BTreeSet::from(OMITTED_IF_EMPTY.map(str::to_owned));
+    add_leaves("", &defaults, &mut fields);
+    assert_eq!(described, fields, "FIELDS should have exactly the fields of the API");
 
     let mut text = String::from(
         "<!-- Written by `make docs` from crates/settings/src/config and crates/settings/src/flags/chapters.rs. -->\n\n\
          # The configuration file\n\n\
          `--config FILE` reads upstream's `KubeProxyConfiguration`, version `v1alpha1`, with upstream's defaults and upstream's \
-         validation. The file counts for everything; of the flags only `--hostname-override` and those about logging \
-         are heard beside it, and those that have no field: `--manifests`, `--connection-metrics`, `--master`, \
-         `--cleanup`, `--init-only`. A field that nobody knows is told in the log and left out. When the file changes, the \
-         process ends, so that it is started again with what the file says now.\n\n\
+         validation. With a file, only these flags have an effect: `--hostname-override`, the logging flags, and the flags \
+         without a field, which are `--audit-interval`, `--cleanup`, `--connection-metrics`, `--init-only`, `--manifests` \
+         and `--master`. Unknown fields are logged and ignored. When the file changes, the process exits, so that it is \
+         restarted with the new content.\n\n\
          ```yaml\n\
          apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
          kind: KubeProxyConfiguration\n\
@@ -250,8 +251,8 @@ fn configuration_chapter() -> String {
         };
         let meaning = match meaning {
             As(flag) => {
-                let flag = TABLE.iter().find(|known| known.name == *flag).expect("FIELDS names flags");
-                let help = flag.help.replace(SILENCED, "").replace(" Options are:", "");
+                let flag = TABLE.iter().find(|entry| entry.name == *flag).expect("FIELDS names flags");
+                let help = flag.help.replace(IGNORED_WITH_CONFIG, "").replace(" Options are:", "");
                 format!("{} Flag `--{}`.", escape(&help), flag.name)
             }
             Is(text) => (*text).to_owned(),
@@ -261,17 +262,17 @@ fn configuration_chapter() -> String {
     text
 }
 
-fn leaves(path: &str, value: &Value, found: &mut BTreeSet<String>) {
+fn add_leaves(path: &str, value: &Value, found: &mut BTreeSet<String>) {
     let Value::Object(fields) = value else {
         found.insert(path.to_owned());
         return;
     };
     for (name, value) in fields {
-        leaves(format!("{path}.{name}").trim_start_matches('.'), value, found);
+        add_leaves(format!("{path}.{name}").trim_start_matches('.'), value, found);
     }
 }
 
-/// So that a table shows it as it is.
+/// Escapes what Markdown would interpret in a table.
 fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('*', "\\*").replace('<', "&lt;")
 }

@@ -1,4 +1,4 @@
-//! `--help` and the usage that precedes a parse error, laid out as pflag does.
+//! `--help`, and the usage that is printed before a parse error, in pflag's layout.
 
 use super::{Flag, Flags, TABLE};
 use crate::gates;
@@ -10,16 +10,16 @@ Service and EndpointSlice objects of the API server. It takes the flags and the
 configuration file of the kube-proxy it replaces.
 ";
 
-/// What `--help` prints. Each of the `subcommands` comes with a line that describes it.
+/// The output of `--help`. `subcommands` are pairs of name and description.
 pub fn help(subcommands: &[(String, String)]) -> String {
-    let mut commands = String::from("Commands, each with a --help of its own:\n");
+    let mut commands = String::from("Commands (see kube-proxy COMMAND --help):\n");
     for (name, about) in subcommands {
         commands.push_str(&format!("  kube-proxy {name:<11} {about}\n"));
     }
     format!("{DESCRIPTION}\n{commands}\n{}", usage())
 }
 
-/// How to call the program: one line per flag, the flags in one column, their help in the next.
+/// One line per flag, with the flags in the first column and their help in the second.
 pub fn usage() -> String {
     let mut defaults = Flags::default();
     let visible = TABLE.iter().filter(|flag| flag.deprecated.is_none());
@@ -38,12 +38,12 @@ fn left(flag: &Flag, defaults: &mut Flags) -> String {
         Some(short) => format!("  -{short}, --{}", flag.name),
         None => format!("      --{}", flag.name),
     };
-    let type_name = (flag.slot)(defaults).type_name();
+    let type_name = (flag.value)(defaults).type_name();
     if type_name.is_empty() { names } else { format!("{names} {type_name}") }
 }
 
 fn right(flag: &Flag, defaults: &mut Flags) -> String {
-    let default = (flag.slot)(defaults).default_text().map(|text| format!(" (default {text})"));
+    let default = (flag.value)(defaults).default_text().map(|text| format!(" (default {text})"));
     let options =
         if flag.name == "feature-gates" { format!("\n{}", gates::help().join("\n")) } else { String::new() };
     format!("{}{options}{}", flag.help, default.unwrap_or_default())

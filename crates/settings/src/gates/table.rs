@@ -1,6 +1,6 @@
-//! The gates of Kubernetes 1.36, by stage, default and lock.
+//! The gates of Kubernetes 1.36, grouped by stage, default and lock.
 //!
-//! Tools hand one map to every component, so all of them are known here though few mean anything to a proxy.
+//! All of them have to be known, although few concern a proxy: tools pass the same map to every component.
 
 use super::Stage;
 

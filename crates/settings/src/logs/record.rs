@@ -1,4 +1,4 @@
-//! One log line, taken from a `tracing` event and written as klog writes it: as text or as JSON.
+//! Formats a `tracing` event as klog does, as text or JSON.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -17,7 +17,7 @@ pub(super) struct Record {
     pub(super) file: &'static str,
     pub(super) line: u32,
     pub(super) message: String,
-    /// Written with printf in the reference: the text form does not quote it.
+    /// Upstream logs this message with `Infof`, which the text format does not quote.
     pub(super) plain: bool,
     pub(super) fields: Vec<(&'static str, Value)>,
 }
@@ -33,7 +33,7 @@ pub(super) enum Severity {
 #[derive(Debug, PartialEq)]
 pub(super) enum Value {
     Text(String),
-    /// Numbers, booleans, lists and maps: JSON already, and the same in both forms.
+    /// Numbers, booleans, lists and maps, which both formats print as JSON.
     Json(String),
 }
 
@@ -54,7 +54,7 @@ impl Record {
         };
         event.record(&mut record);
         if record.severity == Severity::Error {
-            // klog takes the error as an argument of its own and prints it before everything else.
+            // klog prints the error before the other fields.
             record.fields.sort_by_key(|(name, _)| *name != "err");
         }
         record
@@ -95,7 +95,7 @@ impl Record {
 
     /// `{"ts":1794778339614.0957,"caller":"proxy/server.rs:72","msg":"…","v":0,"file":"…"}`
     pub(super) fn json(&self, time: &Zoned) -> String {
-        // Milliseconds with a fraction, in the precision a double has left for it.
+        // Milliseconds with a fraction, as a double like upstream's.
         #[allow(clippy::cast_precision_loss)]
         let millis = time.timestamp().as_nanosecond() as f64 / 1e6;
         let mut line = format!("{{\"ts\":{millis},\"caller\":\"{}:{}\"", caller(self.file), self.line);
@@ -120,7 +120,7 @@ impl Record {
     }
 }
 
-/// The field `v`, read without formatting any other.
+/// The value of the field `v`, without formatting the other fields.
 pub(super) fn verbosity(event: &Event<'_>) -> u64 {
     struct Verbosity(u64);
     impl Visit for Verbosity {
@@ -141,7 +141,7 @@ pub(super) fn verbosity(event: &Event<'_>) -> u64 {
     verbosity.0
 }
 
-/// What an event counts as that carries no `v`: errors and warnings are always told, the chatter of libraries last.
+/// The verbosity of an event without the field `v`, such as one of a library.
 pub(super) fn implied_verbosity(metadata: &Metadata<'_>) -> u64 {
     match *metadata.level() {
         Level::ERROR | Level::WARN | Level::INFO => 0,
@@ -150,7 +150,7 @@ pub(super) fn implied_verbosity(metadata: &Metadata<'_>) -> u64 {
     }
 }
 
-/// Several lines: an opening bracket, each line behind a tab, a closing bracket.
+/// klog's format of a multi-line value.
 fn push_lines(line: &mut String, text: &str) {
     line.push_str("<\n");
     for part in text.strip_suffix('\n').unwrap_or(text).split('\n') {
@@ -161,7 +161,7 @@ fn push_lines(line: &mut String, text: &str) {
     line.push_str(" >");
 }
 
-/// The last directory and the file; `src` says nothing, so it is passed over.
+/// The last directory and the file, as upstream prints them; `src` is skipped.
 fn caller(file: &str) -> String {
     let mut parts = file.rsplit('/').filter(|part| *part != "src");
     match (parts.next(), parts.next()) {
@@ -218,7 +218,7 @@ impl Visit for Record {
     }
 }
 
-/// Lists and maps of plain things look like JSON when debug-printed, and klog prints those as JSON.
+/// klog prints lists and maps as JSON; their `Debug` output is JSON if they contain only strings, numbers and booleans.
 fn as_json(text: &str) -> Option<Value> {
     if !text.starts_with(['[', '{']) {
         return None;

@@ -1,10 +1,10 @@
-//! Where log lines go: all to standard error, or the informative ones to standard output, perhaps through a buffer.
+//! The output streams: standard error, and optionally standard output, buffered, for info messages.
 
 use std::io::{self, BufWriter, Write};
 
 type Sink = Box<dyn Write + Send>;
 
-/// Written to under a lock by whoever logs; a line that cannot be written has nowhere to be reported to.
+/// Write errors are ignored: there is nowhere to report them.
 pub(super) struct Streams {
     errors: Sink,
     /// Present when the streams are split.
@@ -17,7 +17,7 @@ impl Streams {
         Self::to(Box::new(io::stderr()), info)
     }
 
-    /// With a place for information, up to that many bytes of it may wait there for the next flush.
+    /// `info` is the stream for info messages and the size of its buffer in bytes.
     pub(super) fn to(errors: Sink, info: Option<(Sink, usize)>) -> Self {
         Self { errors, info: info.map(|(sink, buffer)| BufWriter::with_capacity(buffer, sink)) }
     }
@@ -26,7 +26,7 @@ impl Streams {
         let line = line.as_bytes();
         let _ = match &mut self.info {
             Some(info) if is_info => info.write_all(line),
-            // What led to an error belongs before it.
+            // Info messages that precede an error are written before it.
             Some(info) => info.flush().and_then(|()| self.errors.write_all(line)),
             None => self.errors.write_all(line),
         };
@@ -45,17 +45,17 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A stream that can be looked at while someone else writes to it.
+    /// A stream that captures what is written.
     #[derive(Clone, Default)]
-    pub(in super::super) struct Seen(Arc<Mutex<Vec<u8>>>);
+    pub(in super::super) struct Captured(Arc<Mutex<Vec<u8>>>);
 
-    impl Seen {
+    impl Captured {
         pub(in super::super) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }
 
-    impl Write for Seen {
+    impl Write for Captured {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -65,8 +65,8 @@ pub(super) mod tests {
         }
     }
 
-    fn streams(split: Option<usize>) -> (Streams, Seen, Seen) {
-        let (errors, info) = (Seen::default(), Seen::default());
+    fn streams(split: Option<usize>) -> (Streams, Captured, Captured) {
+        let (errors, info) = (Captured::default(), Captured::default());
         let sink = split.map(|buffer| (Box::new(info.clone()) as Sink, buffer));
         (Streams::to(Box::new(errors.clone()), sink), errors, info)
     }
@@ -80,7 +80,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_a_buffer_information_is_written_at_once() {
+    fn info_messages_are_written_immediately_without_a_buffer() {
         let (mut streams, errors, info) = streams(Some(0));
         streams.write("info\n", true);
         streams.write("error\n", false);
@@ -88,7 +88,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn buffered_information_waits_for_a_flush_an_error_or_a_full_buffer() {
+    fn buffered_info_messages_are_written_by_a_flush_an_error_or_a_full_buffer() {
         let (mut streams, _, info) = streams(Some(12));
         streams.write("one\n", true);
         assert_eq!(info.text(), "");

@@ -1,11 +1,17 @@
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::stream::tests::Seen;
+use super::stream::tests::Captured;
 use super::*;
 
-/// What a logger with the settings writes of what `body` logs, without the head of each line.
+/// The messages that a logger with these settings writes while `body` runs, without the header of each line.
+///
+/// One at a time: tracing computes the maximum level of all subscribers of the process, and concurrent computations may
+/// end with that of an earlier one.
 fn logged(settings: LogSettings, body: impl FnOnce(&Logs)) -> Vec<String> {
-    let seen = Seen::default();
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = Captured::default();
     let logs = Logs::to(Streams::to(Box::new(seen.clone()), None));
     logs.apply(settings).unwrap();
     tracing::subscriber::with_default(Klog(logs.clone()), || body(&logs));
@@ -27,7 +33,7 @@ fn log_one_of_each() {
 }
 
 #[test]
-fn verbosity_decides_what_is_told() {
+fn verbosity_decides_what_is_logged() {
     for (verbosity, want) in [
         (0, "zero warning error"),
         (1, "zero one warning error"),
@@ -69,7 +75,7 @@ fn vmodule_raises_the_verbosity_of_matching_files_only() {
 }
 
 #[test]
-fn what_is_switched_off_is_not_even_looked_at() {
+fn disabled_levels_are_filtered_by_the_hint() {
     for (verbosity, vmodule, want) in [
         (0, None, LevelFilter::INFO),
         (1, None, LevelFilter::INFO),
@@ -78,7 +84,7 @@ fn what_is_switched_off_is_not_even_looked_at() {
         (4, None, LevelFilter::TRACE),
         (0, Some(3), LevelFilter::DEBUG),
     ] {
-        let logs = Logs::to(Streams::to(Box::new(Seen::default()), None));
+        let logs = Logs::to(Streams::to(Box::new(Captured::default()), None));
         let vmodule = vmodule.map(|level| ("x".to_owned(), level)).into_iter().collect();
         logs.apply(LogSettings { vmodule, ..at(verbosity) }).unwrap();
         assert_eq!(Klog(logs).max_level_hint(), Some(want), "at {verbosity}");
@@ -86,19 +92,19 @@ fn what_is_switched_off_is_not_even_looked_at() {
 }
 
 #[test]
-fn libraries_without_verbosities_are_heard_late() {
-    let chatter = |_: &Logs| {
+fn events_without_a_verbosity_are_logged_at_high_verbosities_only() {
+    let log = |_: &Logs| {
         tracing::info!("info");
         tracing::debug!("debug");
         tracing::trace!("trace");
     };
-    assert_eq!(logged(at(5), chatter), [r#""info""#]);
-    assert_eq!(logged(at(6), chatter), [r#""info""#, r#""debug""#]);
-    assert_eq!(logged(at(8), chatter), [r#""info""#, r#""debug""#, r#""trace""#]);
+    assert_eq!(logged(at(5), log), [r#""info""#]);
+    assert_eq!(logged(at(6), log), [r#""info""#, r#""debug""#]);
+    assert_eq!(logged(at(8), log), [r#""info""#, r#""debug""#, r#""trace""#]);
 }
 
 #[test]
-fn fields_of_every_kind_reach_the_line() {
+fn fields_of_every_type_are_logged() {
     let error = io::Error::other("broken");
     let lines = logged(at(2), |_| {
         tracing::debug!(v = 2, ipFamily = %"IPv4", count = 3, ratio = 1.5, ok = true, "kinds");
@@ -133,10 +139,10 @@ fn json_lines_carry_the_verbosity_unless_they_are_errors() {
 }
 
 #[test]
-fn the_buffer_is_flushed_from_time_to_time() {
-    let info = Seen::default();
+fn the_buffer_is_flushed_periodically() {
+    let info = Captured::default();
     let sink = Some((Box::new(info.clone()) as Box<_>, 1000));
-    let logs = Logs::to(Streams::to(Box::new(Seen::default()), sink));
+    let logs = Logs::to(Streams::to(Box::new(Captured::default()), sink));
     logs.flush_every(Duration::from_millis(5)).unwrap();
     tracing::subscriber::with_default(Klog(logs), || tracing::info!("waiting"));
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! `--vmodule`: a verbosity of its own for the source files whose name matches a pattern.
+//! `--vmodule`: the verbosity of source files whose name matches a pattern.
 
 /// The verbosity of the first pattern that matches the file's name without directory and extension.
 pub(super) fn verbosity(patterns: &[(String, u32)], file: &str) -> Option<u32> {
@@ -7,7 +7,7 @@ pub(super) fn verbosity(patterns: &[(String, u32)], file: &str) -> Option<u32> {
     patterns.iter().find(|(pattern, _)| matches(pattern.as_bytes(), stem.as_bytes())).map(|(_, level)| *level)
 }
 
-/// `*` any run, `?` any one, `[a-z]` and `[^a-z]` one of a class, `\` the next as it is; a broken pattern matches nothing.
+/// Go's `filepath.Match`. A malformed pattern matches nothing.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern, name) {
         ([], _) => name.is_empty(),
@@ -25,7 +25,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Whether the byte is in the class, and what follows the class; `None` if the class never ends.
+/// Whether the byte is in the class, and the rest of the pattern; `None` if the class is not closed.
 fn class(pattern: &[u8], byte: u8) -> Option<(bool, &[u8])> {
     let (negated, mut rest) = match pattern {
         [b'^', rest @ ..] => (true, rest),

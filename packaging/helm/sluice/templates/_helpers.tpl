@@ -1,4 +1,4 @@
-{{/* Of every object. The selector has none of them: kubeadm's cannot be changed. */}}
+{{/* Labels of every object. The selector has none of them, since kubeadm's selector is immutable. */}}
 {{- define "sluice.labels" -}}
 k8s-app: kube-proxy
 app.kubernetes.io/name: sluice
@@ -8,7 +8,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{/* Whether the iptables programs are needed: yes, or nothing. */}}
+{{/* Whether the iptables programs are needed: "yes", or empty. */}}
 {{- define "sluice.withIptables" -}}
 {{- if or (eq .Values.mode "iptables") .Values.iptablesPrograms }}yes{{ end }}
 {{- end }}

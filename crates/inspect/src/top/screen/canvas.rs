@@ -1,27 +1,26 @@
-//! Text at its place, cut off where there is no room.
+//! Writes text to a position, truncated to the area, and splits areas.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-/// What is drawn on.
 #[derive(Debug)]
 pub struct Canvas<'a>(pub &'a mut Buffer);
 
-/// A line of text in the area, so many lines below its top.
+/// Writes to the given line of the area.
 pub fn put(canvas: &mut Canvas<'_>, area: Rect, line: u16, text: &str, style: Style) {
     if line < area.height && area.width > 0 {
         canvas.0.set_stringn(area.x, area.y + line, text, area.width.into(), style);
     }
 }
 
-/// At the right of the first line.
+/// Writes to the first line, aligned to the right.
 pub fn put_right(canvas: &mut Canvas<'_>, area: Rect, text: &str, style: Style) {
     let width = u16::try_from(text.chars().count()).unwrap_or(u16::MAX).min(area.width);
     put(canvas, Rect { x: area.right() - width, width, ..area }, 0, text, style);
 }
 
-/// Takes up to so many lines away from the top of the area.
+/// Splits off up to `lines` lines at the top of the area.
 pub fn cut_top(area: &mut Rect, lines: u16) -> Rect {
     let height = lines.min(area.height);
     let top = Rect { height, ..*area };

@@ -1,4 +1,4 @@
-//! One service port: where its connections go, and where they come in.
+//! One service port: its endpoints and frontends.
 
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -13,7 +13,7 @@ use crate::top::text::{bar, rate, share, shorten, total};
 const RATE: usize = 9;
 const SHARE: usize = 8;
 const TOTAL: usize = 10;
-const LONGEST_BAR: usize = 24;
+const MAX_BAR_WIDTH: usize = 24;
 
 #[derive(Clone, Copy, Debug)]
 struct Columns {
@@ -22,13 +22,13 @@ struct Columns {
 }
 
 impl Columns {
-    /// Bars get what addresses do not need.
+    /// Bars use the space that addresses leave.
     fn new(width: u16, row: &Row) -> Self {
         let addresses = row.endpoints.iter().chain(&row.frontends).map(|part| part.address.chars().count());
-        let wanted = addresses.max().unwrap_or_default().max("ENDPOINT".len());
+        let longest = addresses.max().unwrap_or_default().max("ENDPOINT".len());
         let room = usize::from(width).saturating_sub(RATE + SHARE + TOTAL + 3);
-        let address = wanted.min(room);
-        Self { address, bar: (room - address).saturating_sub(2).min(LONGEST_BAR) }
+        let address = longest.min(room);
+        Self { address, bar: (room - address).saturating_sub(2).min(MAX_BAR_WIDTH) }
     }
 
     fn line(self, [address, rate, share, bar, total]: [&str; 5]) -> String {
@@ -41,7 +41,7 @@ impl Columns {
 pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     let rows = state.rows();
     let Some(row) = rows.get(state.position(&rows)).copied() else {
-        put(canvas, area, 1, "  This service port has no endpoints any more.", FAINT);
+        put(canvas, area, 1, "  This service port no longer has endpoints.", FAINT);
         return;
     };
     let name = format!("{}/{}", row.name, row.name.protocol);
@@ -51,8 +51,8 @@ pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
         " {} new/s   {} total   {}   {}",
         rate(row.flow.rate),
         total(row.flow.total),
-        many(row.endpoints.len(), "endpoint"),
-        many(row.frontends.len(), "frontend")
+        count_of(row.endpoints.len(), "endpoint"),
+        count_of(row.frontends.len(), "frontend")
     );
     put(canvas, cut_top(&mut area, 1), 0, &figures, Style::new());
     cut_top(&mut area, 1);
@@ -84,6 +84,6 @@ fn line(part: &AddressRate, columns: Columns) -> (String, Style) {
     (columns.line([address, &rate(flow.rate), &percent, &length, &total(flow.total)]), style)
 }
 
-fn many(count: usize, what: &str) -> String {
+fn count_of(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

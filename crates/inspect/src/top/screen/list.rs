@@ -1,4 +1,4 @@
-//! Service ports, one to a line.
+//! The list of service ports, one per line.
 
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -9,7 +9,7 @@ use crate::top::meter::Row;
 use crate::top::state::{Sort, TopView};
 use crate::top::text::{bar, rate, shorten, total};
 
-/// What a line has room for beside the name.
+/// The optional columns that fit, besides the name.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     width: usize,
@@ -41,7 +41,7 @@ impl Columns {
         }
     }
 
-    /// What is left for the name.
+    /// The width of the name column.
     fn name(self) -> usize {
         let taken = [
             (self.protocol, PROTOCOL),
@@ -86,10 +86,10 @@ pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     let rows = state.rows();
     let position = state.position(&rows);
     if rows.is_empty() {
-        put(canvas, area, 1, &excuse(state), FAINT);
+        put(canvas, area, 1, &empty_text(state), FAINT);
     }
     let page = usize::from(area.height);
-    // The selected one is in sight, and the rest moves no more than it has to.
+    // Scrolls no more than needed to keep the selected row visible.
     let last_first = rows.len().saturating_sub(page);
     let first = state.first.min(last_first).min(position).max((position + 1).saturating_sub(page));
     let shown = (rows.len() > page).then(|| format!("{}-{} of {}", first + 1, first + page, rows.len()));
@@ -110,7 +110,7 @@ pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     (state.first, state.page) = (first, page);
 }
 
-/// With what part of the rows is in sight, if not all are.
+/// `shown` is the range of visible rows, if not all are.
 fn title(state: &TopView, columns: Columns, shown: Option<String>) -> String {
     let mark = if state.reversed { '▴' } else { '▾' };
     let marked = |sort: Sort, title: &str| {
@@ -140,15 +140,15 @@ fn fields(row: &Row, columns: Columns, busiest: f64) -> [String; 7] {
     ]
 }
 
-fn excuse(state: &TopView) -> String {
+fn empty_text(state: &TopView) -> String {
     if state.search.is_empty() {
         "  No service port has endpoints on this node.".to_owned()
     } else {
-        format!("  Nothing has \"{}\" in its name or addresses.", state.search)
+        format!("  No name or address contains \"{}\".", state.search)
     }
 }
 
-/// Bars are the only blocks on a line.
+/// Colours the block characters of a line: only bars have any.
 pub fn colour_bar(canvas: &mut Canvas<'_>, line: Rect) {
     for position in line.positions() {
         if let Some(cell) = canvas.0.cell_mut(position)

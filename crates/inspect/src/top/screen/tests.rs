@@ -1,4 +1,4 @@
-//! Screens are kept as text files, to be looked at: `screens/`. UPDATE_SCREENS=1 writes them anew.
+//! Compares screens with the text files in `screens/`. UPDATE_SCREENS=1 rewrites the files.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use crossterm::event::KeyCode;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proxy::connections::{Endpoint, Frontend, Page, ServicePort};
+use proxy::connections::{ConnectionsPage, EndpointConnections, FrontendConnections, ServicePortConnections};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::super::meter::tests::{page, service_port};
-use super::super::meter::{Meter, Picture};
+use super::super::meter::{Meter, Rates};
 use super::*;
 
 fn show(state: &mut TopView, width: u16, height: u16) -> String {
@@ -31,11 +31,15 @@ fn expect(state: &mut TopView, width: u16, height: u16, name: &str) {
     if std::env::var_os("UPDATE_SCREENS").is_some() {
         fs::write(&file, &shown).unwrap();
     }
-    let kept = fs::read_to_string(&file).unwrap_or_default();
-    assert!(shown == kept, "{} differs from this, UPDATE_SCREENS=1 would keep it:\n{shown}", file.display());
+    let expected = fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        shown == expected,
+        "{} differs from this screen, UPDATE_SCREENS=1 rewrites it:\n{shown}",
+        file.display()
+    );
 }
 
-/// A shop with sixty service ports after some minutes: most of them get little.
+/// Sixty service ports, most with low rates.
 fn shop() -> TopView {
     let at = |second: u64| {
         let mut ports = vec![
@@ -80,25 +84,25 @@ fn shop() -> TopView {
     };
     let (mut meter, mut state) = (Meter::default(), TopView::default());
     for second in 0..45 {
-        state.learn(Ok(meter.look(at(second), Duration::from_secs(second))));
+        state.update(Ok(meter.update(at(second), Duration::from_secs(second))));
     }
     state
 }
 
 fn press(state: &mut TopView, keys: &[KeyCode]) {
     for key in keys {
-        state.hear((*key).into());
+        state.handle_key((*key).into());
     }
 }
 
 #[test]
-fn services_in_order_of_their_rates() {
+fn services_are_sorted_by_rate() {
     expect(&mut shop(), 80, 24, "services");
     expect(&mut shop(), 160, 50, "services");
 }
 
 #[test]
-fn endpoints_of_a_service() {
+fn the_endpoints_of_a_service_are_shown() {
     for (width, height) in [(80, 24), (160, 50)] {
         let mut state = shop();
         press(&mut state, &[KeyCode::Down, KeyCode::Enter]);
@@ -107,7 +111,7 @@ fn endpoints_of_a_service() {
 }
 
 #[test]
-fn a_search_with_few_results() {
+fn a_search_filters_the_list() {
     for (width, height) in [(80, 24), (160, 50)] {
         let mut state = shop();
         press(&mut state, &['/', 'c', 'e', '-', '1'].map(KeyCode::Char));
@@ -116,32 +120,32 @@ fn a_search_with_few_results() {
 }
 
 #[test]
-fn help_lies_above_everything() {
+fn the_help_covers_the_list() {
     for (width, height) in [(80, 24), (160, 50)] {
         let mut state = shop();
         press(&mut state, &[KeyCode::Char('?')]);
         expect(&mut state, width, height, "help");
         let shown = show(&mut state, width, height);
-        assert!(HELP.iter().all(|line| shown.contains(line)), "nothing of it is cut off");
+        assert!(HELP.iter().all(|line| shown.contains(line)), "the help is truncated");
     }
 }
 
 #[test]
-fn a_proxy_that_went_away_is_told_of() {
+fn a_failed_update_is_shown() {
     let mut state = shop();
-    state.learn(Err("127.0.0.1:10249: Connection refused (os error 111)".to_owned()));
-    expect(&mut state, 80, 24, "trouble");
+    state.update(Err("127.0.0.1:10249: Connection refused (os error 111)".to_owned()));
+    expect(&mut state, 80, 24, "error");
 }
 
 #[test]
-fn a_node_without_services_says_so() {
+fn a_node_without_services_shows_a_message() {
     let mut state = TopView::default();
-    state.learn(Ok(Meter::default().look(page(Vec::new()), Duration::ZERO)));
-    expect(&mut state, 80, 24, "nothing");
+    state.update(Ok(Meter::default().update(page(Vec::new()), Duration::ZERO)));
+    expect(&mut state, 80, 24, "empty");
 }
 
 #[test]
-fn little_room_is_used_for_what_matters() {
+fn a_small_screen_has_the_important_columns() {
     let mut state = shop();
     assert_eq!(
         show(&mut state, 20, 5),
@@ -155,7 +159,7 @@ fn little_room_is_used_for_what_matters() {
 }
 
 #[test]
-fn colours_can_be_left_out() {
+fn colours_can_be_disabled() {
     let mut buffer = Buffer::empty(Rect::new(0, 0, 80, 24));
     draw(&mut shop(), buffer.area, &mut buffer);
     let colours = |buffer: &Buffer| buffer.content.iter().filter(|cell| cell.fg != Color::Reset).count();
@@ -163,11 +167,11 @@ fn colours_can_be_left_out() {
     without_colours(&mut buffer);
     assert_eq!(colours(&buffer), 0);
     let is_selected = |line| buffer[(1, line)].modifier.contains(Modifier::REVERSED);
-    assert!(is_selected(5) && !is_selected(6), "that is told without colours");
+    assert!(is_selected(5) && !is_selected(6), "the selection is visible without colours");
 }
 
 #[test]
-fn the_selected_one_is_always_in_sight() {
+fn the_selected_row_is_always_visible() {
     let mut state = shop();
     for _ in 0..70 {
         let shown = show(&mut state, 80, 24);
@@ -183,28 +187,28 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z0-9.:/-]{0,70}", "\\PC{0,20}"]
 }
 
-fn any_page() -> impl Strategy<Value = Page> {
+fn any_page() -> impl Strategy<Value = ConnectionsPage> {
     let endpoint = (any_text(), any::<u32>());
     let frontend = (any_text(), any::<u32>(), vec(endpoint, 0..12));
     let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4));
-    let endpoint = |(address, count): (String, u32)| Endpoint { address, connections: count.into() };
-    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| Frontend {
+    let endpoint =
+        |(address, count): (String, u32)| EndpointConnections { address, connections: count.into() };
+    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| FrontendConnections {
         address,
         connections: count.into(),
         endpoints: endpoints.into_iter().map(endpoint).collect(),
     };
-    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| ServicePort {
-        namespace,
-        service,
-        port,
-        protocol: "SCTP".to_owned(),
-        frontends: frontends.into_iter().map(frontend).collect(),
+    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| {
+        ServicePortConnections {
+            namespace,
+            service,
+            port,
+            protocol: "SCTP".to_owned(),
+            frontends: frontends.into_iter().map(frontend).collect(),
+        }
     };
-    (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| Page {
-        node,
-        mode,
-        service_ports,
-        ..Page::default()
+    (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| {
+        ConnectionsPage { node, mode, service_ports, ..ConnectionsPage::default() }
     })
 }
 
@@ -230,16 +234,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_size_and_no_content_is_too_much(
+    fn any_size_and_content_can_be_drawn(
         steps in vec((1..200u16, 1..60u16, any_page(), vec(any_key(), 0..6), 0..4u8), 1..5)
     ) {
         let (mut meter, mut state) = (Meter::default(), TopView::default());
         let mut time = Duration::ZERO;
         for (width, height, page, keys, kind) in steps {
             time += Duration::from_millis(u64::from(kind) * 700);
-            let looked: Result<Picture, String> =
-                if kind == 3 { Err(page.node) } else { Ok(meter.look(page, time)) };
-            state.learn(looked);
+            let result: Result<Rates, String> =
+                if kind == 3 { Err(page.node) } else { Ok(meter.update(page, time)) };
+            state.update(result);
             show(&mut state, width, height);
             press(&mut state, &keys);
             let shown = show(&mut state, width, height);

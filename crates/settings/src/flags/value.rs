@@ -1,4 +1,4 @@
-//! The types of flag values: how each reads, prints, and calls itself in the help.
+//! The types of flag values: how each is parsed, printed, and named in the help.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::go::{float_text, parse_bool, parse_float, parse_int, parse_level, quo
 use crate::quantity::Quantity;
 use crate::version::VersionFlag;
 
-/// Where a flag's value lives, and with it the type of the flag.
+/// A reference to the value of a flag; the variant is the type of the flag.
 #[derive(Debug)]
-pub enum Slot<'a> {
+pub enum FlagValue<'a> {
     Bool(&'a mut bool),
     Duration(&'a mut Duration),
     Float(&'a mut f32),
@@ -23,7 +23,7 @@ pub enum Slot<'a> {
     IpPort(&'a mut String),
     Level(&'a mut u32),
     List(&'a mut Option<Vec<String>>),
-    /// A word that only validation checks, under the name of its type.
+    /// Text that only validation checks, and the type name that the help prints.
     Mode(&'a mut String, &'static str),
     Quantity(&'a mut Quantity),
     Text(&'a mut String),
@@ -31,9 +31,9 @@ pub enum Slot<'a> {
     VModule(&'a mut Vec<VModuleItem>),
 }
 
-impl Slot<'_> {
-    /// Takes a value from the command line; lists and maps given `again` grow.
-    pub fn set(&mut self, text: &str, again: bool) -> Result<(), String> {
+impl FlagValue<'_> {
+    /// Sets the value from the command line. With `append`, a list is extended instead of replaced.
+    pub fn set(&mut self, text: &str, append: bool) -> Result<(), String> {
         match self {
             Self::Bool(value) => **value = parse_bool(text)?,
             Self::Duration(value) => **value = Duration::parse(text)?,
@@ -41,7 +41,7 @@ impl Slot<'_> {
             Self::Flush(value) => **value = Duration::parse(text)?.into(),
             Self::Gates(gates) => gates.extend(parse_gates(text)?),
             Self::Int(value) => **value = parse_int(text)?,
-            // An empty address leaves the default in force.
+            // Upstream keeps the default if the address is empty.
             Self::Ip(_) | Self::IpPort(_) if text.is_empty() => {}
             Self::Ip(value) => {
                 check_ip(text)?;
@@ -55,7 +55,7 @@ impl Slot<'_> {
             Self::List(list) => {
                 let items = parse_list(text)?;
                 match list {
-                    Some(list) if again => list.extend(items),
+                    Some(list) if append => list.extend(items),
                     _ => **list = Some(items),
                 }
             }
@@ -97,12 +97,12 @@ impl Slot<'_> {
         }
     }
 
-    /// What a flag without a value means, for the types that need none.
+    /// pflag's `NoOptDefVal`: the value of a flag without one, for types that allow that.
     pub fn value_when_bare(&self) -> Option<&'static str> {
         matches!(self, Self::Bool(_) | Self::Version(_)).then_some("true")
     }
 
-    /// The name of the type in the help; booleans need none.
+    /// The name of the type in the help; empty for booleans.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Bool(_) => "",
@@ -122,7 +122,7 @@ impl Slot<'_> {
         }
     }
 
-    /// The default as the help shows it, unless it is what nobody needs to be told.
+    /// The default as the help prints it; `None` for zero values, which pflag does not print.
     pub fn default_text(&self) -> Option<String> {
         let text = self.text();
         if ["", "0", "0s", "[]", "false"].contains(&text.as_str()) {
@@ -143,7 +143,7 @@ fn check_ip_port(text: &str) -> Result<(), String> {
     let (host, port) = split_host_port(text)
         .map_err(|error| format!("{} is not in a valid format (ip or ip:port): {error}", quote(text)))?;
     check_ip(host)?;
-    // Port 0 passes here; validation refuses it.
+    // Port 0 is accepted here and rejected by validation, as upstream does.
     let is_number = !port.starts_with('+') && port.parse::<u16>().is_ok();
     if is_number { Ok(()) } else { Err(format!("{} is not a valid number", quote(port))) }
 }
@@ -177,7 +177,7 @@ fn parse_vmodule(text: &str) -> Result<Vec<VModuleItem>, String> {
         .collect()
 }
 
-/// One line of CSV, quotes included; pflag reads no further than the first line.
+/// Parses one line of CSV. pflag ignores everything after the first line, and so does this.
 fn parse_list(text: &str) -> Result<Vec<String>, String> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -193,11 +193,11 @@ fn parse_list(text: &str) -> Result<Vec<String>, String> {
             '"' if quoted => {
                 quoted = false;
                 if chars.peek().is_some_and(|(_, next)| !matches!(next, ',' | '\n')) {
-                    return Err(bad_csv(index, "extraneous or missing \" in quoted-field"));
+                    return Err(csv_error(index, "extraneous or missing \" in quoted-field"));
                 }
             }
             '"' if at_start => quoted = true,
-            '"' => return Err(bad_csv(index, "bare \" in non-quoted-field")),
+            '"' => return Err(csv_error(index, "bare \" in non-quoted-field")),
             ',' if !quoted => {
                 items.push(String::new());
                 at_start = true;
@@ -209,13 +209,13 @@ fn parse_list(text: &str) -> Result<Vec<String>, String> {
         at_start = false;
     }
     if quoted {
-        return Err(bad_csv(text.len(), "extraneous or missing \" in quoted-field"));
+        return Err(csv_error(text.len(), "extraneous or missing \" in quoted-field"));
     }
     Ok(items)
 }
 
-fn bad_csv(index: usize, fault: &str) -> String {
-    format!("parse error on line 1, column {}: {fault}", index + 1)
+fn csv_error(index: usize, message: &str) -> String {
+    format!("parse error on line 1, column {}: {message}", index + 1)
 }
 
 fn csv_field(text: &str) -> String {

@@ -1,4 +1,4 @@
-//! What the desired state of a node follows from, and what a mode makes of it.
+//! The inputs of the rules of one IP family, and the desired state that a mode computes from them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,29 +12,29 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::Desired;
 
-/// Everything that one family's rules follow from.
+/// Everything that the rules of one family are computed from.
 #[derive(Debug)]
-pub struct Rulings {
+pub struct FamilyInputs {
     pub family: Family,
-    /// In the order of their names.
+    /// Sorted by name.
     pub routings: Vec<(ServicePortName, Arc<Routing>)>,
     pub service_cidrs: Vec<IpNet>,
-    /// Of all service ports, usable or not.
+    /// The number of endpoints of all service ports, usable or not.
     pub endpoints: usize,
-    /// All addresses of the node.
+    /// All addresses of this machine.
     pub interfaces: Vec<IpAddr>,
     /// See [`Desired::left_out`].
     pub left_out: Vec<String>,
 }
 
-impl Rulings {
-    /// For each family, and with it what else was read.
-    pub fn of(desired: Desired) -> anyhow::Result<(Config, Node, Vec<Self>)> {
+impl FamilyInputs {
+    /// The inputs of each family, and the configuration and node that they share.
+    pub fn of(desired: Desired) -> anyhow::Result<(Config, LocalNode, Vec<Self>)> {
         let Desired { config, node, clusters, left_out } = desired;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
@@ -55,40 +55,40 @@ impl Rulings {
         Ok((config, node, all))
     }
 
-    /// The addresses that serve node ports; none where all do.
-    pub fn node_port_ips(&self, config: &Config, node: &Node) -> Vec<IpAddr> {
+    /// The addresses that serve node ports; empty if all addresses do.
+    pub fn node_port_ips(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
         let addresses = modes::node_port_addresses(config, self.family, node);
         if addresses.match_all() { Vec::new() } else { addresses.among(&self.interfaces) }
     }
 
-    /// The same for the mode in which loopback can't serve them.
-    pub fn node_port_ips_for_nftables(&self, config: &Config, node: &Node) -> Vec<IpAddr> {
+    /// The same for the nftables mode, which cannot serve node ports on loopback.
+    pub fn node_port_ips_for_nftables(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
         self.node_port_ips(config, node).into_iter().filter(|ip| !ip.is_loopback()).collect()
     }
 }
 
-/// What the kernel should hold; nothing for a family that the mode cannot serve here.
+/// The desired state of the kernel; `None` for a family that the mode does not support on this node.
 pub fn desired_state(
-    rulings: &Rulings,
+    inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<Option<DesiredState>> {
-    let family = rulings.family;
+    let family = inputs.family;
     match config.mode {
         ProxyMode::Nftables => {
             let settings = modes::nftables_settings(config, family, node)?;
-            let routings = rulings.routings.iter();
+            let routings = inputs.routings.iter();
             Ok(Some(DesiredState::Nftables(Box::new(nftables::TableSnapshot::new(
                 settings,
                 routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
-                rulings.service_cidrs.clone(),
-                rulings.node_port_ips_for_nftables(config, node),
+                inputs.service_cidrs.clone(),
+                inputs.node_port_ips_for_nftables(config, node),
             )))))
         }
         ProxyMode::Iptables => {
             let access = match iptables::Rules::open(family) {
                 Ok(access) => access,
-                // As the proxy does, which serves the other family then.
+                // The proxy then serves the primary family only.
                 Err(error) if family != node.ips.primary => {
                     tracing::info!(ipFamily = %family, err = %error, "No iptables support for family");
                     return Ok(None);
@@ -99,9 +99,9 @@ pub fn desired_state(
             Ok(Some(DesiredState::Iptables(Box::new(iptables::RulesSnapshot::new(
                 &access,
                 settings,
-                rulings.routings.clone(),
-                rulings.endpoints,
-                &rulings.interfaces,
+                inputs.routings.clone(),
+                inputs.endpoints,
+                &inputs.interfaces,
             )))))
         }
         ProxyMode::Ipvs => {

@@ -1,4 +1,4 @@
-//! What others do to our rules is heard of: at once with the nft variant, by and by with the legacy one.
+//! Changes by foreign writers are reported: at once with the nft variant, by polling with the legacy one.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -13,48 +13,48 @@ use crate::faults::wait_for_canaries;
 use crate::machine::Machine;
 use crate::options::Options;
 
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longer than it takes to hear of something.
-const SILENCE: Duration = Duration::from_millis(700);
-/// Between two looks at the canary.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than a notification takes.
+const SETTLE_TIME: Duration = Duration::from_millis(700);
+/// The time between two checks of the canary.
 const PERIOD: Duration = Duration::from_millis(50);
 
 fn machine(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
     let rules = Rules::through(commands.programs(), machine.options.family()).unwrap();
     machine.rules = IptablesSync::with_period(rules, machine.options.settings(), PERIOD);
-    machine.hear("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
+    machine.apply_lines("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     machine
 }
 
 fn watched(machine: &mut Machine<'_>) -> Receiver<()> {
-    let (told, hear) = channel();
+    let (notify, notified) = channel();
     let watch = machine.rules.watch(PERIOD);
-    std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
+    std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
     wait_for_canaries(machine.commands);
-    hear
+    notified
 }
 
 #[test]
-fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
+fn a_complete_flush_is_reported() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = machine(&commands);
             let before = machine.saved();
-            let hear = watched(&mut machine);
+            let notified = watched(&mut machine);
             for round in ["first", "second"] {
                 commands.flush(Family::V4);
-                hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?} {round}"));
-                // A machine may be so busy that the flush of one table is news and that of the next is, too.
-                while hear.recv_timeout(SILENCE).is_ok() {}
+                notified.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("{variant:?} {round}"));
+                // On a busy machine, the flushes of single tables may be reported separately.
+                while notified.recv_timeout(SETTLE_TIME).is_ok() {}
                 machine.rules.suspect_drift();
                 assert!(machine.sync().is_full);
                 machine.saved().without_canaries().assert_same(&before, round);
                 wait_for_canaries(&commands);
                 assert!(
-                    hear.recv_timeout(SILENCE).is_err(),
-                    "{variant:?} {round}: what we do ourselves is no news"
+                    notified.recv_timeout(SETTLE_TIME).is_err(),
+                    "{variant:?} {round}: our own changes are not reported"
                 );
             }
         });
@@ -62,7 +62,7 @@ fn a_flush_of_everything_is_heard_of_once_it_is_complete() {
 }
 
 #[test]
-fn with_nft_every_change_to_our_rules_is_heard_of() {
+fn nft_reports_every_change_of_our_rules() {
     for command in [
         "iptables -t nat -F KUBE-SERVICES",
         "iptables -t nat -D KUBE-SERVICES 1",
@@ -74,9 +74,9 @@ fn with_nft_every_change_to_our_rules_is_heard_of() {
             let commands = Commands::of(Variant::Nft);
             let mut machine = machine(&commands);
             let before = machine.saved();
-            let hear = watched(&mut machine);
+            let notified = watched(&mut machine);
             commands.run(command);
-            hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{command}"));
+            notified.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("{command}"));
             machine.rules.suspect_drift();
             machine.sync();
             machine.saved().without_canaries().assert_same(&before, command);
@@ -85,33 +85,33 @@ fn with_nft_every_change_to_our_rules_is_heard_of() {
 }
 
 #[test]
-fn with_nft_a_flush_from_below_is_heard_of() {
+fn nft_reports_a_flush_of_the_ruleset() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
         let before = machine.saved();
-        let hear = watched(&mut machine);
+        let notified = watched(&mut machine);
         netlink::testing::run("nft flush ruleset");
-        hear.recv_timeout(PATIENCE).expect("the tables are gone");
+        notified.recv_timeout(TIMEOUT).expect("the tables are gone");
         machine.rules.suspect_drift();
         machine.sync();
         machine.saved().without_canaries().assert_same(&before, "flushed by nft");
     });
 }
 
-/// Two proxies on one node would otherwise repair each other for ever.
+/// Otherwise two proxies on one node would repair each other's rules endlessly.
 #[test]
-fn what_another_process_wrote_the_same_is_not_written_again() {
+fn rules_that_another_process_has_written_identically_are_not_written_again() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let (mut one, mut other) = (machine(&commands), machine(&commands));
-            let hear = watched(&mut one);
+            let notified = watched(&mut one);
             let before = one.saved();
             other.rules.require_full();
             assert!(other.sync().writes > 0);
             if variant == Variant::Nft {
-                hear.recv_timeout(PATIENCE).expect("the kernel tells of it");
+                notified.recv_timeout(TIMEOUT).expect("the kernel notifies of it");
             }
             one.rules.suspect_drift();
             let outcome = one.sync();
@@ -123,30 +123,30 @@ fn what_another_process_wrote_the_same_is_not_written_again() {
             one.saved().assert_same(&before, "nothing was written");
 
             one.rules.suspect_drift();
-            let outcome = one.hear("slice ns/a of a p:80 10.244.1.7@node-1").sync();
+            let outcome = one.apply_lines("slice ns/a of a p:80 10.244.1.7@node-1").sync();
             assert_eq!(
                 (outcome.is_full, outcome.has_drifted),
                 (false, false),
-                "{variant:?}: our own change is no drift"
+                "{variant:?}: our own change is not drift"
             );
             let before = one.saved();
 
-            other.hear("slice ns/a of a p:80 10.244.1.9@node-1").sync();
+            other.apply_lines("slice ns/a of a p:80 10.244.1.9@node-1").sync();
             one.rules.suspect_drift();
             let outcome = one.sync();
             assert_eq!(
                 (outcome.is_full, outcome.has_drifted),
                 (true, true),
-                "{variant:?}: it wrote something else"
+                "{variant:?}: the other process wrote different rules"
             );
             one.saved().assert_same(&before, "repaired");
-            assert!(!one.sync().has_drifted, "once");
+            assert!(!one.sync().has_drifted, "reported once");
         });
     }
 }
 
 #[test]
-fn a_repair_that_fails_is_told_when_it_succeeds() {
+fn drift_is_reported_by_the_sync_that_repairs_it() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
@@ -160,31 +160,31 @@ fn a_repair_that_fails_is_told_when_it_succeeds() {
 }
 
 #[test]
-fn canaries_that_cannot_be_set_out_are_tried_again() {
+fn creating_canaries_is_retried() {
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             let mut machine = machine(&commands);
             commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
             let watch = machine.rules.watch(PERIOD);
-            let (told, hear) = channel();
-            std::thread::spawn(move || watch.run(|_| told.send(()).is_ok()));
-            assert!(hear.recv_timeout(SILENCE).is_err());
+            let (notify, notified) = channel();
+            std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+            assert!(notified.recv_timeout(SETTLE_TIME).is_err());
             commands.rewrite("iptables", "");
             wait_for_canaries(&commands);
-            // The filter table has its canary last: from here on someone watches.
+            // The filter table gets its canary last, so the watch runs from here on.
             commands.flush(Family::V4);
-            hear.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{variant:?}"));
+            notified.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("{variant:?}"));
         });
     }
 }
 
 #[test]
-fn with_nft_what_does_not_concern_us_is_no_news() {
+fn nft_does_not_report_changes_of_other_rules() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
-        let hear = watched(&mut machine);
+        let notified = watched(&mut machine);
         for command in [
             "iptables -I INPUT -i lo -j ACCEPT",
             "iptables -D INPUT -i lo -j ACCEPT",
@@ -199,45 +199,45 @@ fn with_nft_what_does_not_concern_us_is_no_news() {
         ] {
             commands.run(command);
         }
-        machine.hear("slice ns/a of a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
+        machine.apply_lines("slice ns/a of a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
         machine.rules.require_full();
         machine.sync();
-        assert!(hear.recv_timeout(SILENCE).is_err());
+        assert!(notified.recv_timeout(SETTLE_TIME).is_err());
     });
 }
 
-// Upstream's TestIPTablesMonitor: a flush of one table is none, and neither is a lock that somebody holds.
+// Upstream's TestIPTablesMonitor: neither a flush of one table nor a held lock is reported.
 #[test]
-fn with_legacy_only_a_flush_of_all_tables_counts() {
+fn legacy_reports_only_a_flush_of_all_tables() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Legacy);
         let mut machine = machine(&commands);
-        let hear = watched(&mut machine);
+        let notified = watched(&mut machine);
         commands.run("iptables -t nat -F KUBE-PROXY-CANARY");
         commands.run("iptables -t nat -X KUBE-PROXY-CANARY");
-        assert!(hear.recv_timeout(SILENCE).is_err(), "mangle still has its canary");
+        assert!(notified.recv_timeout(SETTLE_TIME).is_err(), "mangle still has its canary");
         commands.rewrite("iptables", "echo Another app is currently holding the xtables lock. >&2; exit 4");
-        assert!(hear.recv_timeout(SILENCE).is_err(), "nobody knows");
+        assert!(notified.recv_timeout(SETTLE_TIME).is_err(), "whether the canary exists is unknown");
         commands.rewrite("iptables", "");
         for table in ["mangle", "filter"] {
             commands.run(&format!("iptables -t {table} -X KUBE-PROXY-CANARY"));
         }
-        hear.recv_timeout(PATIENCE).expect("now all are gone");
+        notified.recv_timeout(TIMEOUT).expect("all canaries are gone");
     });
 }
 
-/// `iptables-save` says of a table with a rule that only `nft` has words for that it is incompatible, and nothing else.
+/// For a table with a rule that only `nft` can print, `iptables-save` prints nothing but that the table is incompatible.
 #[test]
-fn with_nft_a_table_beyond_words_is_not_taken_for_an_empty_one() {
+fn an_incompatible_table_does_not_pass_for_an_empty_one() {
     in_fresh_netns(|| {
         let commands = Commands::of(Variant::Nft);
         let mut machine = machine(&commands);
-        let hear = watched(&mut machine);
+        let notified = watched(&mut machine);
         let rule =
             "ip daddr 203.0.113.99 tcp dport 80 dnat to numgen inc mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 }";
         netlink::testing::run(&format!("nft add rule ip nat OUTPUT {rule}"));
         let saved = commands.run("iptables-save -t nat");
-        assert!(saved.contains("incompatible"), "or this test tests nothing: {saved}");
+        assert!(saved.contains("incompatible"), "the precondition of this test: {saved}");
         let chain = |name: &str| netlink::testing::run(&format!("nft list chain ip nat {name}"));
         let services = chain("KUBE-SERVICES");
         for _ in 0..2 {
@@ -248,10 +248,10 @@ fn with_nft_a_table_beyond_words_is_not_taken_for_an_empty_one() {
         }
         commands.run("iptables -t nat -I OUTPUT -j ACCEPT");
         commands.run("iptables -t nat -D OUTPUT -j ACCEPT");
-        assert!(hear.recv_timeout(SILENCE).is_err(), "our jump stands");
+        assert!(notified.recv_timeout(SETTLE_TIME).is_err(), "our jump still exists");
         commands.run("iptables -t nat -D OUTPUT 1");
-        hear.recv_timeout(PATIENCE).expect("our jump is gone");
-        remove_through(commands.programs(), Family::V4).expect_err("nobody can tell which chains are left");
+        notified.recv_timeout(TIMEOUT).expect("our jump is gone");
+        remove_through(commands.programs(), Family::V4).expect_err("the chains that are left are unknown");
         assert!(!chain("PREROUTING").contains("KUBE-"));
     });
 }
