@@ -11,7 +11,7 @@ use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
 use plan::iptables::present::PresentRules;
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
 use super::inputs::FamilyInputs;
@@ -67,7 +67,7 @@ pub fn changes(
     before: &FormerRules,
     inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     node_ports(before, inputs, config, node, &mut lines)?;
@@ -84,7 +84,7 @@ fn node_ports(
     before: &FormerRules,
     inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
     lines: &mut Vec<String>,
 ) -> anyhow::Result<()> {
     let served: Vec<String> = inputs

@@ -15,7 +15,7 @@ use model::cluster::Cluster;
 use model::event::{Event, Kind};
 use proxy::metrics::Metrics;
 use proxy::modes;
-use proxy::node::{self, Node};
+use proxy::node::{self, LocalNode};
 use proxy::run::{self, Options};
 use proxy::source::MainMessage;
 use settings::config::{self, Config};
@@ -90,7 +90,7 @@ pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> 
 #[derive(Debug)]
 pub struct Desired {
     pub config: Config,
-    pub node: Node,
+    pub node: LocalNode,
     /// Every routing is still among the changes.
     pub clusters: BTreeMap<Family, Cluster>,
     /// Files and objects of the folder that were rejected, with the reason.
@@ -136,8 +136,8 @@ impl Desired {
             super::warn(&format!("ignoring {} rejected files or objects, see above", left_out.len()));
         }
         let node = match options.manifests {
-            Some(_) => Node::from_folder(&config, name, &inbox)?,
-            None => Node::from_api_server(&config, name, &inbox)?,
+            Some(_) => LocalNode::from_folder(&config, name, &inbox)?,
+            None => LocalNode::from_api_server(&config, name, &inbox)?,
         };
         let mut clusters = BTreeMap::new();
         for (family, receiver) in receivers {

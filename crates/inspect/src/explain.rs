@@ -17,7 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::explain::{self, Explanation};
-use proxy::debug_api::question::{self, Question, kernel_picks};
+use proxy::debug_api::packet_query::{self, PacketQuery, route_source};
 use proxy::modes;
 use proxy::run::Options;
 use serde::Serialize;
@@ -122,17 +122,17 @@ impl TypedValueParser for ProtocolParser {
     }
 }
 
-fn question(matches: &ArgMatches) -> anyhow::Result<Question> {
+fn question(matches: &ArgMatches) -> anyhow::Result<PacketQuery> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let address =
         |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is not an IP address"));
     let name = text("protocol").unwrap_or_default();
-    let protocol = question::protocol(name).with_context(|| unsupported_protocol(name))?;
+    let protocol = packet_query::protocol(name).with_context(|| unsupported_protocol(name))?;
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is not an address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
     })?;
-    Question::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+    PacketQuery::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
 }
 
 fn unsupported_protocol(protocol: &str) -> String {
@@ -141,14 +141,14 @@ fn unsupported_protocol(protocol: &str) -> String {
     format!("{protocol:?}: services support only tcp, udp and sctp{ping}")
 }
 
-fn from_running(question: &Question, address: SocketAddr) -> anyhow::Result<Explanation> {
+fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<Explanation> {
     let answer = running::ask(address, &format!("explain?{}", question.to_query()))?;
     serde_json::from_slice(&answer).context("reading the answer of the proxy")
 }
 
 /// Also returns [`Desired::left_out`].
 fn from_objects(
-    question: &Question,
+    question: &PacketQuery,
     config: Config,
     options: &Options,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
@@ -158,7 +158,7 @@ fn from_objects(
         clusters.remove(&family).with_context(|| format!("this kernel does not support {family}"))?;
     // Otherwise the explanation would report changes as not yet in the kernel.
     cluster.take_changes();
-    let settings = modes::tracing(&config, family, &node)?;
+    let settings = modes::explain_settings(&config, family, &node)?;
     let own = interfaces::addresses().context("listing the addresses of this machine")?;
     let node_ip = node.ips.of(node.ips.primary);
     let is_this_machine = node_ip.is_loopback() || own.contains(&node_ip);
@@ -170,7 +170,7 @@ fn from_objects(
                 node.name
             );
         }
-        kernel_picks(destination)
+        route_source(destination)
     })?;
     Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, left_out))
 }

@@ -12,7 +12,7 @@ use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::Desired;
@@ -34,7 +34,7 @@ pub struct FamilyInputs {
 
 impl FamilyInputs {
     /// The inputs of each family, and the configuration and node that they share.
-    pub fn of(desired: Desired) -> anyhow::Result<(Config, Node, Vec<Self>)> {
+    pub fn of(desired: Desired) -> anyhow::Result<(Config, LocalNode, Vec<Self>)> {
         let Desired { config, node, clusters, left_out } = desired;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
@@ -56,13 +56,13 @@ impl FamilyInputs {
     }
 
     /// The addresses that serve node ports; empty if all addresses do.
-    pub fn node_port_ips(&self, config: &Config, node: &Node) -> Vec<IpAddr> {
+    pub fn node_port_ips(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
         let addresses = modes::node_port_addresses(config, self.family, node);
         if addresses.match_all() { Vec::new() } else { addresses.among(&self.interfaces) }
     }
 
     /// The same for the nftables mode, which cannot serve node ports on loopback.
-    pub fn node_port_ips_for_nftables(&self, config: &Config, node: &Node) -> Vec<IpAddr> {
+    pub fn node_port_ips_for_nftables(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
         self.node_port_ips(config, node).into_iter().filter(|ip| !ip.is_loopback()).collect()
     }
 }
@@ -71,7 +71,7 @@ impl FamilyInputs {
 pub fn desired_state(
     inputs: &FamilyInputs,
     config: &Config,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<Option<DesiredState>> {
     let family = inputs.family;
     match config.mode {

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use plan::difference::{Class, Difference, Kind};
 use plan::served::{Contest, ServedChange};
 use proxy::debug_api::findings::{Finding, compare, findings, name};
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
@@ -137,7 +137,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 }
 
 impl Section {
-    fn of(inputs: &FamilyInputs, config: &Config, node: &Node) -> anyhow::Result<Option<Self>> {
+    fn of(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<Option<Self>> {
         let family = inputs.family;
         let Some(state) = desired_state(inputs, config, node)? else { return Ok(None) };
         let comparison = compare(family, state)?;

@@ -16,7 +16,7 @@ use plan::iptables::rules::Unit;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::text::{self, Content};
 use proxy::modes;
-use proxy::node::Node;
+use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
 use super::desired::{self, Desired};
@@ -65,7 +65,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn nftables(inputs: &FamilyInputs, config: &Config, node: &Node) -> anyhow::Result<String> {
+fn nftables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
     let settings = modes::nftables_settings(config, inputs.family, node)?;
     let mut desired = DesiredTable::new(settings);
     let routings = inputs.routings.iter();
@@ -79,7 +79,7 @@ fn nftables(inputs: &FamilyInputs, config: &Config, node: &Node) -> anyhow::Resu
     Ok(text::table(TABLE, TABLE_COMMENT, &program, content))
 }
 
-fn iptables(inputs: &FamilyInputs, config: &Config, node: &Node) -> anyhow::Result<String> {
+fn iptables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
     let family = inputs.family;
     let abilities = Abilities { random_fully: true, ..Abilities::default() };
     let settings = modes::iptables_settings(config, family, node, abilities)?;

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use proxy::debug_api::PREFIX;
-use proxy::http::LONGEST_ANSWER;
+use proxy::http::MAX_RESPONSE_TIME;
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
@@ -21,7 +21,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limits the retries while the proxy is busy with another request.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
-const TIMEOUT: Duration = LONGEST_ANSWER.saturating_add(BUSY_TIMEOUT).saturating_add(CONNECT_TIMEOUT);
+const TIMEOUT: Duration = MAX_RESPONSE_TIME.saturating_add(BUSY_TIMEOUT).saturating_add(CONNECT_TIMEOUT);
 
 /// Gets `path` under [`PREFIX`]. `address` is the proxy's metrics address.
 pub fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {

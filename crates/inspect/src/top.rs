@@ -1,8 +1,8 @@
 //! `kube-proxy top`: services and endpoints by new connections per second.
 //!
 //! ```text
-//!   the running proxy ─▶ Page ─▶ Meter ─▶ Rates ─▶ TopView ─▶ screen
-//!                                           └▶ report (--once)  ▲ keys
+//!   the running proxy ─▶ ConnectionsPage ─▶ Meter ─▶ Rates ─▶ TopView ─▶ screen
+//!                                                      └▶ report (--once)  ▲ keys
 //! ```
 //!
 //! Everything but `terminal` is pure: the screen is drawn from the view into a buffer of any size.
@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use proxy::connections::Page;
+use proxy::connections::ConnectionsPage;
 use settings::duration::Duration as GoDuration;
 
 use super::{desired, running};
@@ -118,9 +118,9 @@ fn print_once(address: SocketAddr, interval: Duration, as_json: bool) -> anyhow:
 }
 
 /// The counters, when the proxy read them, and for how long it will return the same ones.
-fn read_counters(address: SocketAddr) -> anyhow::Result<(Page, Duration, Duration)> {
+fn read_counters(address: SocketAddr) -> anyhow::Result<(ConnectionsPage, Duration, Duration)> {
     let answer = running::ask(address, "connections")?;
-    let page: Page = serde_json::from_slice(&answer)
+    let page: ConnectionsPage = serde_json::from_slice(&answer)
         .context("reading the answer of the proxy: is it a Sluice of the same version?")?;
     let (counted_at, good_for) = (page.counted_at, page.good_for);
     Ok((page, counted_at, good_for))

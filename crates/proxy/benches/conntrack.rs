@@ -1,7 +1,7 @@
-//! What stale flows cost in a conntrack table full of others, and how soon they are gone.
+//! The cost of stale flows in a conntrack table full of unrelated ones, and the time until they are deleted.
 //!
-//! The kernel can't find flows by their destination: to list some it walks its table, with those of every protocol and
-//! namespace. So scans have a budget, on a thread of their own, and the nftables mode spares them where counters prove that
+//! The kernel cannot find flows by their destination: to list some it walks its whole table, with all protocols and namespaces. So
+//! scans run on a thread of their own with a limited share of a core, and the nftables mode skips them if counters prove that
 //! there is nothing to find.
 #![allow(
     clippy::unwrap_used,
@@ -9,7 +9,7 @@
     clippy::panic,
     clippy::wildcard_enum_match_arm,
     missing_docs,
-    reason = "a benchmark stops at what it did not expect"
+    reason = "a benchmark fails on anything unexpected"
 )]
 
 #[path = "../../../tests/src/drive.rs"]
@@ -37,15 +37,15 @@ use testkit::bench::figures::{goal, processor};
 
 const UNRELATED: u32 = 500_000;
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
-/// How long one service changes again and again.
-const TIME: Duration = Duration::from_secs(30);
+/// For how long one service is changed repeatedly.
+const CHANGE_PERIOD: Duration = Duration::from_secs(30);
 const UNUSED_CHANGES: usize = 20;
-/// Of a core, for scans.
-const BUDGET: f64 = 5.0;
-/// Milliseconds until a flow is gone.
-const SOON: f64 = 5_000.0;
+/// The share of a core that scans may use, in per cent.
+const MAX_SHARE: f64 = 5.0;
+/// Milliseconds until a stale flow is deleted.
+const MAX_DELAY: f64 = 5_000.0;
 
-/// Puts the limit of the machine back when dropped.
+/// Restores the limit of the machine when dropped.
 struct Limit(String);
 
 impl Limit {
@@ -69,7 +69,7 @@ fn main() {
         run("ip route add default dev lo");
         let mut node = Node::new();
         println!(
-            "\none UDP service of 1,000 loses an endpoint, again and again: milliseconds, and per cent of a core"
+            "\none UDP service of 1,000 loses an endpoint, repeatedly: milliseconds, and per cent of a core"
         );
         println!(
             "{:>18} {:>16} {:>16} {:>14} {:>6} {:>14} {:>16} {:>16}",
@@ -79,8 +79,8 @@ fn main() {
             "one scan",
             "scans",
             "scans, share",
-            "gone, median",
-            "gone, longest"
+            "deleted, median",
+            "deleted, max"
         );
         for unrelated in [0, UNRELATED] {
             fill(unrelated);
@@ -92,9 +92,9 @@ fn main() {
                 goal(found.sync, 1.0),
                 found.scan,
                 found.scans,
-                goal(found.share, BUDGET),
+                goal(found.share, MAX_SHARE),
                 found.median,
-                goal(found.longest, SOON),
+                goal(found.longest, MAX_DELAY),
             );
         }
     });
@@ -109,7 +109,7 @@ struct Node {
 }
 
 struct Found {
-    /// Processor time of the thread that syncs.
+    /// Processor time of the thread that syncs, in milliseconds.
     sync: f64,
     scan: f64,
     scans: usize,
@@ -168,7 +168,7 @@ impl Node {
         scans
     }
 
-    /// The median of what a change of a service takes that this node has never used.
+    /// The median time of a sync after a change of a service that this node has never used.
     fn change_unused(&mut self) -> f64 {
         let took = (0..2 * UNUSED_CHANGES)
             .map(|change| {
@@ -181,17 +181,17 @@ impl Node {
         median(took)
     }
 
-    /// Changes a service in use all the time, each time as soon as the last change's stale flow is gone.
+    /// Changes a service in use repeatedly, each time as soon as the stale flow of the last change is deleted.
     fn change_used(&mut self) -> Found {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = SocketAddr::new(IpAddr::from([10, 96, 0, 1]), 80);
         // No socket receives it: only the conntrack entry matters.
         let _ = client.send_to(b"?", to);
         let flow = Direction { protocol: 17, source: "10.1.2.3:4000".parse().unwrap(), destination: to };
-        let (mut syncs, mut gone) = (Vec::new(), Vec::new());
+        let (mut syncs, mut delays) = (Vec::new(), Vec::new());
         let mut connection = Connection::open().unwrap();
         let begun = Instant::now();
-        while begun.elapsed() < TIME {
+        while begun.elapsed() < CHANGE_PERIOD {
             let leaving = self.last_endpoint(to);
             connection.make(netlink::Family::Ipv4, &[Flow::translated(flow, leaving)]).unwrap();
             self.cluster.apply(&udp(shrunk(1, 1)));
@@ -200,12 +200,12 @@ impl Node {
             while connection.find(netlink::Family::Ipv4, flow).unwrap().is_some() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            gone.push(changed.elapsed().as_secs_f64() * 1e3);
+            delays.push(changed.elapsed().as_secs_f64() * 1e3);
             self.cluster.apply(&udp(shrunk(1, 2)));
             self.sync();
         }
         let scans = self.settle();
-        // What it rests after the last scan is paid by that scan.
+        // The pause after the last scan belongs to that scan's share.
         let elapsed = begun.elapsed();
         let milliseconds = |scan: &Duration| scan.as_secs_f64() * 1e3;
         let spent: Duration = scans.iter().sum();
@@ -214,20 +214,20 @@ impl Node {
             scan: median(scans.iter().map(milliseconds).collect()),
             scans: scans.len(),
             share: 100.0 * spent.as_secs_f64() / elapsed.as_secs_f64(),
-            longest: gone.iter().copied().fold(0.0, f64::max),
-            median: median(gone),
+            longest: delays.iter().copied().fold(0.0, f64::max),
+            median: median(delays),
         }
     }
 
     fn last_endpoint(&self, to: SocketAddr) -> SocketAddr {
         let routings = self.cluster.routings();
-        let its = routings.iter().find(|(_, routing)| routing.addresses.cluster_ip == to.ip()).unwrap().1;
-        let one = shrunk_endpoint(&its.serving);
-        SocketAddr::new(one.ip, one.port.get())
+        let routing = routings.iter().find(|(_, routing)| routing.addresses.cluster_ip == to.ip()).unwrap().1;
+        let endpoint = shrunk_endpoint(&routing.serving);
+        SocketAddr::new(endpoint.ip, endpoint.port.get())
     }
 }
 
-/// The one that leaves when there is but one left.
+/// The endpoint that is removed when the service shrinks to one.
 fn shrunk_endpoint(serving: &[model::routing::Endpoint]) -> model::routing::Endpoint {
     let Event::SliceApplied(slice) = shrunk(1, 1) else { panic!("a slice") };
     let stays = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses).next().unwrap().to_string();
@@ -264,7 +264,7 @@ fn udp(event: Event) -> Event {
     }
 }
 
-/// TCP connections of nobody.
+/// Creates TCP connections that belong to no service.
 fn fill(flows: u32) {
     let flow = |number: u32| {
         Flow::untranslated(Direction {

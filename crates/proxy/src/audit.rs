@@ -1,8 +1,8 @@
-//! Slowly compares the kernel with what it should hold, should something have changed it without the proxy being notified: one
-//! rule of the legacy iptables, for example, or an error of ours.
+//! Compares the kernel with the desired state in the background, in case it has changed without the proxy being notified: a
+//! single rule of legacy iptables, for example, or a bug of ours.
 //!
 //! ```text
-//!   ask the worker what is desired ─▶ compare one part of it ─▶ rest two hundred times as long as that took ─▶ the next part
+//!   get the desired state from the worker ─▶ compare one part ─▶ sleep two hundred times as long as that took ─▶ the next part
 //! ```
 
 use std::collections::HashMap;
@@ -16,38 +16,38 @@ use plan::difference::{Difference, persistent};
 use crate::family::FamilyHandle;
 use crate::threads;
 
-/// So much longer than a look takes the rest after it: half a percent of one core at most.
-const REST: u32 = 200;
-/// A sync may be under way when the kernel is read. By then it has ended.
-const MOMENT: Duration = Duration::from_secs(1);
-/// After so many repairs in vain, a part is left alone for ever longer times, up to two to that power rounds.
-const MOST_DOUBLINGS: u32 = 10;
+/// The sleep after a comparison is this many times as long as the comparison: at most half a percent of one core.
+const SLEEP_FACTOR: u32 = 200;
+/// A sync may be running while the kernel is read. After this time it has most likely ended.
+const RECHECK_DELAY: Duration = Duration::from_secs(1);
+/// A part that repairs do not change is skipped for growing numbers of rounds, up to two to this power.
+const MAX_DOUBLINGS: u32 = 10;
 
-/// Looks for as long as the process lives, a part every `interval` at most.
+/// Compares for as long as the process lives, at most one part per `interval`.
 pub fn spawn(worker: FamilyHandle, interval: Duration) -> anyhow::Result<()> {
     let family = worker.family();
-    let auditor = Auditor { worker, round: Round::default(), stubborn: HashMap::new() };
+    let auditor = Auditor { worker, round: Round::default(), differing: HashMap::new() };
     threads::spawn(format!("audit-{family}"), move || auditor.run(interval))
 }
 
 struct Auditor {
     worker: FamilyHandle,
     round: Round,
-    /// Parts that were different at the last look.
-    stubborn: HashMap<Part, Stubborn>,
+    /// Parts that differed when they were last compared.
+    differing: HashMap<Part, Differing>,
 }
 
-/// Which part is read next: all of them, one after the other, and one that could not be read once more.
+/// Decides which part is compared next: all of them in turn, and one that could not be read a second time.
 #[derive(Debug, Default)]
 struct Round {
     left: Vec<Part>,
     failed: Option<Part>,
-    /// Whether the part that was given last had failed before.
+    /// Whether the last returned part had failed before.
     is_retry: bool,
 }
 
 impl Round {
-    /// When all parts have been given, it begins again.
+    /// Starts again when all parts have been returned.
     fn next(&mut self, all: impl FnOnce() -> Vec<Part>) -> Option<Part> {
         let failed = self.failed.take();
         self.is_retry = failed.is_some();
@@ -57,20 +57,20 @@ impl Round {
         failed.or_else(|| self.left.pop())
     }
 
-    /// The part that was given last could not be read. One that fails twice in a row waits for the next round, so that it
-    /// does not keep the others from being read.
+    /// The last returned part could not be read. A part that fails twice in a row waits for the next round, so that it
+    /// does not keep the others from being compared.
     fn fail(&mut self, part: Part) {
         self.failed = Some(part).filter(|_| !self.is_retry);
     }
 }
 
-/// A part that does not become what it should.
+/// A part that differs from the desired state.
 #[derive(Debug, Default)]
-struct Stubborn {
-    /// What was different.
+struct Differing {
+    /// The first difference.
     first: String,
     repairs: u32,
-    /// Rounds to leave out.
+    /// Rounds to skip.
     skip: u32,
 }
 
@@ -78,41 +78,41 @@ impl Auditor {
     fn run(mut self, interval: Duration) {
         let mut took = Duration::ZERO;
         loop {
-            sleep(interval.max(took * REST));
-            match self.look() {
+            sleep(interval.max(took * SLEEP_FACTOR));
+            match self.compare_next() {
                 Ok(time) => took = time,
                 Err(error) => {
-                    tracing::debug!(v = 2, ipFamily = %self.worker.family(), err = format!("{error:#}"), "Failed to compare the kernel with what it should hold");
+                    tracing::debug!(v = 2, ipFamily = %self.worker.family(), err = format!("{error:#}"), "Failed to compare the kernel with the desired state");
                 }
             }
         }
     }
 
-    /// At one part, and returns how long that takes.
-    fn look(&mut self) -> anyhow::Result<Duration> {
+    /// Compares one part, and returns how long that took.
+    fn compare_next(&mut self) -> anyhow::Result<Duration> {
         let started = Instant::now();
         let inspection = self.inspection()?;
         let Some(part) = self.round.next(|| inspection.parts()) else { return Ok(Duration::ZERO) };
-        self.look_at(part, inspection, started).inspect_err(|_| self.round.fail(part))
+        self.compare(part, inspection, started).inspect_err(|_| self.round.fail(part))
     }
 
-    fn look_at(
+    fn compare(
         &mut self,
         part: Part,
         mut inspection: Inspection,
         started: Instant,
     ) -> anyhow::Result<Duration> {
-        if let Some(stubborn) = self.stubborn.get_mut(&part).filter(|it| it.skip > 0) {
-            stubborn.skip -= 1;
+        if let Some(differing) = self.differing.get_mut(&part).filter(|it| it.skip > 0) {
+            differing.skip -= 1;
             return Ok(started.elapsed());
         }
         let first = inspection.compare(part)?;
         let took = started.elapsed();
         if first.is_empty() {
-            self.stubborn.remove(&part);
+            self.differing.remove(&part);
             return Ok(took);
         }
-        sleep(MOMENT);
+        sleep(RECHECK_DELAY);
         let second = self.inspection()?.compare(part)?;
         self.report(part, &persistent(&first, second));
         Ok(took)
@@ -122,19 +122,19 @@ impl Auditor {
         Ok(self.worker.desired()?.open()?)
     }
 
-    fn report(&mut self, part: Part, wrong: &[Difference]) {
-        let Some(found) = wrong.first() else { return };
-        let first = found.to_string();
-        let stubborn = self.stubborn.entry(part).or_default();
-        if stubborn.first == first {
-            // We may read it otherwise than it is written: better not to write it for ever.
-            stubborn.repairs = (stubborn.repairs + 1).min(MOST_DOUBLINGS);
-            stubborn.skip = 1 << stubborn.repairs;
+    fn report(&mut self, part: Part, found: &[Difference]) {
+        let Some(first) = found.first() else { return };
+        let first = first.to_string();
+        let differing = self.differing.entry(part).or_default();
+        if differing.first == first {
+            // The comparison itself may be wrong about this part: do not rewrite it forever.
+            differing.repairs = (differing.repairs + 1).min(MAX_DOUBLINGS);
+            differing.skip = 1 << differing.repairs;
         } else {
-            *stubborn = Stubborn { first: first.clone(), ..Stubborn::default() };
+            *differing = Differing { first: first.clone(), ..Differing::default() };
         }
-        let (differences, rest) = (wrong.len(), stubborn.skip);
-        tracing::warn!(ipFamily = %self.worker.family(), %part, differences, first, roundsToRest = rest, "The kernel does not hold what it should, writing it again");
+        let (differences, skipped) = (found.len(), differing.skip);
+        tracing::warn!(ipFamily = %self.worker.family(), %part, differences, first, roundsToSkip = skipped, "The kernel does not hold what it should, writing it again");
         self.worker.drifted(Drift::Detected(None));
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         round.fail(a);
         assert_eq!(next(&mut round), a);
         round.fail(a);
-        assert_eq!(next(&mut round), b, "what fails twice does not hold up the others");
+        assert_eq!(next(&mut round), b, "a part that fails twice does not delay the others");
         round.fail(b);
         assert_eq!([next(&mut round), next(&mut round), next(&mut round)], [b, a, b]);
     }

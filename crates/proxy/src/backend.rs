@@ -1,5 +1,5 @@
-//! The modes: what brings one family's kernel to what the model asks for. All that a mode logs and counts is done here; the
-//! family worker does not know which one it is.
+//! The modes: each brings the kernel to the desired state of one family. What depends on the mode is logged and counted here; the
+//! family worker does not know which mode it runs.
 
 mod iptables;
 mod nftables;
@@ -17,37 +17,38 @@ use model::names::ServicePortName;
 use plan::flows::{Contended, Destination};
 use plan::nftables::elements::Seats;
 
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 pub use iptables::Iptables;
 pub use nftables::Nftables;
 
 /// One mode in one family.
 pub trait Backend: fmt::Debug + Send {
-    /// One attempt to bring the kernel to the desired state: plans, commits, settles. The changes are part of the desired
-    /// state from then on, also if it fails.
+    /// Attempts once to bring the kernel to the desired state: plans, commits, settles. The changes are part of the desired
+    /// state from then on, even if the attempt fails.
     fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError>;
 
-    /// A sync has failed, and is not attempted again at once.
-    fn failed(&mut self) {}
+    /// A sync has failed, and is not attempted again immediately.
+    fn sync_failed(&mut self) {}
 
-    /// The node's addresses that should serve node ports, for the next sync; not called where all do.
-    fn move_to(&mut self, node_port_ips: Vec<IpAddr>);
+    /// Sets the node's addresses that should serve node ports, for the next sync. Not called if all addresses do.
+    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>);
 
-    /// A foreign writer may have changed the rules: the next sync compares, and writes what differs.
-    fn distrust(&mut self);
+    /// A foreign writer may have changed the rules: the next sync compares them with the desired state, and writes what
+    /// differs.
+    fn suspect_drift(&mut self);
 
-    /// How to be notified of foreign writers that change our rules. Asked for before the first sync, and after each one
-    /// for as long as there is no need.
-    fn watch(&mut self) -> Option<Watch>;
+    /// Listens for foreign writers that change our rules; `None` while the kernel lets no other process change them. Called before
+    /// the first sync, and after each sync until it returns a listener.
+    fn drift_listener(&mut self) -> Option<DriftListener>;
 
-    /// Whose new connections the kernel counts in this mode.
+    /// The service ports and endpoints whose new connections the kernel counts in this mode.
     fn owners(&self) -> Owners {
         Owners::default()
     }
 
-    /// Where the endpoints of a service port lie, in the mode that has slots for them.
-    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+    /// The slots of the endpoints of a service port, in the mode that has slots.
+    fn slots(&self, name: &ServicePortName) -> Seats<'_> {
         let _ = name;
         Seats::default()
     }
@@ -55,29 +56,29 @@ pub trait Backend: fmt::Debug + Send {
     /// Which service port serves a frontend that several claim.
     fn contended(&self) -> Contended;
 
-    /// Whether no packet for that UDP destination has met our rules since our first sync, as far as the kernel has counted.
+    /// Whether our rules have matched no packet for this UDP destination since our first sync, as far as the kernel counts.
     fn is_unused(&mut self, destination: Destination) -> bool {
         let _ = destination;
         false
     }
 
-    /// Logs what was held back and is due by now; returns when to call again, if there is a need.
-    fn report(&mut self, now: Instant) -> Option<Instant> {
+    /// Logs what was held back and is due. Returns when to call again; `None` if nothing is held back.
+    fn log_due(&mut self, now: Instant) -> Option<Instant> {
         let _ = now;
         None
     }
 
-    /// The desired state after all changes so far, to be compared with the kernel's.
+    /// The desired state after all changes so far, to be compared with the actual one.
     fn desired(&self) -> DesiredState;
 
-    /// As logs call it.
+    /// The name in logs.
     fn mode(&self) -> &'static str;
 
-    /// As logs call it where a sentence begins with it.
+    /// The name at the beginning of a log message.
     fn title(&self) -> &'static str;
 }
 
-/// Why an attempt failed, and what to do next.
+/// Why an attempt failed, and when to retry.
 #[derive(Debug)]
 pub struct SyncError {
     pub retry: Retry,
@@ -90,5 +91,5 @@ impl SyncError {
     }
 }
 
-/// Calls back whenever a foreign writer interferes, for as long as that returns true. Runs on a thread of its own.
-pub type Watch = Box<dyn FnOnce(&mut dyn FnMut(Drift) -> bool) + Send>;
+/// Calls its argument whenever a foreign writer changes our rules, until that returns false. Runs on a thread of its own.
+pub type DriftListener = Box<dyn FnOnce(&mut dyn FnMut(Drift) -> bool) + Send>;

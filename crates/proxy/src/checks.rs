@@ -1,5 +1,5 @@
-//! What in a valid configuration can hardly be meant, given what this node turned out to be. In the words of the
-//! reference: operators search their logs for them.
+//! Finds parts of a valid configuration that do not fit this node. Messages have upstream's text: operators search their logs
+//! for it.
 
 use std::net::IpAddr;
 
@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use model::address::{Family, parse_cidr};
 use settings::config::{Config, DetectLocalMode};
 
-/// What the configuration is held against.
+/// The properties of this node that the configuration is checked against.
 #[derive(Clone, Copy, Debug)]
-pub struct Against<'a> {
+pub struct NodeProperties<'a> {
     pub primary: Family,
     pub dual_stack: bool,
     /// With `primary` resolved to the node's addresses.
@@ -17,9 +17,9 @@ pub struct Against<'a> {
     pub pod_cidrs: &'a [String],
 }
 
-/// What is wrong with node-port addresses; `None` if nothing is.
-pub fn node_ports(config: &Config, against: Against<'_>) -> Option<String> {
-    let Against { primary, node_port_addresses, pod_cidrs, .. } = against;
+/// Checks the node-port addresses; `None` if they fit.
+pub fn node_ports(config: &Config, node: NodeProperties<'_>) -> Option<String> {
+    let NodeProperties { primary, node_port_addresses, pod_cidrs, .. } = node;
     let families: Vec<_> = node_port_addresses.iter().copied().map(Family::of_net).collect();
     let (first, second) = (primary, primary.other());
     if families.is_empty() {
@@ -51,16 +51,16 @@ pub fn node_ports(config: &Config, against: Against<'_>) -> Option<String> {
     }
 }
 
-/// Addresses of a family that this node does not speak, or not first.
+/// Settings with addresses of a family that is not this node's primary one.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct WrongFamily {
+pub struct FamilyMismatch {
     pub messages: Vec<String>,
-    /// There is no use in starting like this.
+    /// Whether the proxy cannot work with these settings.
     pub is_fatal: bool,
 }
 
-impl WrongFamily {
-    /// All of it in one line, in brackets if there is more than one.
+impl FamilyMismatch {
+    /// All messages in one line, in brackets if there are several.
     pub fn joined(&self) -> String {
         match &self.messages[..] {
             [only] => only.clone(),
@@ -69,12 +69,12 @@ impl WrongFamily {
     }
 }
 
-pub fn families(config: &Config, against: Against<'_>) -> WrongFamily {
-    let Against { primary, dual_stack, pod_cidrs, .. } = against;
+pub fn families(config: &Config, node: NodeProperties<'_>) -> FamilyMismatch {
+    let NodeProperties { primary, dual_stack, pod_cidrs, .. } = node;
     let wrong = primary.other();
     let kind = if dual_stack { "primary" } else { "only" };
-    let mut found = WrongFamily::default();
-    let mut complain = |what: &str, is_fatal: bool| {
+    let mut found = FamilyMismatch::default();
+    let mut add = |what: &str, is_fatal: bool| {
         found.messages.push(format!("cluster is {primary}-{kind} but {what}"));
         found.is_fatal |= is_fatal;
     };
@@ -82,34 +82,34 @@ pub fn families(config: &Config, against: Against<'_>) -> WrongFamily {
 
     if all_wrong(&families_of(&config.cluster_cidrs)) {
         let is_fatal = matches!(config.detect_local, DetectLocalMode::ClusterCidr(_)) && !dual_stack;
-        complain(&format!("clusterCIDRs contains only {wrong} addresses"), is_fatal);
+        add(&format!("clusterCIDRs contains only {wrong} addresses"), is_fatal);
     }
     if all_wrong(&families_of(pod_cidrs)) {
         let is_fatal = config.detect_local == DetectLocalMode::NodeCidr;
-        complain(&format!("node.spec.podCIDRs contains only {wrong} addresses"), is_fatal);
+        add(&format!("node.spec.podCIDRs contains only {wrong} addresses"), is_fatal);
     }
     let source_vip = config.winkernel_source_vip.parse::<IpAddr>();
     if source_vip.is_ok_and(|ip| Family::of(ip) == wrong) {
-        complain(&format!("winkernel.sourceVip is {wrong}"), false);
+        add(&format!("winkernel.sourceVip is {wrong}"), false);
     }
     if dual_stack {
         return found;
     }
     let exclude: Vec<_> = config.ipvs.exclude_cidrs.iter().copied().map(Family::of_net).collect();
     if all_wrong(&exclude) {
-        complain(&format!("ipvs.excludeCIDRs contains only {wrong} addresses"), false);
+        add(&format!("ipvs.excludeCIDRs contains only {wrong} addresses"), false);
     }
     let is_wrong = |ip: IpAddr| Family::of(ip) == wrong && !ip.is_unspecified();
     if config.healthz_bind_address.is_some_and(|address| is_wrong(address.ip())) {
-        complain(&format!("healthzBindAddress is {wrong}"), false);
+        add(&format!("healthzBindAddress is {wrong}"), false);
     }
     if is_wrong(config.metrics_bind_address.ip()) {
-        complain(&format!("metricsBindAddress is {wrong}"), false);
+        add(&format!("metricsBindAddress is {wrong}"), false);
     }
     found
 }
 
-/// What is no range at all is somebody else's complaint.
+/// Skips invalid ranges, which other checks report.
 fn families_of(cidrs: &[String]) -> Vec<Family> {
     cidrs.iter().filter_map(|text| parse_cidr(text)).map(Family::of_net).collect()
 }
@@ -134,13 +134,13 @@ mod tests {
             .unwrap()
     }
 
-    fn against<'a>(
+    fn properties<'a>(
         primary: Family,
         dual_stack: bool,
         addresses: &'a [IpNet],
         pod_cidrs: &'a [String],
-    ) -> Against<'a> {
-        Against { primary, dual_stack, node_port_addresses: addresses, pod_cidrs }
+    ) -> NodeProperties<'a> {
+        NodeProperties { primary, dual_stack, node_port_addresses: addresses, pod_cidrs }
     }
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn node_port_addresses_that_can_hardly_be_meant() {
+    fn node_port_addresses_that_do_not_fit_the_node_are_reported() {
         for (primary, addresses, cluster_cidr, want) in [
             (
                 Family::V4,
@@ -176,13 +176,13 @@ mod tests {
         ] {
             let config = config(|config| cluster_cidr.clone_into(&mut config.cluster_cidr));
             let addresses = nets(addresses);
-            let found = node_ports(&config, against(primary, true, &addresses, &[]));
+            let found = node_ports(&config, properties(primary, true, &addresses, &[]));
             assert_eq!(found.unwrap_or_default(), want, "{primary} {addresses:?} {cluster_cidr:?}");
         }
     }
 
     #[test]
-    fn ranges_of_the_wrong_family_stop_us_only_where_they_are_needed() {
+    fn ranges_of_the_wrong_family_are_fatal_only_where_they_are_needed() {
         for (mode, primary, dual_stack, cluster_cidr, pod_cidr, want, is_fatal) in [
             ("ClusterCIDR", Family::V4, true, "10.0.0.0/8", "", "", false),
             (
@@ -220,20 +220,20 @@ mod tests {
             });
             let pod_cidrs: Vec<_> =
                 Some(pod_cidr.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
-            let found = families(&config, against(primary, dual_stack, &[], &pod_cidrs));
-            let said = if found.messages.is_empty() { String::new() } else { found.joined() };
-            assert_eq!((said.as_str(), found.is_fatal), (want, is_fatal));
+            let found = families(&config, properties(primary, dual_stack, &[], &pod_cidrs));
+            let messages = if found.messages.is_empty() { String::new() } else { found.joined() };
+            assert_eq!((messages.as_str(), found.is_fatal), (want, is_fatal));
         }
     }
 
     #[test]
-    fn servers_of_the_wrong_family_are_mentioned_in_single_stack() {
+    fn bind_addresses_of_the_wrong_family_are_reported_in_single_stack() {
         let config = config(|config| {
             "[fd00::1]:10256".clone_into(&mut config.healthz_bind_address);
             "[::1]:10249".clone_into(&mut config.metrics_bind_address);
         });
-        assert_eq!(families(&config, against(Family::V4, true, &[], &[])), WrongFamily::default());
-        let found = families(&config, against(Family::V4, false, &[], &[]));
+        assert_eq!(families(&config, properties(Family::V4, true, &[], &[])), FamilyMismatch::default());
+        let found = families(&config, properties(Family::V4, false, &[], &[]));
         let want = "[cluster is IPv4-only but healthzBindAddress is IPv6, \
                     cluster is IPv4-only but metricsBindAddress is IPv6]";
         assert_eq!((found.joined().as_str(), found.is_fatal), (want, false));

@@ -1,4 +1,4 @@
-//! Removes what proxies leave in the kernel: all of it when asked to, that of other modes once ours has taken over.
+//! Removes what proxies leave in the kernel: everything with `--cleanup`, and the rules of other modes once ours have taken over.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use kernel::{iptables, nftables};
 use model::address::Family;
 use settings::config::ProxyMode;
 
-/// Removes what any mode may have left. Goes on past a failure, so that as much as possible is gone.
+/// Removes what any mode may have left. Continues after a failure, so that as much as possible is removed.
 pub fn everything() -> anyhow::Result<()> {
     let removed = Family::BOTH.map(|family| [remove_iptables(family), remove_nftables(family)]);
     if removed.as_flattened().contains(&false) {
@@ -16,7 +16,7 @@ pub fn everything() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes what another mode left in a family, so that no packet is looked at twice. What fails is logged and left.
+/// Removes what another mode left in a family, so that no packet is translated twice. Logs what cannot be removed.
 ///
 /// iptables and ipvs share their chains and take over from each other.
 pub fn other_modes(mode: ProxyMode, family: Family) {
@@ -43,7 +43,7 @@ fn remove_nftables(family: Family) -> bool {
     let why = if !error.chain().filter_map(|error| error.downcast_ref()).any(is_forbidden) {
         ""
     } else if nftables::present(family).is_ok() {
-        // We may look, so it is not that we may do nothing.
+        // Reading is permitted, so the cause is not a lack of privileges.
         " (the table belongs to a proxy that is still running; stop that one first)"
     } else {
         " (it takes root or CAP_NET_ADMIN)"

@@ -1,9 +1,9 @@
-//! New connections, as the kernel counts them, and added up over time.
+//! Counts new connections: reads the kernel's counters, and caches them for a time.
 //!
 //! ```text
 //!   family worker ── Owners ──┐
-//!   kernel ── counters ───────┴─▶ Census ─▶ metrics
-//!                                        └▶ Page ── HTTP ──▶ kube-proxy top
+//!   kernel ── counters ───────┴─▶ ConnectionCounter ─▶ metrics
+//!                                                  └▶ ConnectionsPage ── HTTP ──▶ kube-proxy top
 //! ```
 
 mod page;
@@ -18,49 +18,49 @@ use model::address::Family;
 
 use crate::family::{Families, FamilyHandle};
 
-pub use page::{Endpoint, Frontend, Page, ServicePort};
+pub use page::{ConnectionsPage, EndpointConnections, FrontendConnections, ServicePortConnections};
 
-/// A count is reused for this many times the time it took, however many callers there are: counting takes a twentieth of one core
-/// at most. To list a set takes the kernel time with the square of its size.
+/// A count is reused for this many times as long as it took, however many callers there are: counting takes at most a twentieth of
+/// one core. The time in which the kernel lists a set grows with the square of its size.
 const REUSE_FACTOR: u32 = 20;
 
-/// Counts in the caller's thread: a worker is only asked whose connections there are, and its syncs don't wait.
+/// Counts in the caller's thread: a worker only returns the owners of the counters, and its syncs are not delayed.
 #[derive(Debug)]
-pub struct Census {
+pub struct ConnectionCounter {
     families: Families,
-    began: Instant,
-    last: Mutex<Option<Arc<Count>>>,
+    created: Instant,
+    last: Mutex<Option<Arc<ConnectionCount>>>,
 }
 
-/// What there was in all families at one moment.
+/// The counters of all families at one time.
 #[derive(Debug)]
-pub struct Count {
-    /// Since the census began.
+pub struct ConnectionCount {
+    /// Since the counter was created.
     pub at: Duration,
     pub families: BTreeMap<Family, io::Result<Vec<Connections>>>,
-    /// When there will be another.
+    /// When the next call counts again.
     next: Instant,
 }
 
-/// What one family has, and how long the kernel took to list it.
+/// The counters of one family, and how long the kernel took to list them.
 type Counted = (io::Result<Vec<Connections>>, Duration);
 
-impl Census {
+impl ConnectionCounter {
     pub fn new(families: Families) -> Self {
-        Self { families, began: Instant::now(), last: Mutex::default() }
+        Self { families, created: Instant::now(), last: Mutex::default() }
     }
 
-    pub fn count(&self) -> Arc<Count> {
+    pub fn count(&self) -> Arc<ConnectionCount> {
         self.count_by(count)
     }
 
-    /// A caller that comes while another one counts waits for that count.
-    fn count_by(&self, count: impl Fn(&FamilyHandle) -> Counted) -> Arc<Count> {
+    /// A caller that arrives while another one counts waits for that count.
+    fn count_by(&self, count: impl Fn(&FamilyHandle) -> Counted) -> Arc<ConnectionCount> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = last.as_ref().filter(|count| Instant::now() < count.next) {
             return count.clone();
         }
-        let at = self.began.elapsed();
+        let at = self.created.elapsed();
         let mut took = Duration::ZERO;
         let mut families = BTreeMap::new();
         for (family, worker) in &self.families {
@@ -68,13 +68,13 @@ impl Census {
             families.insert(*family, counted);
             took += time;
         }
-        let count = Arc::new(Count { at, families, next: Instant::now() + took * REUSE_FACTOR });
+        let count = Arc::new(ConnectionCount { at, families, next: Instant::now() + took * REUSE_FACTOR });
         *last = Some(count.clone());
         count
     }
 }
 
-impl Count {
+impl ConnectionCount {
     pub fn of(&self, family: Family) -> io::Result<&[Connections]> {
         match self.families.get(&family) {
             Some(Ok(connections)) => Ok(connections),
@@ -83,7 +83,7 @@ impl Count {
         }
     }
 
-    /// Until there will be another.
+    /// The time until a call counts again.
     pub fn good_for(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
     }
@@ -105,35 +105,35 @@ mod tests {
 
     use std::cell::Cell;
 
-    fn census() -> Census {
-        Census::new([(Family::V4, FamilyHandle::of_ended_worker(Family::V4))].into())
+    fn connection_counter() -> ConnectionCounter {
+        ConnectionCounter::new([(Family::V4, FamilyHandle::of_ended_worker(Family::V4))].into())
     }
 
     #[test]
     fn a_count_is_reused_for_twenty_times_as_long_as_it_took() {
-        let census = census();
+        let connection_counter = connection_counter();
         let (counts, took) = (Cell::new(0), Cell::new(Duration::from_millis(5)));
         let count = || {
-            census.count_by(|_| {
+            connection_counter.count_by(|_| {
                 counts.set(counts.get() + 1);
                 (Ok(Vec::new()), took.get())
             })
         };
         let first = count();
-        let rest = first.good_for();
-        assert!(rest > Duration::from_millis(50) && rest <= Duration::from_millis(100), "{rest:?}");
-        std::thread::sleep(rest);
+        let valid = first.good_for();
+        assert!(valid > Duration::from_millis(50) && valid <= Duration::from_millis(100), "{valid:?}");
+        std::thread::sleep(valid);
         took.set(Duration::from_secs(60));
         let second = count();
-        assert!(second.at >= first.at + rest, "{:?} after {:?}", second.at, first.at);
+        assert!(second.at >= first.at + valid, "{:?} after {:?}", second.at, first.at);
         assert_eq!(count().at, second.at, "the same one again");
         assert_eq!(counts.get(), 2);
     }
 
     #[test]
-    fn a_family_without_an_answer_is_asked_again_at_once() {
-        let census = census();
-        let count = census.count();
+    fn a_failed_query_of_a_family_is_not_reused() {
+        let connection_counter = connection_counter();
+        let count = connection_counter.count();
         assert_eq!(count.of(Family::V4).unwrap_err().to_string(), "the worker of IPv4 has ended");
         assert_eq!(count.of(Family::V6).unwrap(), [], "which is not served");
         assert_eq!(count.good_for(), Duration::ZERO);

@@ -1,7 +1,7 @@
-//! Decides when contentions for the same address and port are logged. Never asks what time it is.
+//! Decides when contentions for the same address and port are logged. Never reads the clock: callers pass the time.
 //!
-//! The first few changes between the same Services are logged at once. A Service that is deleted and created again in a
-//! loop makes one line a minute from then on, which says how things stand and how many changes it stands for.
+//! The first few changes between the same Services are logged immediately. A Service that is deleted and created again in a
+//! loop causes one line a minute from then on, with the latest change and the number of changes that were not logged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use model::names::NamespacedName;
 use plan::nftables::claims::Contention;
 
-/// Of one group of Services in one [`WINDOW`]: that it began, that it ended, and one more.
-const LINES: usize = 3;
+/// Lines about one group of Services in one [`WINDOW`]: that the contention began, that it ended, and one more.
+const MAX_LINES: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
-/// Groups that are followed at a time. A user who may create Services can make any number of them contend.
-const GROUPS: usize = 16;
+/// Groups that are tracked at a time. A user who may create Services can make any number of them contend.
+const MAX_GROUPS: usize = 16;
 
 /// The contentions of one family that were logged within the last minute.
 #[derive(Debug, Default)]
@@ -34,16 +34,16 @@ struct Group {
 
 /// Something to log.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum LogLine {
     /// A change, and how many before it were not logged.
     Change(Contention, usize),
-    /// So many changes between Services that are not followed one by one.
+    /// The number of changes between Services that are not tracked one by one.
     Further(usize),
 }
 
 impl Contentions {
-    /// What to log of these now.
-    pub fn add(&mut self, contentions: Vec<Contention>, now: Instant) -> Vec<Line> {
+    /// Adds contentions, and returns what to log now.
+    pub fn add(&mut self, contentions: Vec<Contention>, now: Instant) -> Vec<LogLine> {
         let mut lines = self.due_lines(now);
         for contention in contentions {
             lines.extend(self.add_one(contention, now));
@@ -51,8 +51,8 @@ impl Contentions {
         lines
     }
 
-    /// What was held back and is due.
-    pub fn due_lines(&mut self, now: Instant) -> Vec<Line> {
+    /// Returns what was held back and is due.
+    pub fn due_lines(&mut self, now: Instant) -> Vec<LogLine> {
         let mut lines = Vec::new();
         self.groups.retain(|_, group| {
             if now < group.since + WINDOW {
@@ -60,34 +60,34 @@ impl Contentions {
             }
             let held_back = group.held_back.take();
             let is_active = held_back.is_some();
-            lines.extend(held_back.map(|(last, count)| Line::Change(last, count - 1)));
-            *group = Group { since: now, lines: LINES, held_back: None };
+            lines.extend(held_back.map(|(last, count)| LogLine::Change(last, count - 1)));
+            *group = Group { since: now, lines: MAX_LINES, held_back: None };
             is_active
         });
         if let Some((count, _)) = self.further.take_if(|(_, due)| *due <= now) {
-            lines.push(Line::Further(count));
+            lines.push(LogLine::Further(count));
         }
         lines
     }
 
-    /// When something that was held back is due.
+    /// When the first of what is held back is due.
     pub fn due(&self) -> Option<Instant> {
         let held_back = self.groups.values().filter(|group| group.held_back.is_some());
         let further = self.further.map(|(_, due)| due);
         held_back.map(|group| group.since + WINDOW).chain(further).min()
     }
 
-    fn add_one(&mut self, contention: Contention, now: Instant) -> Option<Line> {
+    fn add_one(&mut self, contention: Contention, now: Instant) -> Option<LogLine> {
         let key: BTreeSet<_> = contention.others.iter().chain(&contention.winner).cloned().collect();
-        if !self.groups.contains_key(&key) && self.groups.len() >= GROUPS {
+        if !self.groups.contains_key(&key) && self.groups.len() >= MAX_GROUPS {
             let (count, _) = self.further.get_or_insert((0, now + WINDOW));
             *count += 1;
             return None;
         }
         let group = self.groups.entry(key).or_insert(Group { since: now, lines: 0, held_back: None });
-        if group.lines < LINES {
+        if group.lines < MAX_LINES {
             group.lines += 1;
-            return Some(Line::Change(contention, 0));
+            return Some(LogLine::Change(contention, 0));
         }
         let count = group.held_back.take().map_or(0, |(_, count)| count);
         group.held_back = Some((contention, count + 1));
@@ -129,28 +129,32 @@ mod tests {
             lines.extend(contentions.add(vec![contention(Began, 1)], now));
             lines.extend(contentions.add(vec![contention(Ended, 1)], now));
         }
-        let told = |change, before| Line::Change(contention(change, 1), before);
-        assert_eq!(lines, [told(Began, 0), told(Ended, 0), told(Began, 0)]);
+        let line = |change, before| LogLine::Change(contention(change, 1), before);
+        assert_eq!(lines, [line(Began, 0), line(Ended, 0), line(Began, 0)]);
         assert_eq!(contentions.due(), Some(start + WINDOW));
         assert_eq!(contentions.due_lines(start + 59 * SECOND), []);
-        assert_eq!(contentions.due_lines(start + WINDOW), [told(Ended, 196)], "how it stands");
+        assert_eq!(contentions.due_lines(start + WINDOW), [line(Ended, 196)], "the latest change");
         assert_eq!(contentions.due(), None);
         assert_eq!(contentions.add(vec![contention(Began, 1)], start + WINDOW + SECOND), []);
-        assert_eq!(contentions.due_lines(start + 2 * WINDOW), [told(Began, 0)]);
+        assert_eq!(contentions.due_lines(start + 2 * WINDOW), [line(Began, 0)]);
         let quiet = start + 4 * WINDOW;
-        assert_eq!(contentions.add(vec![contention(Ended, 1)], quiet), [told(Ended, 0)], "at once again");
+        assert_eq!(
+            contentions.add(vec![contention(Ended, 1)], quiet),
+            [line(Ended, 0)],
+            "logged immediately again"
+        );
     }
 
     #[test]
-    fn any_number_of_services_that_contend_are_a_bounded_number_of_lines() {
+    fn any_number_of_contending_services_causes_a_bounded_number_of_lines() {
         let (mut contentions, start) = (Contentions::default(), Instant::now());
         let all = |range: std::ops::Range<usize>| {
             range.map(|loser| contention(ContentionChange::Began, loser)).collect::<Vec<_>>()
         };
-        assert_eq!(contentions.add(all(0..1_000), start).len(), GROUPS);
-        assert_eq!(contentions.groups.len(), GROUPS);
+        assert_eq!(contentions.add(all(0..1_000), start).len(), MAX_GROUPS);
+        assert_eq!(contentions.groups.len(), MAX_GROUPS);
         assert_eq!(contentions.due(), Some(start + WINDOW));
-        assert_eq!(contentions.due_lines(start + WINDOW), [Line::Further(1_000 - GROUPS)]);
+        assert_eq!(contentions.due_lines(start + WINDOW), [LogLine::Further(1_000 - MAX_GROUPS)]);
         assert_eq!(contentions.due(), None);
         assert!(contentions.groups.is_empty());
     }

@@ -1,9 +1,9 @@
-//! What both ends of the debug API share: the server answers under [`PREFIX`] in `status::local`, the subcommands ask.
+//! What both ends of the debug API share: the server, which answers under [`PREFIX`] in `status::local`, and the subcommands.
 
 pub mod findings;
-pub mod question;
+pub mod packet_query;
 
-/// Where questions to the proxy go.
+/// The path of the debug API.
 pub const PREFIX: &str = "/debug/sluice";
-/// Under it: whether the kernel holds what it should, as [`findings::Findings`].
+/// Below it: how the kernel differs from the desired state, as [`findings::Findings`].
 pub const VERIFY: &str = "verify";

@@ -1,14 +1,14 @@
-//! One IP family: a worker thread that applies events and syncs the kernel to them, and the handle by which other threads talk
-//! to it.
+//! One IP family: the worker thread, which applies events and syncs the kernel to them, and the handle through which other
+//! threads send it events and queries.
 //!
 //! ```text
 //!   source ─┐                                    ┌─▶ Backend ─▶ rules
 //!   drift  ─┼─▶ FamilyHandle ─▶ Inbox ─▶ Worker ─┼─▶ FlowFollower ─▶ scanner thread
-//!   HTTP   ─┘    never waits                     └─▶ Reports: health, metrics, log
+//!   HTTP   ─┘    never blocks                    └─▶ Reports: health, metrics, log
 //! ```
 //!
-//! A family whose sync takes minutes holds up neither the other family nor any sender: the inbox takes everything, and keeps of
-//! each object only the newest event.
+//! A family whose sync takes minutes delays neither the other family nor any sender: the inbox accepts everything, and keeps only
+//! the newest event of each object.
 
 mod drift;
 mod handle;
@@ -33,41 +33,41 @@ use crate::flows::FlowFollower;
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
-use crate::pace::Pause;
+use crate::rate_limit::MinInterval;
 use crate::threads;
 
-pub use handle::{ANSWER_TIMEOUT, FamilyHandle, NoAnswer};
+pub use handle::{ANSWER_TIMEOUT, FamilyHandle, QueryError};
 
 /// The worker of each family that is served.
 pub type Families = BTreeMap<Family, FamilyHandle>;
 
-/// Starts the worker of a family. It applies events from now on, and syncs once there was a [`start`](FamilyHandle::start).
+/// Starts the worker of a family. It applies events from now on, and syncs after [`start`](FamilyHandle::start).
 pub fn spawn(here: Here, metrics: Arc<Metrics>) -> anyhow::Result<FamilyHandle> {
     let family = here.family;
-    let (outbox, inbox) = inbox::inbox();
-    let handle = FamilyHandle::new(family, outbox);
+    let (sender, inbox) = inbox::inbox();
+    let handle = FamilyHandle::new(family, sender);
     let worker = worker::Worker::new(here, metrics, handle.clone());
     threads::spawn(format!("sync-{family}"), move || worker.run(&inbox))?;
     Ok(handle)
 }
 
-/// What syncs need to know about the node. None of it changes afterwards.
+/// What a worker needs before it can sync. None of it changes afterwards.
 pub struct Start {
     pub node_ip: IpAddr,
     pub backend: Box<dyn Backend>,
     pub flows: FlowFollower,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: explain::Settings,
-    pub pause: Pause,
-    /// After a failure.
+    pub explain_settings: explain::Settings,
+    pub min_interval: MinInterval,
+    /// From the end of a failed sync to its retry.
     pub sync_period: Duration,
     pub health: Arc<NodeHealth>,
     pub service_health: ServiceHealth,
     pub take_over: TakeOver,
 }
 
-/// What to do once our rules are in the kernel, and not before: until then the rules of other modes serve. Runs on a thread of its
-/// own.
+/// Removes the rules of other modes. Must not run before our rules are in the kernel: until then those of other modes serve. Runs
+/// on a thread of its own.
 pub type TakeOver = Box<dyn FnOnce() + Send>;
 
 impl fmt::Debug for Start {

@@ -1,7 +1,7 @@
-//! Notices that the configuration file was written to: whoever started us starts us again with what it says now.
+//! Detects writes to the configuration file: the process then ends, and kubelet restarts it with the new configuration.
 //!
-//! Exactly as much is noticed as the reference notices. A file that another one is moved over, as a mounted ConfigMap
-//! is, goes unnoticed on purpose: operators restart the pods when it suits them.
+//! Exactly the changes that upstream detects are detected. Replacing the file by renaming another one over it, as with a mounted
+//! ConfigMap, is not: operators restart the pods when it suits them.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -18,14 +18,14 @@ pub struct FileWatch {
 
 impl FileWatch {
     pub fn open(path: &str) -> anyhow::Result<Self> {
-        let trouble = || format!("watching {path}");
-        let inotify = inotify::init(CreateFlags::CLOEXEC).with_context(trouble)?;
-        let interesting = WatchFlags::MODIFY | WatchFlags::MOVE_SELF;
-        inotify::add_watch(&inotify, path, interesting).with_context(trouble)?;
+        let context = || format!("watching {path}");
+        let inotify = inotify::init(CreateFlags::CLOEXEC).with_context(context)?;
+        let events = WatchFlags::MODIFY | WatchFlags::MOVE_SELF;
+        inotify::add_watch(&inotify, path, events).with_context(context)?;
         Ok(Self { inotify, path: path.to_owned() })
     }
 
-    /// Returns when the file was written to or renamed, with the reason to end.
+    /// Returns when the file was written to or renamed, with the reason to stop.
     pub fn wait(self) -> anyhow::Error {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.inotify, &mut buffer);
@@ -51,8 +51,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_writing_in_place_and_renaming_away_are_noticed() {
-        for (change, is_noticed) in [
+    fn only_writing_in_place_and_renaming_away_are_detected() {
+        for (change, is_detected) in [
             ("write", true),
             ("truncate", true),
             ("rename away", true),
@@ -64,7 +64,7 @@ mod tests {
             let file = folder.path().join("config.conf");
             fs::write(&file, "a").unwrap();
             let watch = FileWatch::open(file.to_str().unwrap()).unwrap();
-            let (send, noticed) = channel();
+            let (send, detected) = channel();
             std::thread::spawn(move || send.send(watch.wait().to_string()));
             match change {
                 "write" => fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"b").unwrap(),
@@ -86,12 +86,12 @@ mod tests {
                     fs::rename(new, &file).unwrap();
                 }
             }
-            // What is not noticed can only be waited for; what is noticed comes at once.
-            let patience = Duration::from_millis(if is_noticed { 10_000 } else { 100 });
-            let said = noticed.recv_timeout(patience).ok();
-            let want =
-                is_noticed.then(|| "content of the proxy server's configuration file was updated".to_owned());
-            assert_eq!(said, want, "{change}");
+            // The absence of a message can only be waited for; a message arrives immediately.
+            let timeout = Duration::from_millis(if is_detected { 10_000 } else { 100 });
+            let reason = detected.recv_timeout(timeout).ok();
+            let want = is_detected
+                .then(|| "content of the proxy server's configuration file was updated".to_owned());
+            assert_eq!(reason, want, "{change}");
         }
     }
 }

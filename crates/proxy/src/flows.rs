@@ -1,9 +1,9 @@
-//! Deletes the conntrack entries that a sync makes stale, on a thread of its own that no sync waits for. What is stale, and when
-//! to scan for it, is decided in [`plan::flows`].
+//! Deletes the conntrack entries that a sync makes stale, on a thread of its own that no sync waits for. [`plan::flows`] decides
+//! what is stale and when to scan for it.
 //!
 //! ```text
 //!   family worker: FlowFollower                         scanner thread: ScannerThread
-//!   before a sync:  who will serve ── Request ───▶ keeps a scan from deleting by what is outdated
+//!   before a sync:  what will serve ─ Request ───▶ keeps a scan from deleting by outdated state
 //!   after it:       what to recheck ─ Request ───▶ next(now) ─▶ list flows, receive requests, judge again, delete
 //! ```
 
@@ -25,19 +25,19 @@ use crate::metrics::{Metrics, count, ip_family};
 use crate::threads;
 use settings::duration::Duration as GoDuration;
 
-/// The flows of one family, as its worker sees them. No call waits for anything.
+/// The family worker's side: tracks what makes flows stale and sends requests to the scanner thread. No call blocks.
 #[derive(Debug)]
 pub struct FlowFollower {
     flows: Flows,
     requests: Sender<Request>,
-    /// The rules of other modes are gone: all packets go through ours, so that counters of ours count them.
+    /// Whether the rules of other modes have been removed, so that all packets traverse our rules and our counters count them.
     is_exclusive: bool,
-    /// The kernel holds the rules for everything that `flows` knows.
+    /// Whether the kernel holds the rules for everything that `flows` knows.
     is_committed: bool,
 }
 
 impl FlowFollower {
-    /// The scanner is to be run on a thread of its own.
+    /// The caller has to run the scanner on a thread of its own.
     pub fn new(family: Family, contended: Contended) -> (Self, ScannerThread) {
         let (requests, inbox) = channel();
         let flows = Flows::new(contended);
@@ -48,7 +48,7 @@ impl FlowFollower {
     /// Starts the scanner thread, which reports to the metrics and the log.
     pub fn spawn(family: Family, contended: Contended, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
         let (follower, scanner) = Self::new(family, contended);
-        // There from the start, so that its absence means something.
+        // Present from the start, so that its absence is meaningful.
         metrics.conntrack_recheck_age.since([ip_family(family)], None);
         let mut failed_before = false;
         let report = move |report| log_and_count(family, &metrics, &mut failed_before, report);
@@ -56,7 +56,7 @@ impl FlowFollower {
         Ok(follower)
     }
 
-    /// Takes in what the next sync changes. To be called before that sync.
+    /// Applies what the next sync changes. Must be called before that sync.
     pub fn prepare(&mut self, changes: &mut Changes) {
         self.is_committed = false;
         if changes.touches_udp {
@@ -68,9 +68,9 @@ impl FlowFollower {
         }
     }
 
-    /// The kernel holds the rules for everything that was taken in: has flows rechecked that they make stale.
+    /// The kernel holds the rules for all changes so far: requests a recheck of the flows that they may make stale.
     ///
-    /// `is_unused` says of a UDP destination whether our rules have matched no packet for it, so far as they count.
+    /// `is_unused` returns whether our rules have matched no packet for a UDP destination, as far as the kernel counts.
     pub fn committed(&mut self, mut is_unused: impl FnMut(Destination) -> bool) {
         self.is_committed = true;
         let is_exclusive = self.is_exclusive;
@@ -78,12 +78,12 @@ impl FlowFollower {
         self.send(request);
     }
 
-    /// Packets may have gone by other rules, or by none, until the next sync; these are all frontends.
+    /// Until the next sync, packets may have been handled by other rules or by none. `frontends` are all frontends.
     pub fn recheck_everything(&mut self, frontends: impl IntoIterator<Item = (Protocol, Frontend)>) {
         self.flows.recheck_everything(frontends);
     }
 
-    /// The rules of other modes are gone. Until now they may have translated packets; these are all frontends.
+    /// The rules of other modes have been removed. Until now they may have translated packets. `frontends` are all frontends.
     pub fn other_modes_removed(
         &mut self,
         frontends: impl IntoIterator<Item = (Protocol, Frontend)>,
@@ -96,8 +96,8 @@ impl FlowFollower {
         }
     }
 
-    /// Node ports are served at these addresses now. The scanner does not list them itself: that may have to wait for whatever
-    /// holds the lock of the machine's interfaces.
+    /// Node ports are served at these addresses now. The scanner does not list them itself: that may have to wait for the
+    /// kernel's lock of all interfaces.
     pub fn node_ips_changed(&self, node_ips: impl IntoIterator<Item = IpAddr>) {
         self.send(Some(Request::NodeIps(node_ips.into_iter().collect())));
     }
@@ -116,29 +116,29 @@ pub struct ScannerThread {
     family: Family,
     inbox: Receiver<Request>,
     scanner: Scanner,
-    /// Opened by the first scan, and anew by the one after an error.
+    /// Opened by the first scan, and again by the scan after an error.
     table: Option<ConntrackTable>,
 }
 
 /// What a scanner thread did.
 #[derive(Debug)]
 pub enum ScanReport {
-    /// When the rules were committed for the oldest recheck that no scan has begun for, if there is one.
+    /// When the rules of the oldest recheck were committed that no scan has begun for; `None` if no recheck waits.
     WaitingSince(Option<Instant>),
     Scanned {
         elapsed: Duration,
         processor_time: Duration,
         deleted: usize,
     },
-    /// It is tried again later, except for destinations that are given up.
+    /// The scan is retried later, except for destinations that have failed for too long.
     Failed {
         error: io::Error,
-        given_up: usize,
+        abandoned: usize,
     },
 }
 
 impl ScannerThread {
-    /// Scans until the worker is gone. Belongs to the network namespace of the thread that calls it.
+    /// Scans until the worker has ended, in the network namespace of the calling thread.
     pub fn run(mut self, mut report: impl FnMut(ScanReport)) {
         loop {
             match self.scanner.next(Instant::now()) {
@@ -167,14 +167,14 @@ impl ScannerThread {
         let (started, processor) = (Instant::now(), processor_time());
         let deleted = self.list(&scan).and_then(|listed| self.delete(&mut scan, listed));
         let processor_time = processor_time().saturating_sub(processor);
-        let given_up = self.scanner.done(scan, Instant::now(), processor_time, deleted.is_ok());
+        let abandoned = self.scanner.done(scan, Instant::now(), processor_time, deleted.is_ok());
         match deleted {
             Ok(deleted) => ScanReport::Scanned { elapsed: started.elapsed(), processor_time, deleted },
-            Err(error) => ScanReport::Failed { error, given_up },
+            Err(error) => ScanReport::Failed { error, abandoned },
         }
     }
 
-    /// The first half of a scan: the flows that are stale by what is known when it begins.
+    /// The first half of a scan: lists the flows that are stale by what is known when it begins.
     pub fn list(&mut self, scan: &Scan) -> io::Result<Vec<Listed>> {
         let mut table = match self.table.take() {
             Some(table) => table,
@@ -188,7 +188,7 @@ impl ScannerThread {
         Ok(stale)
     }
 
-    /// The second half: deletes those that are stale also by what the worker has sent since.
+    /// The second half: deletes those that are still stale by what the worker has sent since.
     pub fn delete(&mut self, scan: &mut Scan, mut listed: Vec<Listed>) -> io::Result<usize> {
         while let Ok(request) = self.inbox.try_recv() {
             self.scanner.receive_during(request, scan);
@@ -200,7 +200,7 @@ impl ScannerThread {
         Ok(deleted)
     }
 
-    /// The scan that is due at that time, after everything that was sent so far.
+    /// The scan that is due at `now`, after all requests so far.
     pub fn due(&mut self, now: Instant) -> Option<Scan> {
         while let Ok(request) = self.inbox.try_recv() {
             self.scanner.receive(request);
@@ -223,20 +223,20 @@ fn log_and_count(family: Family, metrics: &Metrics, failed_before: &mut bool, re
             let elapsed = GoDuration::from(elapsed);
             tracing::trace!(v = 4, ipFamily = %family, %elapsed, deletedEntries = deleted, "Finished reconciling conntrack entries");
         }
-        ScanReport::Failed { error, given_up } => {
+        ScanReport::Failed { error, abandoned } => {
             if std::mem::replace(failed_before, true) {
                 tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed again to clean up stale conntrack entries");
             } else {
                 tracing::error!(ipFamily = %family, err = %error, "Failed to clean up stale conntrack entries");
             }
-            if given_up > 0 {
-                tracing::error!(ipFamily = %family, err = %error, destinations = given_up, "Gave up looking for stale conntrack entries: scans have failed for too long");
+            if abandoned > 0 {
+                tracing::error!(ipFamily = %family, err = %error, destinations = abandoned, "Stale conntrack entries may remain: scans have failed for too long");
             }
         }
     }
 }
 
-/// What the calling thread has used.
+/// The processor time that the calling thread has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let part = |number| u64::try_from(number).unwrap_or_default();

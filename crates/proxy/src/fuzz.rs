@@ -1,6 +1,6 @@
-//! What the fuzzer calls: the decoders of HTTP queries and of the `Accept` header. See the crate `fuzz`.
+//! The functions that the fuzzer calls: the decoders of HTTP queries and of the `Accept` header. See the crate `fuzz`.
 
-use crate::debug_api::question::Question;
+use crate::debug_api::packet_query::PacketQuery;
 use crate::status::accept::negotiate;
 use crate::status::healthz::Healthz;
 
@@ -10,11 +10,11 @@ pub const TARGETS: &[(&str, Decode)] = &[("debug-query", decode_query)];
 
 fn decode_query(bytes: &[u8]) {
     let Ok(query) = std::str::from_utf8(bytes) else { return };
-    if let Ok(question) = Question::from_query(query) {
-        let again = Question::from_query(&question.to_query());
-        assert_eq!(again.ok().as_ref(), Some(&question));
+    if let Ok(described) = PacketQuery::from_query(query) {
+        let again = PacketQuery::from_query(&described.to_query());
+        assert_eq!(again.ok().as_ref(), Some(&described));
     }
-    let _ = Healthz::default().answer(query);
+    let _ = Healthz::default().response(query);
     let _ = negotiate(query, "Statusz");
 }
 

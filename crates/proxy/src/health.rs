@@ -1,4 +1,4 @@
-//! Whether this node should get traffic: asked by load balancers, kubelets and people.
+//! Health checks: whether this node should get traffic, for load balancers, kubelets and operators.
 
 pub mod node;
 pub mod service;

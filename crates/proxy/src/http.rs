@@ -1,17 +1,17 @@
-//! A small HTTP server: one thread answers at every port of the process.
+//! A small HTTP server: one thread serves all ports of the process.
 //!
 //! ```text
-//!   listeners ─▶ Pool of connections, the longest idle makes room ─▶ Request ─▶ Site ─▶ Answer
+//!   listeners ─▶ Pool of connections, closes the longest idle ─▶ ServerRequest ─▶ Site ─▶ ServerResponse
 //! ```
 //!
-//! Clients are not trusted. One that sends nothing, sends slowly or does not read is given up after a while. All ports
-//! together have one number of connections that clients may hold, so that however many there are, and wherever they connect
-//! to, the next one is answered and the process has file descriptors left for everything else.
+//! Clients are not trusted. A connection whose client sends nothing, sends slowly or does not read is closed after a while. All
+//! ports share one limit of connections, so that however many clients there are, and whichever port they connect to, the next one
+//! is served and the process has file descriptors left for everything else.
 
-pub mod answer;
 pub mod listen;
 mod local;
 mod pool;
+pub mod response;
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -41,78 +41,79 @@ use listen::{ListenError, listen};
 pub use local::Local;
 use pool::{Activity, Pool};
 
-pub type Request = http::Request<Bytes>;
-pub type Answer = http::Response<Bytes>;
+pub type ServerRequest = http::Request<Bytes>;
+pub type ServerResponse = http::Response<Bytes>;
 
-/// What is to be found at a port.
+/// What a port serves.
 pub trait Site: Send + Sync {
-    /// Waits for nothing: every port depends on the thread that asks.
-    fn reply(&self, request: &Request) -> Reply;
+    /// Must not block: the calling thread serves all ports.
+    fn reply(&self, request: &ServerRequest) -> Reply;
 }
 
-/// An answer, or how to come by it.
+/// A response, or the work that makes it.
 pub enum Reply {
-    Now(Answer),
-    /// Takes its time, so it is worked out elsewhere; one after the other.
+    Now(ServerResponse),
+    /// Work that blocks, for a thread of its own. Requests wait for each other.
     Later(Work),
-    /// May take minutes. One at a time, beside all others: who asks meanwhile is told to ask again.
+    /// Work that may take minutes, for another thread. One at a time: the client of another such request is asked to retry.
     Long(Work),
 }
 
-pub type Work = Box<dyn FnOnce() -> Answer + Send>;
+pub type Work = Box<dyn FnOnce() -> ServerResponse + Send>;
 
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Now(answer) => f.debug_tuple("Now").field(answer).finish(),
+            Self::Now(response) => f.debug_tuple("Now").field(response).finish(),
             Self::Later(_) => f.debug_tuple("Later").finish_non_exhaustive(),
             Self::Long(_) => f.debug_tuple("Long").finish_non_exhaustive(),
         }
     }
 }
 
-/// What to do about a port that somebody else has.
+/// What to do if an address cannot be bound, since another process listens there, for example.
 #[derive(Clone, Copy, Debug)]
-pub struct Trouble {
-    /// Give up at once instead of trying again.
+pub struct OnBindFailure {
+    /// Return the error instead of retrying.
     pub is_fatal: bool,
-    /// Says so in the log.
-    pub tell: fn(&ListenError),
+    /// Logs the error.
+    pub log: fn(&ListenError),
 }
 
-/// Between two attempts to listen.
-const RETRY: Duration = Duration::from_secs(5);
+/// The interval between two attempts to bind an address.
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// For a request to arrive, or for the next one on the same connection.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// After which a connection ends with the answer it is at.
-const LONGEST_CONNECTION: Duration = Duration::from_secs(300);
-const LARGEST_HEAD: usize = 16 << 10;
-/// Only a verbosity is ever sent to us.
-const LARGEST_BODY: usize = 1 << 10;
-/// When the process has no file descriptor left, until the connection that was closed for that has let go of its own.
-const OUT_OF_FILES: Duration = Duration::from_millis(100);
-/// A listener closes at once, unless something is very wrong.
-const CLOSING: Duration = Duration::from_secs(1);
+/// How long a client may take to send a request, or the next one on the same connection.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection is closed after this time, once its current response is sent.
+const MAX_CONNECTION_AGE: Duration = Duration::from_secs(300);
+const MAX_HEAD_SIZE: usize = 16 << 10;
+/// The only body that clients send is a verbosity.
+const MAX_BODY_SIZE: usize = 1 << 10;
+/// The delay before the next accept when the process has no file descriptor left: the connection that was closed for it needs
+/// a moment to release its own.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// How long to wait until listeners are closed. They normally close immediately.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After which nobody is answered any more.
-pub const LONGEST_ANSWER: Duration = LONGEST_CONNECTION.saturating_add(PATIENCE);
+/// No response is sent later than this after its request.
+pub const MAX_RESPONSE_TIME: Duration = MAX_CONNECTION_AGE.saturating_add(READ_TIMEOUT);
 
-/// The thread that serves. Cloning gives another handle on the same one.
+/// A handle to the server thread. Clones refer to the same thread.
 #[derive(Clone, Debug)]
 pub struct Http {
     runtime: Handle,
-    shared: Shared,
+    server: ServerState,
 }
 
-/// What all ports have in common.
+/// State that all ports share.
 #[derive(Clone, Debug)]
-struct Shared {
+struct ServerState {
     workers: Workers,
     pool: Arc<Pool>,
 }
 
-/// The threads that work out what takes its time: one for each kind, so that neither waits for the other.
+/// Limits the threads that run blocking work: one for each kind, so that neither waits for the other.
 #[derive(Clone, Debug)]
 struct Workers {
     later: Arc<Semaphore>,
@@ -126,35 +127,35 @@ impl Workers {
         Self { later: Arc::new(Semaphore::new(1)), long: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Who leaves while it waits for its turn is not worked for.
-    async fn later(&self, work: Work) -> Answer {
+    /// The work of a client that disconnects while it waits is not run.
+    async fn later(&self, work: Work) -> ServerResponse {
         match self.later.clone().acquire_owned().await {
-            Ok(turn) => work_out(turn, work).await,
+            Ok(permit) => run_blocking(permit, work).await,
             Err(_) => busy(),
         }
     }
 
-    async fn long(&self, work: Work) -> Answer {
+    async fn long(&self, work: Work) -> ServerResponse {
         match self.long.clone().try_acquire_owned() {
-            Ok(turn) => work_out(turn, work).await,
+            Ok(permit) => run_blocking(permit, work).await,
             Err(_) => busy(),
         }
     }
 }
 
-/// The turn lasts as long as the work, also if nobody waits for the answer any more.
-async fn work_out(turn: OwnedSemaphorePermit, work: Work) -> Answer {
+/// Holds the permit until the work ends, even if the client has disconnected.
+async fn run_blocking(permit: OwnedSemaphorePermit, work: Work) -> ServerResponse {
     let work = move || {
-        let _turn = turn;
+        let _permit = permit;
         work()
     };
-    let worked_out = spawn_blocking(work).await;
-    worked_out.unwrap_or_else(|_| answer::plain(StatusCode::INTERNAL_SERVER_ERROR, ""))
+    let response = spawn_blocking(work).await;
+    response.unwrap_or_else(|_| response::plain(StatusCode::INTERNAL_SERVER_ERROR, ""))
 }
 
-fn busy() -> Answer {
-    let busy = "busy with another question, ask again in a moment\n";
-    answer::with_header(answer::plain(StatusCode::SERVICE_UNAVAILABLE, busy), RETRY_AFTER, "1")
+fn busy() -> ServerResponse {
+    let busy = "busy with another request, try again in a moment\n";
+    response::with_header(response::plain(StatusCode::SERVICE_UNAVAILABLE, busy), RETRY_AFTER, "1")
 }
 
 impl Http {
@@ -170,42 +171,42 @@ impl Http {
         let run = move || runtime.block_on(pending::<()>());
         thread::Builder::new().name("http".to_owned()).spawn(run)?;
         let pool = Arc::new(Pool::new(pool::limit(getrlimit(Resource::Nofile).current)));
-        Ok(Self { runtime: handle, shared: Shared { workers: Workers::new(), pool } })
+        Ok(Self { runtime: handle, server: ServerState { workers: Workers::new(), pool } })
     }
 
-    /// Serves until what is returned is dropped.
-    pub fn serve(&self, listeners: Vec<TcpListener>, site: &Arc<dyn Site>) -> Serving {
+    /// Serves until the returned value is dropped.
+    pub fn serve(&self, listeners: Vec<TcpListener>, site: &Arc<dyn Site>) -> ServedPorts {
         let (open, closed) = channel();
         let serve = |listener| {
-            let (open, site, shared) = (open.clone(), site.clone(), self.shared.clone());
+            let (open, site, server) = (open.clone(), site.clone(), self.server.clone());
             self.runtime.spawn(async move {
                 // Declared first, so that it is dropped after the listener.
                 let _open = open;
-                accept(listener, site, shared).await;
+                accept(listener, site, server).await;
             })
         };
-        Serving {
+        ServedPorts {
             tasks: listeners.into_iter().map(|listener| serve(listener).abort_handle()).collect(),
             closed,
         }
     }
 
-    /// Serves for as long as the process lives, beginning as soon as the address is free.
-    pub fn serve_for_ever(
+    /// Serves for as long as the process lives, starting once the address can be bound.
+    pub fn serve_forever(
         &self,
         address: SocketAddr,
         site: Arc<dyn Site>,
-        trouble: Trouble,
+        on_failure: OnBindFailure,
     ) -> Result<(), ListenError> {
-        let shared = self.shared.clone();
+        let server = self.server.clone();
         match listen(address) {
-            Ok(listener) => drop(self.runtime.spawn(accept(listener, site, shared))),
-            Err(error) if trouble.is_fatal => return Err(error),
+            Ok(listener) => drop(self.runtime.spawn(accept(listener, site, server))),
+            Err(error) if on_failure.is_fatal => return Err(error),
             Err(error) => {
-                (trouble.tell)(&error);
+                (on_failure.log)(&error);
                 self.runtime.spawn(async move {
-                    let listener = listen_at_last(address, trouble.tell, error).await;
-                    accept(listener, site, shared).await;
+                    let listener = listen_once_free(address, on_failure.log, error).await;
+                    accept(listener, site, server).await;
                 });
             }
         }
@@ -213,83 +214,83 @@ impl Http {
     }
 }
 
-/// Ports being served. When dropped, they and all connections to them are closed at once.
+/// Ports that are being served. Dropping it closes them and all their connections.
 #[derive(Debug)]
 #[must_use]
-pub struct Serving {
+pub struct ServedPorts {
     tasks: Vec<AbortHandle>,
     closed: Receiver<Infallible>,
 }
 
-impl Drop for Serving {
+impl Drop for ServedPorts {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
-        // Somebody else may want the ports right away. Nothing is ever sent; what ends the wait is the last sender.
-        let _ = self.closed.recv_timeout(CLOSING);
+        // The caller may bind the same ports again right away. Nothing is ever sent: the wait ends when the last sender is dropped.
+        let _ = self.closed.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
-async fn listen_at_last(address: SocketAddr, tell: fn(&ListenError), first: ListenError) -> TcpListener {
-    let mut told = first.to_string();
+async fn listen_once_free(address: SocketAddr, log: fn(&ListenError), first: ListenError) -> TcpListener {
+    let mut logged = first.to_string();
     loop {
-        sleep(RETRY).await;
+        sleep(BIND_RETRY_INTERVAL).await;
         match listen(address) {
             Ok(listener) => return listener,
-            Err(error) if error.to_string() == told => {}
+            Err(error) if error.to_string() == logged => {}
             Err(error) => {
-                tell(&error);
-                told = error.to_string();
+                log(&error);
+                logged = error.to_string();
             }
         }
     }
 }
 
-async fn accept(listener: TcpListener, site: Arc<dyn Site>, shared: Shared) {
+async fn accept(listener: TcpListener, site: Arc<dyn Site>, server: ServerState) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(err = %error, "Failed to serve a port"),
     };
-    // All that are left end with the listener.
+    // Dropping the set ends the remaining connections.
     let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            shared.pool.close_longest_idle();
-            sleep(OUT_OF_FILES).await;
+            server.pool.close_longest_idle();
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         while connections.try_join_next().is_some() {}
-        if shared.pool.make_room() {
-            // What was closed lets go of its descriptor before another one is accepted.
+        if server.pool.make_room() {
+            // Lets the closed connection release its descriptor before another one is accepted.
             yield_now().await;
         }
-        let activity = shared.pool.activity();
-        let connection = converse(stream, site.clone(), shared.workers.clone(), activity.clone());
-        shared.pool.enter(connections.spawn(connection), activity);
+        let activity = server.pool.activity();
+        let connection = serve_connection(stream, site.clone(), server.workers.clone(), activity.clone());
+        server.pool.add(connections.spawn(connection), activity);
     }
 }
 
-async fn converse(stream: TcpStream, site: Arc<dyn Site>, workers: Workers, activity: Arc<Activity>) {
+async fn serve_connection(stream: TcpStream, site: Arc<dyn Site>, workers: Workers, activity: Arc<Activity>) {
     let own = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(own)) if local::is_near(peer.ip(), own.ip()) => Some(own.ip()),
+        (Ok(peer), Ok(own)) if local::is_on_this_node(peer.ip(), own.ip()) => Some(own.ip()),
         _ => None,
     };
     let service = service_fn(|mut request: http::Request<Incoming>| async {
-        if own.is_some_and(|own| local::is_for_us(&request, own)) {
+        if own.is_some_and(|own| local::is_direct(&request, own)) {
             request.extensions_mut().insert(Local);
         }
         Ok::<_, Infallible>(respond(request, &*site, &workers, &activity).await)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
-        .max_buf_size(LARGEST_HEAD)
+        .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(MAX_HEAD_SIZE)
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    // How a client leaves us is of no interest.
-    if timeout(LONGEST_CONNECTION, connection.as_mut()).await.is_err() {
+    // Errors of a connection are not logged: clients may disconnect at any time.
+    if timeout(MAX_CONNECTION_AGE, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
-        let _ = timeout(PATIENCE, connection).await;
+        let _ = timeout(READ_TIMEOUT, connection).await;
     }
 }
 
@@ -301,21 +302,21 @@ async fn respond(
 ) -> http::Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
     let body = match head.method {
-        Method::PUT => match timeout(PATIENCE, Limited::new(body, LARGEST_BODY).collect()).await {
+        Method::PUT => match timeout(READ_TIMEOUT, Limited::new(body, MAX_BODY_SIZE).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(_)) => return answer::plain(StatusCode::PAYLOAD_TOO_LARGE, "").map(Full::new),
-            Err(_) => return answer::plain(StatusCode::REQUEST_TIMEOUT, "").map(Full::new),
+            Ok(Err(_)) => return response::plain(StatusCode::PAYLOAD_TOO_LARGE, "").map(Full::new),
+            Err(_) => return response::plain(StatusCode::REQUEST_TIMEOUT, "").map(Full::new),
         },
-        // Nothing else means anything to any site.
+        // No site reads the body of other requests.
         _ => Bytes::new(),
     };
-    let _busy = activity.work();
-    let answer = match site.reply(&Request::from_parts(head, body)) {
-        Reply::Now(answer) => answer,
+    let _busy = activity.mark_busy();
+    let response = match site.reply(&ServerRequest::from_parts(head, body)) {
+        Reply::Now(response) => response,
         Reply::Later(work) => workers.later(work).await,
         Reply::Long(work) => workers.long(work).await,
     };
-    answer.map(Full::new)
+    response.map(Full::new)
 }
 
 #[cfg(test)]

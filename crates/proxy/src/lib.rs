@@ -18,7 +18,7 @@ pub mod http;
 pub mod metrics;
 pub mod modes;
 pub mod node;
-pub mod pace;
+pub mod rate_limit;
 pub mod repairs;
 pub mod run;
 pub mod signals;

@@ -1,4 +1,4 @@
-//! From configuration to backends: which families the mode can serve here, and with what settings.
+//! From configuration to backends: which families the configured mode can serve on this machine, and with which settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,9 +16,9 @@ use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Nftables};
 use crate::metrics::Metrics;
-use crate::node::Node;
+use crate::node::LocalNode;
 
-/// What the mode needs of the kernel, per family it can serve.
+/// Access to the kernel for the configured mode, by family that it can serve.
 #[derive(Debug)]
 pub enum Access {
     Nftables(BTreeMap<Family, nftables::KernelTable>),
@@ -26,7 +26,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Looks and changes nothing. A mode that can't be had is an error: there is no falling back to another.
+    /// Changes nothing. A mode that is not available is an error: there is no fallback to another one.
     pub fn open(mode: ProxyMode) -> anyhow::Result<Self> {
         match mode {
             ProxyMode::Nftables => open_nftables(),
@@ -39,18 +39,18 @@ impl Access {
 
     pub fn families(&self) -> Vec<Family> {
         match self {
-            Self::Nftables(of) => of.keys().copied().collect(),
-            Self::Iptables(of) => of.keys().copied().collect(),
+            Self::Nftables(tables) => tables.keys().copied().collect(),
+            Self::Iptables(rules) => rules.keys().copied().collect(),
         }
     }
 
-    /// What each family runs on, the machine set up for it.
+    /// Sets up the machine, and returns the backend of each family.
     pub fn into_backends(
         self,
         config: &Config,
-        node: &Node,
+        node: &LocalNode,
         metrics: &Arc<Metrics>,
-    ) -> anyhow::Result<BTreeMap<Family, Parts>> {
+    ) -> anyhow::Result<BTreeMap<Family, BackendParts>> {
         let mut backends = BTreeMap::new();
         match self {
             Self::Nftables(accesses) => {
@@ -59,8 +59,11 @@ impl Access {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = nftables_settings(config, family, node)?;
                     let backend = Box::new(Nftables::new(access, settings, metrics.clone()));
-                    let tracing = tracing(config, family, node)?;
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
+                    let explain_settings = explain_settings(config, family, node)?;
+                    backends.insert(
+                        family,
+                        BackendParts { backend, node_port_addresses: addresses, explain_settings },
+                    );
                 }
             }
             Self::Iptables(accesses) => {
@@ -68,11 +71,14 @@ impl Access {
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
                     let settings = iptables_settings(config, family, node, access.abilities())?;
-                    iptables::set_up(&settings, &Sysctls::default()).with_context(|| creating(family))?;
+                    iptables::set_up(&settings, &Sysctls::default()).with_context(|| create_error(family))?;
                     let backend =
                         Box::new(Iptables::new(access, settings, config.sync_period, metrics.clone()));
-                    let tracing = tracing(config, family, node)?;
-                    backends.insert(family, Parts { backend, node_port_addresses: addresses, tracing });
+                    let explain_settings = explain_settings(config, family, node)?;
+                    backends.insert(
+                        family,
+                        BackendParts { backend, node_port_addresses: addresses, explain_settings },
+                    );
                 }
             }
         }
@@ -80,21 +86,25 @@ impl Access {
     }
 }
 
-/// What one family runs on.
+/// The backend of one family, and what depends on the same settings.
 #[derive(Debug)]
-pub struct Parts {
+pub struct BackendParts {
     pub backend: Box<dyn Backend>,
     pub node_port_addresses: NodePortAddresses,
-    pub tracing: explain::Settings,
+    pub explain_settings: explain::Settings,
 }
 
-/// What the way of packets depends on in the mode that the configuration asks for.
-pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<explain::Settings> {
+/// What the path of packets depends on in the configured mode.
+pub fn explain_settings(
+    config: &Config,
+    family: Family,
+    node: &LocalNode,
+) -> anyhow::Result<explain::Settings> {
     let node_port_addresses = node_port_addresses(config, family, node);
     let mode = match config.mode {
         ProxyMode::Nftables => explain::Mode::Nftables,
         ProxyMode::Iptables => explain::Mode::Iptables,
-        ProxyMode::Ipvs => bail!("nothing can be told of the ipvs mode: it is not available yet"),
+        ProxyMode::Ipvs => bail!("ipvs mode is not available yet"),
     };
     Ok(explain::Settings {
         mode,
@@ -109,7 +119,7 @@ pub fn tracing(config: &Config, family: Family, node: &Node) -> anyhow::Result<e
     })
 }
 
-fn creating(family: Family) -> &'static str {
+fn create_error(family: Family) -> &'static str {
     match family {
         Family::V4 => "unable to create proxier: unable to create ipv4 proxier",
         Family::V6 => "unable to create proxier: unable to create ipv6 proxier",
@@ -120,7 +130,7 @@ fn open_nftables() -> anyhow::Result<Access> {
     require_kernel()?;
     let mut accesses = BTreeMap::new();
     for family in families_of_kernel() {
-        accesses.insert(family, nftables::KernelTable::open(family).context(creating(family))?);
+        accesses.insert(family, nftables::KernelTable::open(family).context(create_error(family))?);
     }
     Ok(Access::Nftables(accesses))
 }
@@ -131,9 +141,11 @@ fn open_iptables() -> anyhow::Result<Access> {
     for family in families_of_kernel() {
         match iptables::Rules::open(family) {
             Ok(access) => drop(accesses.insert(family, access)),
-            // That says nothing about the family, and a proxy that serves only the other one would be worse than none.
+            // This does not mean that the family is unsupported, and a proxy that serves only the other one would be worse than none.
             Err(error) if error.is_contention() => {
-                bail!("cannot tell whether iptables works here, another process holds its lock: {error}")
+                bail!(
+                    "cannot determine whether iptables works on this host, another process holds its lock: {error}"
+                )
             }
             Err(error) => {
                 tracing::info!(ipFamily = %family, err = %error, "No iptables support for family");
@@ -147,7 +159,7 @@ fn open_iptables() -> anyhow::Result<Access> {
     }
 }
 
-/// Older kernels lack things we rely on, and some crash. Who knows better may say so in the environment.
+/// Older kernels lack features that we rely on, and some crash. Operators can skip the check by an environment variable.
 fn require_kernel() -> anyhow::Result<()> {
     let skip = std::env::var_os("KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK");
     if skip.is_some_and(|value| !value.is_empty()) {
@@ -157,11 +169,11 @@ fn require_kernel() -> anyhow::Result<()> {
     match version::parse_release(&release) {
         Some(found) if found >= (5, 13) => Ok(()),
         Some(_) => bail!("kube-proxy in nftables mode requires kernel 5.13 or later"),
-        None => bail!("could not check kernel version: {release:?} is none"),
+        None => bail!("could not check kernel version: unexpected release {release:?}"),
     }
 }
 
-/// IPv6 counts only where the kernel has it and it is not switched off.
+/// Includes IPv6 only if the kernel supports it and it is not disabled.
 pub fn families_of_kernel() -> Vec<Family> {
     let mut families = vec![Family::V4];
     let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
@@ -179,7 +191,7 @@ pub fn families_of_kernel() -> Vec<Family> {
 pub fn nftables_settings(
     config: &Config,
     family: Family,
-    node: &Node,
+    node: &LocalNode,
 ) -> anyhow::Result<plan::nftables::program::Settings> {
     Ok(plan::nftables::program::Settings {
         family,
@@ -194,7 +206,7 @@ pub fn nftables_settings(
 pub fn iptables_settings(
     config: &Config,
     family: Family,
-    node: &Node,
+    node: &LocalNode,
     abilities: Abilities,
 ) -> anyhow::Result<plan::iptables::program::Settings> {
     Ok(plan::iptables::program::Settings {
@@ -208,8 +220,8 @@ pub fn iptables_settings(
     })
 }
 
-/// Where node ports answer.
-pub fn node_port_addresses(config: &Config, family: Family, node: &Node) -> NodePortAddresses {
+/// Where node ports are served.
+pub fn node_port_addresses(config: &Config, family: Family, node: &LocalNode) -> NodePortAddresses {
     NodePortAddresses::new(family, &node.node_port_cidrs(config))
 }
 
@@ -217,8 +229,8 @@ fn mark(config: &Config) -> anyhow::Result<Mark> {
     Mark::from_bit(config.masquerade_bit.into()).context("masquerade bit outside 0-31")
 }
 
-/// How traffic of this node's pods is told from other traffic; nothing where that is not known.
-fn from_pod(config: &Config, family: Family, node: &Node) -> Option<FromPod> {
+/// How traffic of this node's pods is distinguished from other traffic; `None` if that is not known.
+fn from_pod(config: &Config, family: Family, node: &LocalNode) -> Option<FromPod> {
     let is_primary = family == node.ips.primary;
     match &config.detect_local {
         DetectLocalMode::ClusterCidr(cidrs) => {

@@ -1,7 +1,6 @@
-//! This node: waited for at start, watched afterwards.
+//! This node: its Node object is awaited at startup and watched afterwards.
 //!
-//! Its addresses and pod CIDRs are those it had when we started. Rules are built on them, and nothing but another
-//! start changes that.
+//! The proxy uses the addresses and pod CIDRs that the node had at startup. Rules depend on them, so only a restart changes them.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -18,17 +17,17 @@ use watch::node_wait::{NodeWait, Progress};
 
 use crate::source::MainMessage;
 
-/// What was known of the node when we started.
+/// This node as it was at startup, and its Node object.
 #[derive(Debug)]
-pub struct Node {
+pub struct LocalNode {
     pub name: String,
     pub ips: NodeIps,
     pub pod_cidrs: Vec<String>,
     host_ips: Vec<IpAddr>,
-    /// The object as last heard of.
+    /// The latest Node object.
     pub object: Option<Box<api::Node>>,
-    /// Without them no traffic is local: another list calls for another start.
-    lives_by_pod_cidrs: bool,
+    /// Whether pod CIDRs decide which traffic is local, so that other ones require a restart.
+    needs_pod_cidrs: bool,
 }
 
 /// `--hostname-override`, or the host's name.
@@ -47,15 +46,15 @@ pub fn name(config: &Config) -> anyhow::Result<String> {
     Ok(name)
 }
 
-impl Node {
-    /// Waits for as long as the reference does until an API server tells what we need to know.
+impl LocalNode {
+    /// Waits for the Node object from an API server, for as long as upstream does.
     pub fn from_api_server(
         config: &Config,
         name: String,
-        words: &Receiver<MainMessage>,
+        inbox: &Receiver<MainMessage>,
     ) -> anyhow::Result<Self> {
-        let lives_by_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
-        let mut wait = NodeWait::new(&name, lives_by_pod_cidrs);
+        let needs_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
+        let mut wait = NodeWait::new(&name, needs_pod_cidrs);
         loop {
             let until = match wait.look(Instant::now()) {
                 Progress::Start(object, missing) => {
@@ -68,7 +67,7 @@ impl Node {
                 Progress::GiveUp(why) => bail!(why),
                 Progress::Wait(until) => until,
             };
-            match next(words, until) {
+            match next(inbox, until) {
                 Some(MainMessage::Node(event)) => wait.receive(&event),
                 Some(MainMessage::Stop(why)) => return Err(why),
                 Some(MainMessage::FolderRead) | None => {}
@@ -76,11 +75,11 @@ impl Node {
         }
     }
 
-    /// Waits until a folder has been read. It need not hold a node: the addresses this host speaks from will do.
-    pub fn from_folder(config: &Config, name: String, words: &Receiver<MainMessage>) -> anyhow::Result<Self> {
+    /// Waits until a folder has been read. If it has no Node, the node IPs are the source addresses of the default routes.
+    pub fn from_folder(config: &Config, name: String, inbox: &Receiver<MainMessage>) -> anyhow::Result<Self> {
         let mut object = None;
         loop {
-            match next(words, None) {
+            match next(inbox, None) {
                 Some(MainMessage::Node(Event::NodeApplied(node))) => object = Some(node),
                 Some(MainMessage::FolderRead) => break,
                 Some(MainMessage::Stop(why)) => return Err(why),
@@ -102,11 +101,11 @@ impl Node {
             );
         }
         let pod_cidrs = object.as_ref().map(|node| node.spec.pod_cidrs.clone()).unwrap_or_default();
-        let lives_by_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
-        Self { name, ips, pod_cidrs, host_ips, object, lives_by_pod_cidrs }
+        let needs_pod_cidrs = config.detect_local == DetectLocalMode::NodeCidr;
+        Self { name, ips, pod_cidrs, host_ips, object, needs_pod_cidrs }
     }
 
-    /// The ranges whose addresses serve node ports. `primary` stands for the node's own addresses, if they are known.
+    /// The ranges whose addresses serve node ports. `primary` means the node IPs, as far as they are known.
     pub fn node_port_cidrs(&self, config: &Config) -> Vec<IpNet> {
         match &config.node_port_addresses {
             config::NodePortScope::Cidrs(cidrs) => cidrs.clone(),
@@ -117,11 +116,11 @@ impl Node {
         }
     }
 
-    /// What happened to the node since. An error is a reason to end: rules for other pod CIDRs need another start.
-    pub fn hear(&mut self, event: Event) -> anyhow::Result<()> {
+    /// Applies a change of the Node object. An error ends the process: rules for other pod CIDRs require a restart.
+    pub fn apply(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::NodeApplied(node) => {
-                if self.lives_by_pod_cidrs && node.spec.pod_cidrs != self.pod_cidrs {
+                if self.needs_pod_cidrs && node.spec.pod_cidrs != self.pod_cidrs {
                     let (new, old) = (&node.spec.pod_cidrs, &self.pod_cidrs);
                     tracing::error!(node = self.name, newPodCIDRs = ?new, oldPodCIDRs = ?old, "PodCIDRs changed for the node");
                     bail!("PodCIDRs of node {:?} changed from {old:?} to {new:?}", self.name);
@@ -150,20 +149,20 @@ impl Node {
     }
 }
 
-/// Nothing if time runs out.
-fn next(words: &Receiver<MainMessage>, until: Option<Instant>) -> Option<MainMessage> {
+/// The next message; `None` if `until` has passed.
+fn next(inbox: &Receiver<MainMessage>, until: Option<Instant>) -> Option<MainMessage> {
     let ended = || MainMessage::Stop(anyhow::anyhow!("the source has ended"));
     match until {
-        None => Some(words.recv().unwrap_or_else(|_| ended())),
-        Some(until) => match words.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(word) => Some(word),
+        None => Some(inbox.recv().unwrap_or_else(|_| ended())),
+        Some(until) => match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(message) => Some(message),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(ended()),
         },
     }
 }
 
-/// Without a Node object: the addresses this host speaks from by default.
+/// The source addresses of this host's default routes.
 fn default_route_ips() -> Vec<IpAddr> {
     let found =
         Family::BOTH.into_iter().filter_map(|family| match kernel::interfaces::default_address(family) {

@@ -1,7 +1,7 @@
-//! The life of the proxy server once its configuration is settled.
+//! Runs the proxy server with a validated configuration.
 //!
 //! ```text
-//!   clean up ─▶ families ─▶ source ─▶ this node ─▶ checks, sysctls, backends ─▶ go ─▶ until there is a reason to end
+//!   clean up ─▶ families ─▶ source ─▶ this node ─▶ checks, sysctls, backends ─▶ servers, syncs ─▶ until a reason to stop
 //! ```
 
 use std::net::IpAddr;
@@ -26,8 +26,8 @@ use watch::api_server::ApiServer;
 use watch::client::{self, Api};
 use watch::recorder::{Notice, Recorder, Regarding, Severity, recorder};
 
-use crate::checks::{self, Against};
-use crate::connections::Census;
+use crate::checks::{self, NodeProperties};
+use crate::connections::ConnectionCounter;
 use crate::family::{self, Families, Start};
 use crate::file_watch::FileWatch;
 use crate::flows::FlowFollower;
@@ -37,25 +37,25 @@ use crate::http::Http;
 use crate::metrics::Metrics;
 use crate::metrics::connections::NewConnections;
 use crate::metrics::packets::{PacketCounts, Packets};
-use crate::modes::{Access, Parts};
-use crate::node::{self, Node};
-use crate::pace::Pause;
-use crate::source::{MainMessage, Source};
+use crate::modes::{Access, BackendParts};
+use crate::node::{self, LocalNode};
+use crate::rate_limit::MinInterval;
+use crate::source::{MainMessage, ObjectSource};
 use crate::status::{self, Facts};
 use crate::{audit, cleanup, health, signals, threads, tuning};
 
-/// What the command line asks for beyond the configuration.
+/// Settings of the command line that are not part of the configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The configuration file, to be watched for changes.
     pub config_file: Option<String>,
     /// Overrides the API server of the kubeconfig file.
     pub master: Option<String>,
-    /// Serve from these files; excludes every way to name an API server.
+    /// The folder to read objects from, instead of an API server.
     pub manifests: Option<String>,
     /// Whether `/metrics` counts new connections, in the mode that counts them.
     pub connection_metrics: bool,
-    /// Between two comparisons of a part of what the kernel holds; zero for none.
+    /// The interval at which the audit compares a part of the kernel's state; zero disables the audit.
     pub audit_interval: Duration,
     pub cleanup: bool,
     pub init_only: bool,
@@ -84,15 +84,15 @@ impl Options {
     }
 }
 
-/// Returns only when there is nothing left to do, or with the reason to stop.
+/// Returns after `--cleanup` or `--init-only`, or with the reason to stop.
 pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     if options.cleanup {
         return cleanup::everything();
     }
     tuning::raise_open_files();
-    signals::disregard_others()?;
+    signals::ignore_unrelated()?;
     signals::end_process_one()?;
-    // From now on, so that nothing written to the file while we start is missed.
+    // Opened first, so that no change of the file during the start is missed.
     let config_file = options.config_file.as_deref().map(FileWatch::open).transpose()?;
     let metrics = Arc::new(Metrics::new(config.mode));
     metrics.describe(&Build::reported_as(&options.version), &config.gates);
@@ -106,8 +106,8 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     source.spawn(deliver, main.clone())?;
 
     let node = match options.manifests {
-        Some(_) => Node::from_folder(&config, name, &inbox)?,
-        None => Node::from_api_server(&config, name, &inbox)?,
+        Some(_) => LocalNode::from_folder(&config, name, &inbox)?,
+        None => LocalNode::from_api_server(&config, name, &inbox)?,
     };
     tuning::set_up_conntrack(&config.conntrack)?;
     check(&config, &node, &access.families())?;
@@ -123,27 +123,27 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
     let health = Arc::new(NodeHealth::new(config.sync_period, backends.keys().copied(), metrics.clone()));
     match &node.object {
         Some(object) => health.node_applied(object),
-        // A node that is in no folder is never deleted.
+        // A node without an object in the folder is never deleted.
         None if options.manifests.is_some() => health.node_applied(&api::Node::default()),
         None => {}
     }
     let node_events = NodeEvents { node_name: node.name.clone(), recorder };
     serve_health(&config, &http, &health, &node_events)?;
-    let census = Arc::new(Census::new(families.clone()));
-    serve_status(&config, &options, &http, &metrics, &families, &census, &node_events)?;
+    let connection_counter = Arc::new(ConnectionCounter::new(families.clone()));
+    serve_status(&config, &options, &http, &metrics, &families, &connection_counter, &node_events)?;
     if options.connection_metrics && config.mode == ProxyMode::Nftables {
-        count_connections(&families, &census, &metrics);
+        count_connections(&families, &connection_counter, &metrics);
     }
     node_events.record(Severity::Normal, "Starting", String::new());
-    // A family that is not served has no first sync to wait for. Not with `--init-only`: the rules of other modes serve until the
-    // proxy itself starts.
+    // A family that is not served has no first sync to wait for. This must come after `--init-only` returns: until the proxy
+    // itself starts, the rules of other modes serve.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
         cleanup::other_modes(config.mode, family);
     }
     follow_addresses(families.clone())?;
     for (family, parts) in backends {
         let mode = config.mode;
-        let Parts { backend, node_port_addresses, tracing } = parts;
+        let BackendParts { backend, node_port_addresses, explain_settings } = parts;
         let service_health = ServiceHealth::new(
             family,
             &node_port_addresses,
@@ -158,8 +158,8 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
             backend,
             flows,
             node_port_addresses,
-            tracing,
-            pause: pause(&config),
+            explain_settings,
+            min_interval: min_interval(&config),
             sync_period: config.sync_period,
             health: health.clone(),
             service_health,
@@ -175,7 +175,7 @@ pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
         let follow = move || drop(main.send(MainMessage::Stop(file.wait())));
         threads::spawn("config-file", follow)?;
     }
-    Err(until_it_ends(node, &health, &inbox))
+    Err(run_until_stopped(node, &health, &inbox))
 }
 
 /// Records what happens to this proxy as events of the Node.
@@ -190,7 +190,7 @@ impl NodeEvents {
         self.recorder.record(Notice { regarding, severity, reason, action: "StartKubeProxy", note });
     }
 
-    /// The last event before the process ends gets a moment to be posted.
+    /// Records the last event before the process ends, and waits a moment for it to be posted.
     fn record_last(&self, reason: &'static str, note: String) {
         self.record(Severity::Warning, reason, note);
         self.recorder.flush(Duration::from_secs(1));
@@ -217,7 +217,7 @@ fn serve_status(
     http: &Http,
     metrics: &Arc<Metrics>,
     families: &Families,
-    census: &Arc<Census>,
+    connection_counter: &Arc<ConnectionCounter>,
     node_events: &NodeEvents,
 ) -> anyhow::Result<()> {
     let facts = Facts {
@@ -230,7 +230,7 @@ fn serve_status(
         logs: options.logs.clone(),
         metrics: metrics.clone(),
         families: families.clone(),
-        census: census.clone(),
+        connection_counter: connection_counter.clone(),
         node_name: node_events.node_name.clone(),
     };
     if config.mode == ProxyMode::Iptables {
@@ -249,15 +249,15 @@ fn serve_status(
     })
 }
 
-fn count_connections(families: &Families, census: &Arc<Census>, metrics: &Metrics) {
+fn count_connections(families: &Families, connection_counter: &Arc<ConnectionCounter>, metrics: &Metrics) {
     for family in families.keys().copied() {
-        let census = census.clone();
-        let count = move || Ok(census.count().of(family)?.to_vec());
+        let connection_counter = connection_counter.clone();
+        let count = move || Ok(connection_counter.count().of(family)?.to_vec());
         metrics.collect(Box::new(NewConnections::new(family, count)));
     }
 }
 
-/// Whether the configuration can be run with.
+/// Validates the configuration together with the flags that are not part of it.
 pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
     tracing::info!(v = 1, featureGates = ?completed.gates.set(), "Updated");
     let config = config::validate(completed)?;
@@ -274,15 +274,15 @@ pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The API server unless there is a folder, and where to send events about ourselves.
+/// The source of objects, and the recorder of events about this proxy.
 pub fn source(
     config: &Config,
     options: &Options,
     node_name: &str,
     metrics: &Arc<Metrics>,
-) -> anyhow::Result<(Source, Recorder)> {
+) -> anyhow::Result<(ObjectSource, Recorder)> {
     if let Some(folder) = &options.manifests {
-        return Ok((Source::folder(Path::new(folder), node_name)?, Recorder::to_log()));
+        return Ok((ObjectSource::folder(Path::new(folder), node_name)?, Recorder::to_log()));
     }
     let client = &config.client;
     let settings = client::Settings {
@@ -297,10 +297,10 @@ pub fn source(
     let api = Api::open(&settings, metrics.clone())?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (recorder, poster) = recorder(&host);
-    Ok((Source::ApiServer(Box::new(ApiServer::new(api, node_name, poster))), recorder))
+    Ok((ObjectSource::ApiServer(Box::new(ApiServer::new(api, node_name, poster))), recorder))
 }
 
-/// The workers receive every event from the start, and begin to sync once this node is known.
+/// Starts the family workers. They receive every event from the start, and sync once this node is known.
 fn families(
     config: &Config,
     node_name: &str,
@@ -311,7 +311,7 @@ fn families(
     families.into_iter().map(spawn).collect()
 }
 
-/// What the model has to know before this node's addresses are known.
+/// What the model needs before this node's addresses are known.
 pub fn here(config: &Config, node_name: &str, family: Family) -> Here {
     Here {
         family,
@@ -322,20 +322,20 @@ pub fn here(config: &Config, node_name: &str, family: Family) -> Here {
     }
 }
 
-/// Holds the configuration against what this node is.
-fn check(config: &Config, node: &Node, families: &[Family]) -> anyhow::Result<()> {
-    const DOUBTFUL: &str = "Kube-proxy configuration may be incomplete or incorrect";
+/// Checks the configuration against the properties of this node.
+fn check(config: &Config, node: &LocalNode, families: &[Family]) -> anyhow::Result<()> {
+    const SUSPECT_CONFIG: &str = "Kube-proxy configuration may be incomplete or incorrect";
     let primary = node.ips.primary;
     let dual_stack = families.len() > 1;
     let node_port_addresses = node.node_port_cidrs(config);
-    let against = Against {
+    let node = NodeProperties {
         primary,
         dual_stack,
         node_port_addresses: &node_port_addresses,
         pod_cidrs: &node.pod_cidrs,
     };
-    if let Some(err) = checks::node_ports(config, against) {
-        tracing::error!(err, "{DOUBTFUL}");
+    if let Some(err) = checks::node_ports(config, node) {
+        tracing::error!(err, "{SUSPECT_CONFIG}");
     }
     if !families.contains(&primary) {
         bail!("no support for primary IP family {:?}", primary.to_string());
@@ -345,28 +345,33 @@ fn check(config: &Config, node: &Node, families: &[Family]) -> anyhow::Result<()
     } else {
         tracing::info!(ipFamily = %primary, "kube-proxy running in single-stack mode");
     }
-    let wrong = checks::families(config, against);
-    if wrong.is_fatal {
-        bail!("kube-proxy configuration is incorrect: {}", wrong.joined());
+    let mismatch = checks::families(config, node);
+    if mismatch.is_fatal {
+        bail!("kube-proxy configuration is incorrect: {}", mismatch.joined());
     }
-    if !wrong.messages.is_empty() {
-        tracing::error!(err = wrong.joined(), "{DOUBTFUL}");
+    if !mismatch.messages.is_empty() {
+        tracing::error!(err = mismatch.joined(), "{SUSPECT_CONFIG}");
     }
     Ok(())
 }
 
-/// In nftables mode a sync costs what changed, so that only a storm needs to be held up; unless the configuration asks for more.
-fn pause(config: &Config) -> Pause {
+/// In nftables mode the cost of a sync depends on what changed, so only a burst of changes has to be delayed, unless the
+/// configuration sets an interval.
+fn min_interval(config: &Config) -> MinInterval {
     match config.mode {
-        ProxyMode::Nftables if config.min_sync_is_default => Pause::InProportion(config.min_sync_period),
-        ProxyMode::Nftables | ProxyMode::Iptables | ProxyMode::Ipvs => Pause::Always(config.min_sync_period),
+        ProxyMode::Nftables if config.min_sync_is_default => {
+            MinInterval::Proportional(config.min_sync_period)
+        }
+        ProxyMode::Nftables | ProxyMode::Iptables | ProxyMode::Ipvs => {
+            MinInterval::Fixed(config.min_sync_period)
+        }
     }
 }
 
 /// Sends the node's addresses to every family, now and whenever they change. The workers don't list them: that may have to wait
-/// for whatever holds the lock of the machine's interfaces.
+/// for the kernel's lock of all interfaces.
 fn follow_addresses(families: Families) -> anyhow::Result<()> {
-    // Opened before they are first listed, so that no change is missed.
+    // Opened before the first listing, so that no change is missed.
     let changes = interfaces::AddressMonitor::open().context("following the node's addresses")?;
     let send = move |all: Vec<IpAddr>| {
         let all: Arc<[IpAddr]> = all.into();
@@ -377,7 +382,7 @@ fn follow_addresses(families: Families) -> anyhow::Result<()> {
         match interfaces::addresses() {
             Ok(all) => send(all),
             Err(error) => {
-                tracing::error!(err = %error, "Failed to list the node's addresses, going on with those before");
+                tracing::error!(err = %error, "Failed to list the node's addresses, keeping the previous ones");
             }
         }
         true
@@ -389,14 +394,18 @@ fn follow_addresses(families: Families) -> anyhow::Result<()> {
     })
 }
 
-fn until_it_ends(mut node: Node, health: &NodeHealth, inbox: &Receiver<MainMessage>) -> anyhow::Error {
+fn run_until_stopped(
+    mut node: LocalNode,
+    health: &NodeHealth,
+    inbox: &Receiver<MainMessage>,
+) -> anyhow::Error {
     loop {
         match inbox.recv() {
             Ok(MainMessage::Node(event)) => {
                 if let Event::NodeApplied(object) = &event {
                     health.node_applied(object);
                 }
-                if let Err(error) = node.hear(event) {
+                if let Err(error) = node.apply(event) {
                     return error;
                 }
             }

@@ -1,8 +1,8 @@
-//! What signals do: as to a Go program, which upstream is.
+//! Handles signals like a Go program, which upstream is.
 //!
-//! Some end the process, also where the kernel does not do that by itself, in the first process of a container. Nothing is
-//! drained and no rule is removed: what is in the kernel goes on serving. Others do nothing, where the kernel would end the
-//! process: the sender may have another program in mind.
+//! Some signals end the process, even as process 1 of a container, where the kernel's default is to ignore them. Nothing is
+//! drained and no rule is removed: the rules in the kernel continue to serve. Other signals, for which the kernel's default is to
+//! end the process, have no effect.
 
 use std::fs;
 use std::os::raw::c_int;
@@ -15,34 +15,35 @@ use signal_hook::iterator::Signals;
 
 use crate::threads;
 
-/// The status a Go program ends with in the same place.
-const STATUS: i32 = 2;
+/// The exit status of a Go program that a signal ends.
+const EXIT_STATUS: i32 = 2;
 
-/// Makes signals that mean nothing to us do nothing. Handled rather than ignored, since programs we run would inherit that.
-pub fn disregard_others() -> anyhow::Result<()> {
+/// Makes signals without a meaning for this program have no effect. They are handled rather than ignored, since programs that we
+/// run would inherit that.
+pub fn ignore_unrelated() -> anyhow::Result<()> {
     for signal in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO] {
         flag::register(signal, Arc::default()).context("listening for signals")?;
     }
     Ok(())
 }
 
-/// Signals have their ordinary effect for everyone but process 1.
+/// Ends the process on a signal if it is process 1; for others that is the kernel's default.
 pub fn end_process_one() -> anyhow::Result<()> {
     if std::process::id() != 1 {
         return Ok(());
     }
     let ignored = ignored_signals(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-    let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !ignored.contains(signal));
-    let mut signals = Signals::new(wanted).context("listening for signals")?;
+    let handled = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !ignored.contains(signal));
+    let mut signals = Signals::new(handled).context("listening for signals")?;
     let end = move || {
         if signals.forever().next().is_some() {
-            std::process::exit(STATUS);
+            std::process::exit(EXIT_STATUS);
         }
     };
     threads::spawn("signals", end)
 }
 
-/// What whoever started us decided to ignore stays ignored.
+/// The signals that the parent process set to be ignored, which stay ignored.
 fn ignored_signals(status: &str) -> Vec<c_int> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Where the objects come from: an API server or a folder. Either is followed on a thread of its own, which delivers every event
-//! to the families and what happens to this node to the main thread. It waits for neither.
+//! Where the objects come from: an API server or a folder. A thread of its own follows it, delivers every event to the family
+//! workers, and sends events of this node to the main thread. It never waits for a receiver.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,28 +15,28 @@ use crate::threads;
 /// What other threads send to the main thread.
 #[derive(Debug)]
 pub enum MainMessage {
-    /// Something happened to this node.
+    /// The Node object of this node changed.
     Node(Event),
-    /// A folder has been read. If there is a node in it, it was sent before.
+    /// A folder has been read. If it has a Node for this node, that was sent before.
     FolderRead,
     /// The process has to end.
     Stop(anyhow::Error),
 }
 
 #[derive(Debug)]
-pub enum Source {
+pub enum ObjectSource {
     ApiServer(Box<ApiServer>),
     Folder(Box<Manifests>),
 }
 
-impl Source {
+impl ObjectSource {
     pub fn folder(path: &Path, node_name: &str) -> anyhow::Result<Self> {
         let manifests = Manifests::open(path, node_name, kernel::interfaces::own_addresses);
         let manifests = manifests.with_context(|| format!("reading manifests in {}", path.display()))?;
         Ok(Self::Folder(Box::new(manifests)))
     }
 
-    /// Follows the source for ever. `deliver` must not wait for anything.
+    /// Follows the source for as long as the process lives. `deliver` must not block.
     pub fn spawn(
         self,
         deliver: impl FnMut(Arc<Event>) + Send + 'static,
@@ -49,7 +49,8 @@ impl Source {
         threads::spawn("source", follow)
     }
 
-    /// For a caller that needs everything once: a folder is read at once. Returns what of it was not understood.
+    /// For a caller that needs all objects once: reads a folder before it returns, and follows an API server. Returns what of the
+    /// folder was left out.
     pub fn deliver_once(
         self,
         mut deliver: impl FnMut(Arc<Event>) + Send + 'static,

@@ -1,4 +1,4 @@
-//! Everything at the metrics port: metrics, and what a person wants to know about a running proxy.
+//! The site at the metrics port: metrics, and pages about the running proxy for operators.
 
 pub(crate) mod accept;
 mod debug;
@@ -21,18 +21,18 @@ use settings::gates::{Gate, Gates};
 use settings::logs::Logs;
 use settings::version::Build;
 
-use crate::connections::Census;
+use crate::connections::ConnectionCounter;
 use crate::family::Families;
-use crate::http::answer::{JSON, TEXT, answer, nosniff, not_found, plain, with_header};
 use crate::http::listen::ListenError;
-use crate::http::{Answer, Http, Reply, Request, Site, Trouble};
+use crate::http::response::{JSON, TEXT, nosniff, not_found, plain, response, with_header};
+use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
 use crate::metrics::process::Process;
 use healthz::Healthz;
-use local::Here;
+use local::DebugContext;
 use page::{Flagz, Statusz};
 
-/// What there is to show.
+/// What the pages show.
 #[derive(Debug)]
 pub struct Facts {
     pub mode: ProxyMode,
@@ -41,20 +41,20 @@ pub struct Facts {
     /// The version to report.
     pub version: String,
     pub gates: Gates,
-    /// Whether to let people look deeper, and change the verbosity.
+    /// Whether to serve `/debug/pprof` and `/debug/flags`, which changes the verbosity.
     pub profiling: bool,
     pub logs: Logs,
     pub metrics: Arc<Metrics>,
-    /// Whom to ask about services.
+    /// The family workers, for queries of the debug API.
     pub families: Families,
-    pub census: Arc<Census>,
+    pub connection_counter: Arc<ConnectionCounter>,
     pub node_name: String,
 }
 
-/// Serves it all. An error only where a port that is taken is the end.
+/// Serves the site. Returns an error only if `hard_fail` is set and the port cannot be bound.
 pub fn serve(http: &Http, address: SocketAddr, hard_fail: bool, facts: Facts) -> Result<(), ListenError> {
-    let tell = |error: &ListenError| tracing::error!(err = %error, "starting metrics server failed");
-    http.serve_for_ever(address, Arc::new(Status::new(facts)), Trouble { is_fatal: hard_fail, tell })
+    let log = |error: &ListenError| tracing::error!(err = %error, "starting metrics server failed");
+    http.serve_forever(address, Arc::new(Status::new(facts)), OnBindFailure { is_fatal: hard_fail, log })
 }
 
 #[derive(Debug)]
@@ -64,13 +64,13 @@ struct Status {
     statusz: Option<Statusz>,
     flagz: Option<Flagz>,
     healthz: Healthz,
-    /// For changing the verbosity, if that is allowed.
+    /// Changes the verbosity; `None` if profiling is disabled.
     debug: Option<Logs>,
     metrics: Arc<Metrics>,
     families: Families,
-    census: Arc<Census>,
+    connection_counter: Arc<ConnectionCounter>,
     node_name: String,
-    /// Whole seconds since the epoch.
+    /// The start time in whole seconds since the epoch.
     started: String,
 }
 
@@ -86,13 +86,13 @@ impl Status {
             logs,
             metrics,
             families,
-            census,
+            connection_counter,
             node_name,
         } = facts;
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
-        let started = Process::here().start_time().unwrap_or_else(|| now.as_duration().as_secs_f64());
+        let started = Process::current().start_time().unwrap_or_else(|| now.as_duration().as_secs_f64());
         Self {
             mode: match mode {
                 ProxyMode::Iptables => "iptables",
@@ -106,46 +106,46 @@ impl Status {
             debug: profiling.then_some(logs),
             metrics,
             families,
-            census,
+            connection_counter,
             node_name,
             started: format!("{:.0}", started.floor()),
         }
     }
 
-    fn find(&self, request: &Request) -> Answer {
+    fn page(&self, request: &ServerRequest) -> ServerResponse {
         match request.uri().path() {
-            "/healthz" => self.healthz.answer(request.uri().query().unwrap_or_default()),
-            "/healthz/ping" => answer(StatusCode::OK, TEXT, "ok"),
+            "/healthz" => self.healthz.response(request.uri().query().unwrap_or_default()),
+            "/healthz/ping" => response(StatusCode::OK, TEXT, "ok"),
             "/proxyMode" => plain(StatusCode::OK, self.mode),
             "/metrics/slis" => self.slis(request),
-            "/configz" => nosniff(answer(StatusCode::OK, JSON, self.configz.clone())),
-            "/flagz" => self.flagz.as_ref().map_or_else(not_found, |flagz| flagz.answer(request)),
+            "/configz" => nosniff(response(StatusCode::OK, JSON, self.configz.clone())),
+            "/flagz" => self.flagz.as_ref().map_or_else(not_found, |flagz| flagz.response(request)),
             "/statusz" => self.statusz.as_ref().map_or_else(not_found, |statusz| {
-                statusz.answer(request, Timestamp::now(), &self.metrics.watch_ages())
+                statusz.response(request, Timestamp::now(), &self.metrics.watch_ages())
             }),
-            _ => self.debug.as_ref().and_then(|logs| debug::find(request, logs)).unwrap_or_else(not_found),
+            _ => self.debug.as_ref().and_then(|logs| debug::page(request, logs)).unwrap_or_else(not_found),
         }
     }
 
-    fn slis(&self, request: &Request) -> Answer {
+    fn slis(&self, request: &ServerRequest) -> ServerResponse {
         if request.method() == Method::DELETE {
-            self.healthz.forget();
-            return answer(StatusCode::OK, TEXT, "metrics reset\n");
+            self.healthz.clear();
+            return response(StatusCode::OK, TEXT, "metrics reset\n");
         }
         exposition(self.healthz.page(), &self.started, accepts_gzip(request))
     }
 }
 
 impl Site for Status {
-    fn reply(&self, request: &Request) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         if request.uri().path() != "/metrics" {
-            let here = Here {
+            let context = DebugContext {
                 node_name: &self.node_name,
                 mode: self.mode,
                 families: &self.families,
-                census: &self.census,
+                connection_counter: &self.connection_counter,
             };
-            return local::find(request, here).unwrap_or_else(|| Reply::Now(self.find(request)));
+            return local::reply(request, context).unwrap_or_else(|| Reply::Now(self.page(request)));
         }
         let (metrics, started) = (self.metrics.clone(), self.started.clone());
         let gzip = accepts_gzip(request);
@@ -155,15 +155,14 @@ impl Site for Status {
 
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// Text that Prometheus reads. Of the forms it may ask for, the reference has another, binary one; every client that
-/// knows it takes this one, too.
-fn exposition(page: String, started: &str, gzip: bool) -> Answer {
+/// The text format of Prometheus. Upstream also has a binary format; every client that accepts it accepts text, too.
+fn exposition(page: String, started: &str, gzip: bool) -> ServerResponse {
     let page = Bytes::from(page);
-    let zipped = if gzip { compress(&page) } else { None };
-    let is_zipped = zipped.is_some();
-    let answer = answer(StatusCode::OK, EXPOSITION, zipped.unwrap_or(page));
-    let answer = with_header(answer, HeaderName::from_static("process-start-time-unix"), started);
-    if is_zipped { with_header(answer, CONTENT_ENCODING, "gzip") } else { answer }
+    let compressed = if gzip { compress(&page) } else { None };
+    let is_compressed = compressed.is_some();
+    let response = response(StatusCode::OK, EXPOSITION, compressed.unwrap_or(page));
+    let response = with_header(response, HeaderName::from_static("process-start-time-unix"), started);
+    if is_compressed { with_header(response, CONTENT_ENCODING, "gzip") } else { response }
 }
 
 fn compress(page: &[u8]) -> Option<Bytes> {
@@ -172,7 +171,7 @@ fn compress(page: &[u8]) -> Option<Bytes> {
     Some(encoder.finish().ok()?.into())
 }
 
-fn accepts_gzip(request: &Request) -> bool {
+fn accepts_gzip(request: &ServerRequest) -> bool {
     let accepted = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
     accepted.unwrap_or_default().split(',').any(|coding| {
         let mut parts = coding.split(';').map(str::trim);
@@ -183,7 +182,7 @@ fn accepts_gzip(request: &Request) -> bool {
 fn configz(config: &KubeProxyConfiguration) -> String {
     match config.to_json() {
         Ok(json) => format!(r#"{{"kubeproxy.config.k8s.io":{json}}}"#),
-        // Only numbers that JSON does not have, and those do not come through validation.
+        // Only numbers that JSON cannot represent fail, and validation refuses them.
         Err(error) => format!(r#"{{"error":"{error}"}}"#),
     }
 }

@@ -1,56 +1,56 @@
-//! The kernel counts per element of a set, and an element that is replaced starts again. Totals keep growing over that,
-//! so that a rate over them means something.
+//! Totals that never decrease. The kernel counts per element of a set, and the counter of an element that is replaced starts at
+//! zero; totals add up over that, so that rates can be computed from them.
 
 use std::collections::BTreeMap;
 
-/// What was counted for each `Whose`, over all of its elements.
+/// What was counted for each `Owner`, over all of its elements.
 #[derive(Clone, Debug)]
-pub struct Totals<Whose, Element> {
-    /// As the kernel last counted.
-    counted: BTreeMap<(Whose, Element), u64>,
-    totals: BTreeMap<Whose, Total>,
+pub struct Totals<Owner, Element> {
+    /// The counters as last read from the kernel.
+    counted: BTreeMap<(Owner, Element), u64>,
+    totals: BTreeMap<Owner, Total>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
-    /// Since the elements were added that were there at the first count.
+    /// Since the elements of the first count were added to the kernel.
     pub count: u64,
     /// Since the count before.
     pub more: u64,
 }
 
-impl<Whose, Element> Default for Totals<Whose, Element> {
+impl<Owner, Element> Default for Totals<Owner, Element> {
     fn default() -> Self {
         Self { counted: BTreeMap::new(), totals: BTreeMap::new() }
     }
 }
 
-impl<Whose: Clone + Ord, Element: Ord> Totals<Whose, Element> {
-    /// Takes in all that the kernel holds now. Whoever has no element any more is forgotten.
-    pub fn add(&mut self, found: impl IntoIterator<Item = (Whose, Element, u64)>) {
+impl<Owner: Clone + Ord, Element: Ord> Totals<Owner, Element> {
+    /// Adds all counters that the kernel holds now. Forgets owners that have no element any more.
+    pub fn add(&mut self, found: impl IntoIterator<Item = (Owner, Element, u64)>) {
         let mut counted: BTreeMap<_, u64> = BTreeMap::new();
-        for (whose, element, count) in found {
-            *counted.entry((whose, element)).or_default() += count;
+        for (owner, element, count) in found {
+            *counted.entry((owner, element)).or_default() += count;
         }
-        let mut totals: BTreeMap<Whose, Total> = BTreeMap::new();
+        let mut totals: BTreeMap<Owner, Total> = BTreeMap::new();
         for (key, count) in &counted {
             let before = self.counted.get(key).copied().unwrap_or_default();
             let more = count.checked_sub(before).unwrap_or(*count);
             totals.entry(key.0.clone()).or_default().more += more;
         }
-        for (whose, total) in &mut totals {
-            total.count = self.of(whose).count + total.more;
+        for (owner, total) in &mut totals {
+            total.count = self.of(owner).count + total.more;
         }
         self.totals = totals;
         self.counted = counted;
     }
 
-    pub fn of(&self, whose: &Whose) -> Total {
-        self.totals.get(whose).copied().unwrap_or_default()
+    pub fn of(&self, owner: &Owner) -> Total {
+        self.totals.get(owner).copied().unwrap_or_default()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&Whose, Total)> {
-        self.totals.iter().map(|(whose, total)| (whose, *total))
+    pub fn iter(&self) -> impl Iterator<Item = (&Owner, Total)> {
+        self.totals.iter().map(|(owner, total)| (owner, *total))
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(
             totals.of(&"cart"),
             Total { count: 9, more: 0 },
-            "what an element counted stays when it goes"
+            "the count of an element stays when it is removed"
         );
     }
 }

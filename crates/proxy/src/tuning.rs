@@ -1,5 +1,5 @@
-//! What the configuration wants of the machine: the size and patience of connection tracking, and our own worth when
-//! memory runs out.
+//! Applies what the configuration sets on the machine: size and timeouts of connection tracking, and the OOM score of this
+//! process.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ use kernel::sysctl::{Sysctls, read_number};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settings::config::ConntrackSettings;
 
-/// However many processors there are, the table gets no larger.
-const MOST_ENTRIES: u64 = 1_048_576;
+/// The table does not grow beyond this, however many processors there are.
+const MAX_ENTRIES: u64 = 1_048_576;
 
-/// The settings that the configuration asks for, by name below `net/netfilter`.
-fn wanted(conntrack: &ConntrackSettings, processors: u64) -> Vec<(&'static str, u64)> {
+/// The sysctls that the configuration sets, by name below `net/netfilter`.
+fn conntrack_sysctls(conntrack: &ConntrackSettings, processors: u64) -> Vec<(&'static str, u64)> {
     let seconds = |name, time: Duration| (!time.is_zero()).then_some((name, time.as_secs()));
     [
         max_entries(conntrack, processors).map(|max| ("nf_conntrack_max", max)),
@@ -34,47 +34,47 @@ fn max_entries(conntrack: &ConntrackSettings, processors: u64) -> Option<u64> {
         return None;
     }
     let scaled = u64::from(conntrack.max_per_core).saturating_mul(processors);
-    Some(if scaled > MOST_ENTRIES { MOST_ENTRIES } else { scaled.max(conntrack.min.into()) })
+    Some(if scaled > MAX_ENTRIES { MAX_ENTRIES } else { scaled.max(conntrack.min.into()) })
 }
 
-/// Raises the number of files that the process may open to what it is allowed, as Go's runtime does for upstream: the usual
-/// 1,024 are not many for a proxy with a thousand health-check node ports. Not to more than there are ports, though: programs
-/// that we run inherit the limit, and some close every number up to it, of which there may be a thousand million.
+/// Raises the soft limit of open files to the hard limit, as Go's runtime does for upstream: the usual 1,024 are few for a proxy
+/// with a thousand health-check node ports. Not beyond the number of ports, though: programs that we run inherit the limit, and
+/// some close every descriptor up to it, of which there may be a billion.
 pub fn raise_open_files() {
     const ENOUGH: u64 = 1 << 16;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = maximum.unwrap_or(ENOUGH).min(ENOUGH);
-    if current.is_none_or(|current| current >= wanted) {
+    let raised = maximum.unwrap_or(ENOUGH).min(ENOUGH);
+    if current.is_none_or(|current| current >= raised) {
         return;
     }
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }) {
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum }) {
         tracing::warn!(err = %error, "Failed to raise the number of open files");
     }
 }
 
-/// Sets up connection tracking. A value that is right already is left alone, so that a process without the right to
-/// write may follow one that had it.
+/// Sets up connection tracking. A value that is already right is not written, so that a process without write access can run
+/// after one that had it.
 pub fn set_up_conntrack(conntrack: &ConntrackSettings) -> anyhow::Result<()> {
-    const WHAT: &str = "could not set conntrack parameters from kube-proxy configuration";
+    const CONTEXT: &str = "could not set conntrack parameters from kube-proxy configuration";
     let sysctls = Sysctls::default();
-    for (name, value) in wanted(conntrack, processors()) {
+    for (name, value) in conntrack_sysctls(conntrack, processors()) {
         let entry = format!("net/netfilter/{name}");
         if name == "nf_conntrack_max" {
             tracing::info!(nfConntrackMax = value, "Setting nf_conntrack_max");
         }
         let written =
-            sysctls.ensure(&entry, value).map_err(|error| anyhow!("{entry}: {error}")).context(WHAT)?;
+            sysctls.ensure(&entry, value).map_err(|error| anyhow!("{entry}: {error}")).context(CONTEXT)?;
         if written {
             tracing::info!(entry, value, "Set sysctl");
         }
         if name == "nf_conntrack_max" {
-            grow_hash(value / 4).context(WHAT)?;
+            grow_hash(value / 4).context(CONTEXT)?;
         }
     }
     Ok(())
 }
 
-/// Four entries to a bucket; more buckets than that are no harm.
+/// Callers pass a quarter of the entries, as upstream does. A larger table is left as it is.
 fn grow_hash(buckets: u64) -> anyhow::Result<()> {
     let path = Path::new("/sys/module/nf_conntrack/parameters/hashsize");
     let found = read_number(path).with_context(|| path.display().to_string())?;
@@ -85,7 +85,7 @@ fn grow_hash(buckets: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host's processors, whatever share of them we are given.
+/// The number of the host's processors, even if this process may use only some of them.
 fn processors() -> u64 {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
     let counted = online.as_deref().and_then(count_processors).filter(|count| *count > 0);
@@ -101,13 +101,13 @@ fn count_processors(list: &str) -> Option<u64> {
     })
 }
 
-/// Tells the kernel how much it would be missing us. It may say no; that is told to whoever wants to know.
+/// Sets the OOM score adjustment. A failure, for lack of privileges, is only logged at a higher verbosity.
 pub fn set_oom_score(adjustment: i32) {
-    const TRIES: usize = 2;
-    for attempt in 1..=TRIES {
+    const ATTEMPTS: usize = 2;
+    for attempt in 1..=ATTEMPTS {
         match fs::write("/proc/self/oom_score_adj", adjustment.to_string()) {
             Ok(()) => return,
-            Err(error) if attempt == TRIES => {
+            Err(error) if attempt == ATTEMPTS => {
                 tracing::debug!(v = 2, err = %error, "Failed to apply OOMScore")
             }
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
@@ -149,8 +149,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_is_set() {
-        assert_eq!(wanted(&conntrack(0, 1), 4), []);
+    fn only_configured_sysctls_are_set() {
+        assert_eq!(conntrack_sysctls(&conntrack(0, 1), 4), []);
         let all = ConntrackSettings {
             tcp_established_timeout: Duration::from_secs(86_400),
             tcp_close_wait_timeout: Duration::from_millis(3_600_900),
@@ -167,7 +167,7 @@ mod tests {
             ("nf_conntrack_udp_timeout", 30),
             ("nf_conntrack_udp_timeout_stream", 180),
         ];
-        assert_eq!(wanted(&all, 4), want);
+        assert_eq!(conntrack_sysctls(&all, 4), want);
     }
 
     #[test]

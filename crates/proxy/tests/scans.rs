@@ -1,5 +1,5 @@
-//! Scans of the real kernel's conntrack table, with flows that no packet made. Needs root.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at what they did not expect")]
+//! Scans of the kernel's conntrack table, with entries that the tests create without packets. Needs root.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail on anything unexpected")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -66,13 +66,13 @@ fn endpoint(family: Family, number: u8) -> SocketAddr {
     SocketAddr::new(ip(family, number), 5353)
 }
 
-/// A flow of a client at that port to the service.
+/// A flow from a client port to the service.
 fn to_service(family: Family, protocol: u8, port: u16) -> Direction {
     let source = SocketAddr::new(ip(family, 50), port);
     Direction { protocol, source, destination: service(family) }
 }
 
-/// A flow that an endpoint answers.
+/// A flow that is translated to an endpoint.
 fn served(family: Family, port: u16, by: u8) -> Flow {
     Flow::translated(to_service(family, UDP, port), endpoint(family, by))
 }
@@ -88,7 +88,7 @@ fn make(family: Family, flows: &[Flow]) {
     Connection::open().unwrap().make(wire_family(family), flows).unwrap();
 }
 
-/// The ports of clients whose flows there are, ascending.
+/// The client ports of all flows, sorted.
 fn clients(family: Family, protocol: u8) -> Vec<u16> {
     let filter = Filter { protocol, destination: None, only_attempts: false };
     let found = Connection::open().unwrap().flows(wire_family(family), filter, |_| true).unwrap();
@@ -98,14 +98,14 @@ fn clients(family: Family, protocol: u8) -> Vec<u16> {
 }
 
 #[test]
-fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
+fn the_scanner_thread_deletes_what_a_sync_makes_stale_and_nothing_else() {
     for family in [Family::V4, Family::V6] {
         in_fresh_netns(move || {
             let attempt = |flow| Flow { has_reply: false, ..flow };
             let tcp = |port| Flow::untranslated(to_service(family, TCP, port));
-            let astray = Flow::untranslated(to_service(family, UDP, 3));
+            let untranslated = Flow::untranslated(to_service(family, UDP, 3));
             let elsewhere = Direction { destination: endpoint(family, 9), ..to_service(family, UDP, 4) };
-            make(family, &[served(family, 1, 1), served(family, 2, 2), astray]);
+            make(family, &[served(family, 1, 1), served(family, 2, 2), untranslated]);
             make(family, &[Flow::untranslated(elsewhere), attempt(tcp(1)), tcp(2)]);
 
             let (mut node, scanner) = Node::new(family);
@@ -113,8 +113,8 @@ fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
             let (sender, reports) = channel();
             let thread = std::thread::spawn(move || scanner.run(|report| _ = sender.send(report)));
             let mut total = 0;
-            let mut waits = true;
-            // At once, and once more.
+            let mut is_waiting = true;
+            // One scan immediately, and a second one later.
             for _ in 0..2 {
                 loop {
                     match reports.recv_timeout(SCAN_TIMEOUT).unwrap() {
@@ -122,22 +122,22 @@ fn a_thread_of_its_own_deletes_what_a_sync_makes_stale_and_nothing_else() {
                             total += deleted;
                             break;
                         }
-                        ScanReport::WaitingSince(since) => waits = since.is_some(),
+                        ScanReport::WaitingSince(since) => is_waiting = since.is_some(),
                         ScanReport::Failed { error, .. } => panic!("{error}"),
                     }
                 }
             }
             assert_eq!(total, 3);
-            assert!(!waits, "everything has been scanned for");
+            assert!(!is_waiting, "no recheck waits for a scan");
             assert_eq!(clients(family, UDP), [1, 4]);
-            assert_eq!(clients(family, TCP), [2], "a connection stays");
+            assert_eq!(clients(family, TCP), [2], "an established connection stays");
             drop(node);
             thread.join().unwrap();
         });
     }
 }
 
-/// The scan that is due, however long that takes.
+/// The next scan, however late it is due.
 fn due(scanner: &mut ScannerThread) -> Scan {
     scanner.due(Instant::now() + SCAN_TIMEOUT).unwrap()
 }
@@ -157,7 +157,7 @@ fn an_endpoint_that_is_back_between_listing_and_deleting_keeps_its_flows() {
         let mut scan = due(&mut scanner);
         let listed = scanner.list(&scan).unwrap();
         assert_eq!(listed.len(), 2);
-        // The scan is under way, and the next sync is about to have one of them back.
+        // While the scan runs, the next sync is about to add one of the endpoints again.
         let mut changes = node.change(&[2, 3]);
         node.flows.prepare(&mut changes);
         assert_eq!(scanner.delete(&mut scan, listed).unwrap(), 1);
@@ -165,7 +165,7 @@ fn an_endpoint_that_is_back_between_listing_and_deleting_keeps_its_flows() {
     });
 }
 
-/// Nobody runs the scanner here.
+/// No thread runs the scanner here.
 #[test]
 fn a_sync_never_waits_for_a_scan() {
     let (mut node, mut scanner) = Node::new(Family::V4);

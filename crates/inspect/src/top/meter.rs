@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use proxy::connections::Page;
+use proxy::connections::ConnectionsPage;
 use proxy::totals::{Total, Totals};
 use serde::Serialize;
 
@@ -94,8 +94,8 @@ pub struct Meter {
 
 impl Meter {
     /// The rates since the last update. `at` is the time of the counters, since an arbitrary start.
-    pub fn update(&mut self, page: Page, at: Duration) -> Rates {
-        let Page { node, mode, service_ports, .. } = page;
+    pub fn update(&mut self, page: ConnectionsPage, at: Duration) -> Rates {
+        let ConnectionsPage { node, mode, service_ports, .. } = page;
         let mut found = Vec::new();
         for service_port in service_ports {
             let name = PortName {
@@ -178,20 +178,22 @@ pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use proxy::connections::{Endpoint, Frontend, ServicePort};
+    use proxy::connections::{EndpointConnections, FrontendConnections, ServicePortConnections};
 
     /// Frontends with their endpoints, each with its count.
     pub type Counts<'a> = &'a [(&'a str, u64, &'a [(&'a str, u64)])];
 
-    pub fn service_port(service: &str, counts: Counts<'_>) -> ServicePort {
-        let endpoint =
-            |&(address, connections): &(&str, u64)| Endpoint { address: address.into(), connections };
-        let frontend = |&(address, connections, endpoints): &(&str, u64, &[_])| Frontend {
+    pub fn service_port(service: &str, counts: Counts<'_>) -> ServicePortConnections {
+        let endpoint = |&(address, connections): &(&str, u64)| EndpointConnections {
+            address: address.into(),
+            connections,
+        };
+        let frontend = |&(address, connections, endpoints): &(&str, u64, &[_])| FrontendConnections {
             address: address.into(),
             connections,
             endpoints: endpoints.iter().map(endpoint).collect(),
         };
-        ServicePort {
+        ServicePortConnections {
             namespace: "shop".into(),
             service: service.into(),
             port: "http".into(),
@@ -200,8 +202,13 @@ pub mod tests {
         }
     }
 
-    pub fn page(service_ports: Vec<ServicePort>) -> Page {
-        Page { node: "node-1".into(), mode: "nftables".into(), service_ports, ..Page::default() }
+    pub fn page(service_ports: Vec<ServicePortConnections>) -> ConnectionsPage {
+        ConnectionsPage {
+            node: "node-1".into(),
+            mode: "nftables".into(),
+            service_ports,
+            ..ConnectionsPage::default()
+        }
     }
 
     fn rates(parts: &[AddressRate]) -> Vec<(&str, Option<f64>, u64, Option<f64>)> {

@@ -1,4 +1,4 @@
-//! The iptables mode: the chains and rules of upstream.
+//! The iptables mode: writes the same chains and rules as upstream.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use plan::iptables::plan::{Plan, RuleCounts, Scope};
 use plan::iptables::program::Settings;
 use settings::duration::Duration as GoDuration;
 
-use super::{Backend, SyncError, Watch};
+use super::{Backend, DriftListener, SyncError};
 use crate::metrics::{Metrics, count, ip_family};
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Iptables {
@@ -27,7 +27,7 @@ pub struct Iptables {
 
 impl Iptables {
     pub fn new(rules: Rules, settings: Settings, sync_period: Duration, metrics: Arc<Metrics>) -> Self {
-        // There from the start, so that an alert sees the first failure.
+        // Present from the start, so that an alert sees the first failure.
         let family = [ip_family(rules.family())];
         metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);
         metrics.sync_proxy_rules_iptables_partial_restore_failures.add(family, 0.0);
@@ -35,16 +35,16 @@ impl Iptables {
         Self { plan, rules, sync_period, metrics }
     }
 
-    /// Whether another process has changed what the last sync left.
-    fn look_for_drift(&mut self) {
+    /// Checks whether a foreign writer has changed what the last sync wrote.
+    fn check_for_drift(&mut self) {
         let family = self.rules.family();
         let difference = self.rules.first_difference(self.plan.desired());
         match &difference {
             Ok(None) => {
-                tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, and they are as they should be");
+                tracing::debug!(v = 2, ipFamily = %family, "Another process wrote iptables rules, ours are unchanged");
             }
             Ok(Some(first)) => {
-                tracing::debug!(v = 2, ipFamily = %family, %first, "The iptables rules are not as they should be");
+                tracing::debug!(v = 2, ipFamily = %family, %first, "The iptables rules differ from the desired ones");
             }
             Err(error) => {
                 tracing::debug!(v = 2, ipFamily = %family, err = %error, "Failed to compare the iptables rules, writing them all again");
@@ -75,7 +75,7 @@ impl Iptables {
             Err(error) => error,
         };
         count_failure(&self.metrics, ip_family(family), scope);
-        // To write something else does not help against a process that holds the lock, or a command that is not there.
+        // Other input does not help if another process holds the lock, or if the command is missing.
         if !error.is_refusal() || !attempt.refused(error.names_counters()) {
             return Err(later(error));
         }
@@ -91,7 +91,7 @@ impl Iptables {
     }
 }
 
-/// What was to be written counts also if it could not be.
+/// Counts the rules of an attempt, even if it fails.
 fn count_rules(metrics: &Metrics, family: &'static str, counts: RuleCounts) {
     let RuleCounts { filter, nat, filter_written, nat_written } = counts;
     for (table, total, last) in [("filter", filter, filter_written), ("nat", nat, nat_written)] {
@@ -111,9 +111,9 @@ fn count_failure(metrics: &Metrics, family: &'static str, scope: Scope) {
 impl Backend for Iptables {
     fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let started = Instant::now();
-        // Before the changes: what they add is not there yet.
+        // Before the changes are accepted: the kernel does not hold them yet.
         if self.plan.needs_comparison(started) {
-            self.look_for_drift();
+            self.check_for_drift();
         }
         self.plan.accept(changes);
         let (outcome, counts) = self.commit(Instant::now())?;
@@ -124,7 +124,7 @@ impl Backend for Iptables {
         Ok(outcome)
     }
 
-    fn move_to(&mut self, node_port_ips: Vec<IpAddr>) {
+    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
         let unserved = self.plan.move_to(&node_port_ips);
         if !unserved.is_empty() {
             let family = self.rules.family();
@@ -132,11 +132,11 @@ impl Backend for Iptables {
         }
     }
 
-    fn distrust(&mut self) {
+    fn suspect_drift(&mut self) {
         self.plan.distrust();
     }
 
-    fn watch(&mut self) -> Option<Watch> {
+    fn drift_listener(&mut self) -> Option<DriftListener> {
         let watch = self.rules.watch(self.sync_period);
         if !watch.reports_every_change() {
             self.plan.write_whole_chains();

@@ -1,4 +1,4 @@
-//! The nftables mode: elements of our own table.
+//! The nftables mode: writes elements of our own table.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,10 +19,10 @@ use plan::nftables::program::Settings;
 use plan::nftables::slots::MOST;
 use settings::duration::Duration;
 
-use super::{Backend, SyncError, Watch};
-use crate::contention::{Contentions, Line};
+use super::{Backend, DriftListener, SyncError};
+use crate::contention::{Contentions, LogLine};
 use crate::metrics::{Metrics, count, ip_family};
-use crate::pace::Retry;
+use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Nftables {
@@ -34,13 +34,13 @@ pub struct Nftables {
     metrics: Arc<Metrics>,
 }
 
-/// Frontends that a log line names; the rest is only counted.
-const NAMED: usize = 3;
+/// Frontends that a log line names; the others are only counted.
+const MAX_NAMED: usize = 3;
 
 impl Nftables {
     pub fn new(table: KernelTable, settings: Settings, metrics: Arc<Metrics>) -> Self {
-        // There from the start, so that an alert sees the first failure. Nothing is left to clean up after a sync here,
-        // but dashboards ask for it.
+        // Present from the start, so that an alert sees the first failure. A sync leaves nothing to clean up in this
+        // implementation, but dashboards expect the metric.
         let family = [ip_family(table.family())];
         metrics.sync_proxy_rules_nftables_sync_failures.add(family, 0.0);
         metrics.sync_proxy_rules_nftables_cleanup_failures.add(family, 0.0);
@@ -61,7 +61,7 @@ impl Nftables {
         Ok(outcome)
     }
 
-    /// What the changes mean to users, whether or not they can be committed.
+    /// Logs what the changes mean to users, whether or not they can be committed.
     fn log_planned(&mut self) {
         let family = self.table.family();
         let lines = self.contentions.add(self.plan.take_contentions(), Instant::now());
@@ -69,14 +69,14 @@ impl Nftables {
         self.log_left_out();
     }
 
-    /// Few service ports have so many endpoints, mostly none.
+    /// Compares all service ports with endpoints left out: there are hardly ever any.
     fn log_left_out(&mut self) {
         let (family, now) = (self.table.family(), self.plan.left_out());
         if *now == self.left_out {
             return;
         }
         for (name, count) in now.iter().filter(|(name, _)| !self.left_out.contains_key(name)) {
-            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MOST, "Service port has more endpoints than it can use: the rest get no traffic");
+            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MOST, "Service port has more endpoints than it can use: the others get no traffic");
         }
         for name in self.left_out.keys().filter(|name| !now.contains_key(name)) {
             tracing::info!(ipFamily = %family, servicePortName = %name, "Service port no longer has more endpoints than it can use");
@@ -93,8 +93,8 @@ impl Backend for Nftables {
         let was_settled = self.plan.is_settled();
         let outcome = self.commit(changes).map_err(|error| {
             if was_settled {
-                // Most likely the kernel does not hold what we thought.
-                tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading back what it holds");
+                // Most likely the kernel does not hold what the last sync committed.
+                tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading its state back");
             }
             SyncError::new(retry(&error, was_settled), error)
         })?;
@@ -104,27 +104,27 @@ impl Backend for Nftables {
         Ok(outcome)
     }
 
-    fn failed(&mut self) {
+    fn sync_failed(&mut self) {
         let family = ip_family(self.table.family());
         self.metrics.sync_proxy_rules_nftables_sync_failures.increment([family]);
     }
 
-    fn move_to(&mut self, node_port_ips: Vec<IpAddr>) {
+    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
         self.plan.move_to(node_port_ips);
     }
 
-    fn distrust(&mut self) {
+    fn suspect_drift(&mut self) {
         self.plan.distrust();
     }
 
-    fn watch(&mut self) -> Option<Watch> {
-        // The kernel lets no other process change it.
+    fn drift_listener(&mut self) -> Option<DriftListener> {
+        // The kernel lets no other process change an owned table.
         if self.table.is_owned() {
             return None;
         }
         let (family, port) = (self.table.family(), self.table.port());
-        Some(Box::new(move |tell| {
-            if let Err(error) = nftables::on_foreign_change(family, port, tell) {
+        Some(Box::new(move |notify| {
+            if let Err(error) = nftables::on_foreign_change(family, port, notify) {
                 tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
             }
         }))
@@ -134,7 +134,7 @@ impl Backend for Nftables {
         self.plan.desired().clone().into()
     }
 
-    fn seats(&self, name: &ServicePortName) -> Seats<'_> {
+    fn slots(&self, name: &ServicePortName) -> Seats<'_> {
         self.plan.seats(name)
     }
 
@@ -143,7 +143,7 @@ impl Backend for Nftables {
         frontend.is_some_and(|frontend| self.table.count(frontend).is_ok_and(|count| count == Some(0)))
     }
 
-    fn report(&mut self, now: Instant) -> Option<Instant> {
+    fn log_due(&mut self, now: Instant) -> Option<Instant> {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
         self.contentions.due()
@@ -166,21 +166,21 @@ impl Backend for Nftables {
     }
 }
 
-/// What to do after an error; `was_settled` if the sync assumed something of the kernel.
+/// When to retry after an error. `was_settled` says that the sync assumed a state of the kernel.
 fn retry(error: &CommitError, was_settled: bool) -> Retry {
     match error {
         _ if was_settled => Retry::Stale,
         _ if !nftables::is_transient(error) => Retry::Later,
-        CommitError::Refused { .. } => Retry::Occupied,
+        CommitError::Refused { .. } => Retry::Busy,
         CommitError::Stale | CommitError::Socket(_) | CommitError::TooLarge { .. } => Retry::Stale,
     }
 }
 
-fn log_contention(family: Family, line: Line) {
+fn log_contention(family: Family, line: LogLine) {
     let (contention, unlogged) = match line {
-        Line::Change(contention, unlogged) => (contention, unlogged),
-        Line::Further(changes) => {
-            tracing::warn!(ipFamily = %family, changes, "Further Services began or ceased to claim the same addresses and ports");
+        LogLine::Change(contention, unlogged) => (contention, unlogged),
+        LogLine::Further(changes) => {
+            tracing::warn!(ipFamily = %family, changes, "Further Services started or stopped claiming the same addresses and ports");
             return;
         }
     };
@@ -188,14 +188,14 @@ fn log_contention(family: Family, line: Line) {
     let winner = winner.map_or_else(|| "none".to_owned(), |winner| winner.to_string());
     let others: Vec<String> = others.iter().map(ToString::to_string).collect();
     let others = others.join(", ");
-    let named: Vec<String> = frontends.iter().take(NAMED).map(ToString::to_string).collect();
+    let named: Vec<String> = frontends.iter().take(MAX_NAMED).map(ToString::to_string).collect();
     let (count, named) = (frontends.len(), named.join(", "));
     match change {
         ContentionChange::Began => {
             tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Several Services claim the same address and port: a cluster IP takes precedence, then the Service created first");
         }
         ContentionChange::WinnerChanged => {
-            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "An address and port that several Services claim goes to another one");
+            tracing::warn!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "An address and port that several Services claim is now served by another one");
         }
         ContentionChange::Ended => {
             tracing::info!(ipFamily = %family, winner, others, frontends = count, first = named, unlogged, "Services no longer claim the same address and port");

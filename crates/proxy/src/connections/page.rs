@@ -9,54 +9,54 @@ use model::names::ServicePortName;
 use plan::nftables::elements;
 use serde::{Deserialize, Serialize};
 
-/// Everything the kernel has counted, in both families.
+/// All counters of new connections, of both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Page {
+pub struct ConnectionsPage {
     pub node: String,
     pub mode: String,
-    /// Since the proxy began. Two pages with the same time are of the same count.
+    /// When the kernel was read, since the proxy started. Two pages with the same time have the same count.
     pub counted_at: Duration,
-    /// Until the proxy counts anew: a request before that gets the same count.
+    /// The time until the proxy counts again: a request before that gets the same count.
     pub good_for: Duration,
-    /// Those that have endpoints, in the order of their names.
-    pub service_ports: Vec<ServicePort>,
+    /// Service ports that have endpoints, sorted by name.
+    pub service_ports: Vec<ServicePortConnections>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ServicePort {
+pub struct ServicePortConnections {
     pub namespace: String,
     pub service: String,
     /// Empty for the only port of a Service that does not name it.
     pub port: String,
     pub protocol: String,
-    pub frontends: Vec<Frontend>,
+    pub frontends: Vec<FrontendConnections>,
 }
 
-/// What clients connect to.
+/// The connections to one frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Frontend {
+pub struct FrontendConnections {
     /// `10.96.0.10:80`; a node port has no address of its own: `*:30080`, and `[*]:30080` in IPv6.
     pub address: String,
     /// Since its element was added to the kernel.
     pub connections: u64,
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EndpointConnections>,
 }
 
-/// Where connections to a frontend go.
+/// The connections that an endpoint got through one frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Endpoint {
+pub struct EndpointConnections {
     pub address: String,
-    /// Since its element was added to the kernel, for this frontend. With session affinity it gets more than are counted here.
+    /// Since its element was added to the kernel, for this frontend. Connections that session affinity assigns are not counted.
     pub connections: u64,
 }
 
 type Frontends = BTreeMap<String, (u64, BTreeMap<String, u64>)>;
 
-impl Page {
+impl ConnectionsPage {
     /// `is_v6` distinguishes the node ports of the families.
     pub fn new(node: &str, mode: &str, counted: impl IntoIterator<Item = (Connections, bool)>) -> Self {
         let mut found: BTreeMap<ServicePortName, Frontends> = BTreeMap::new();
@@ -68,7 +68,7 @@ impl Page {
                 Some((ip, port)) => *endpoints.entry(host_port(ip, port.get())).or_default() += count,
             }
         }
-        let service_ports = found.into_iter().map(|(name, frontends)| ServicePort {
+        let service_ports = found.into_iter().map(|(name, frontends)| ServicePortConnections {
             namespace: name.service.namespace.to_string(),
             service: name.service.name.to_string(),
             port: name.port.to_string(),
@@ -84,9 +84,12 @@ impl Page {
     }
 }
 
-fn frontend((address, (connections, endpoints)): (String, (u64, BTreeMap<String, u64>))) -> Frontend {
-    let endpoints = endpoints.into_iter().map(|(address, connections)| Endpoint { address, connections });
-    Frontend { address, connections, endpoints: endpoints.collect() }
+fn frontend(
+    (address, (connections, endpoints)): (String, (u64, BTreeMap<String, u64>)),
+) -> FrontendConnections {
+    let endpoints =
+        endpoints.into_iter().map(|(address, connections)| EndpointConnections { address, connections });
+    FrontendConnections { address, connections, endpoints: endpoints.collect() }
 }
 
 fn address(frontend: &elements::Frontend, is_v6: bool) -> String {
@@ -120,7 +123,7 @@ mod tests {
             },
             count,
         };
-        let mut page = Page::new(
+        let mut page = ConnectionsPage::new(
             "node-1",
             "nftables",
             [
@@ -149,6 +152,6 @@ mod tests {
                 ],
             }]})
         );
-        assert_eq!(serde_json::from_value::<Page>(json).unwrap(), page);
+        assert_eq!(serde_json::from_value::<ConnectionsPage>(json).unwrap(), page);
     }
 }

@@ -1,4 +1,4 @@
-//! The differences of the kernel from what it should hold, in the form in which they leave the process.
+//! The differences between the kernel and the desired state, as the debug API returns them.
 
 use std::collections::HashSet;
 
@@ -10,17 +10,17 @@ use plan::difference::Difference;
 use plan::served::{Fact, KernelComparison, ServedChange};
 use serde::{Deserialize, Serialize};
 
-/// Of one family.
+/// The result for one family.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Findings {
     pub family: String,
-    /// How many objects there should be.
+    /// The number of objects in the desired state.
     pub objects: usize,
     pub differences: Vec<Finding>,
-    /// What users of services notice of them.
+    /// What the differences mean to users of Services.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub served: Vec<ServedFinding>,
-    /// What of a folder was not understood; see `Desired::left_out`.
+    /// What of a folder was left out; see `Desired::left_out`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub left_out: Vec<String>,
 }
@@ -59,9 +59,9 @@ impl Findings {
         })
     }
 
-    /// Keeps only what an earlier comparison found, too. A sync between the reads of one comparison makes it find what is
-    /// no difference.
-    pub fn keep_what_was_in(&mut self, before: &Self) {
+    /// Keeps only what an earlier comparison found as well. A sync between the reads of one comparison causes findings that are
+    /// no real differences.
+    pub fn retain_found_in(&mut self, before: &Self) {
         let served: HashSet<&ServedFinding> = before.served.iter().collect();
         let before: HashSet<(&str, &str)> =
             before.differences.iter().map(|it| (it.kind.as_str(), it.object.as_str())).collect();
@@ -100,7 +100,7 @@ pub fn compare(family: Family, desired: DesiredState) -> anyhow::Result<KernelCo
     desired.open().and_then(|mut inspection| inspection.compare_all()).with_context(reading)
 }
 
-/// As users write it.
+/// The family as users write it.
 pub fn name(family: Family) -> String {
     family.to_string().to_lowercase()
 }

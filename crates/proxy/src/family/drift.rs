@@ -1,4 +1,4 @@
-//! What listens for foreign writers, and when what they change is repaired.
+//! The part of a family worker that detects foreign writers and decides when their changes are repaired.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::threads;
 pub struct DriftWatch {
     family: Family,
     repairs: Repairs,
-    /// Whether the thread runs that listens for foreign writers.
+    /// Whether the thread that listens for foreign writers runs.
     is_listening: bool,
     /// Sends drift to the worker.
     notify: Notify,
@@ -28,16 +28,16 @@ impl DriftWatch {
         Self { family, repairs: Repairs::default(), is_listening: false, notify: Arc::new(notify) }
     }
 
-    /// Starts to listen, once foreign writers can change what the backend writes.
+    /// Starts to listen, if foreign writers can change what the backend has written.
     pub fn listen(&mut self, backend: &mut dyn Backend) {
         if self.is_listening {
             return;
         }
-        let Some(watch) = backend.watch() else { return };
+        let Some(listener) = backend.drift_listener() else { return };
         self.is_listening = true;
         let notify = self.notify.clone();
         let listen = move || {
-            watch(&mut |drift| {
+            listener(&mut |drift| {
                 notify(drift);
                 true
             });
@@ -45,18 +45,18 @@ impl DriftWatch {
         threads::spawn_or_log(self.family, "drift", listen);
     }
 
-    /// Returns whether the next sync has to compare everything without delay.
+    /// Returns whether a sync has to compare everything without delay.
     pub fn detected(&mut self, drift: Drift, now: Instant) -> bool {
         match drift {
             Drift::Detected(by) => {
-                self.repairs.noticed(by, now);
+                self.repairs.detected(by, now);
                 false
             }
             Drift::Unwatched => true,
         }
     }
 
-    /// When drift is to be repaired; `None` if there is none.
+    /// When the detected drift is to be repaired; `None` if no drift was detected.
     pub fn due(&self) -> Option<Instant> {
         self.repairs.due()
     }
@@ -66,12 +66,12 @@ impl DriftWatch {
         self.repairs.begin(now)
     }
 
-    /// Whether a sync looked for drift, so that packets may have gone by other rules before it.
+    /// Whether this sync checked for drift, so that packets may have passed by other rules before it.
     pub fn was_repaired_by(&self, outcome: Outcome) -> bool {
-        self.repairs.is_under_way() && outcome.is_full
+        self.repairs.is_in_progress() && outcome.is_full
     }
 
-    /// A sync succeeded. Returns what to log about it: a foreign writer that does no harm is not worth a line.
+    /// A sync succeeded. Returns the repair to log; `None` if a foreign writer changed nothing of ours.
     pub fn synced(&mut self, outcome: Outcome, now: Instant) -> Option<Repaired> {
         self.repairs.synced(outcome.has_drifted, now)
     }

@@ -1,4 +1,4 @@
-//! How other threads talk to a family worker: they send news without ever waiting, and ask questions with a timeout.
+//! How other threads reach a family worker: they send events without ever blocking, and queries with a timeout.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use plan::explain::Explanation;
 use thiserror::Error;
 
 use super::Start;
-use super::inbox::{Outbox, Refusal};
+use super::inbox::{InboxSender, Refusal};
 use super::worker::Worker;
-use crate::debug_api::question::Question;
+use crate::debug_api::packet_query::PacketQuery;
 
-/// For an answer. A worker answers between two syncs.
+/// How long a caller waits for the answer to a query. A worker answers between two syncs.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Talks to the worker of one family.
+/// Sends events and queries to the worker of one family.
 #[derive(Clone, Debug)]
 pub struct FamilyHandle {
     family: Family,
-    outbox: Outbox,
+    sender: InboxSender,
 }
 
-/// Why a question has no answer.
+/// Why a query has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NoAnswer {
-    #[error("{0} is too busy to answer, ask again in a moment")]
+pub enum QueryError {
+    #[error("{0} has too many queries waiting, try again in a moment")]
     Busy(Family),
     #[error("{0} did not answer within {ANSWER_TIMEOUT:?}: a sync may be under way")]
-    Late(Family),
+    TimedOut(Family),
     #[error("{0} has not begun to write rules")]
     NotSynced(Family),
     #[error("the worker of {0} has ended")]
@@ -42,11 +42,11 @@ pub enum NoAnswer {
 }
 
 impl FamilyHandle {
-    pub(super) fn new(family: Family, outbox: Outbox) -> Self {
-        Self { family, outbox }
+    pub(super) fn new(family: Family, sender: InboxSender) -> Self {
+        Self { family, sender }
     }
 
-    /// One whose worker has ended.
+    /// A handle whose worker has ended.
     #[cfg(test)]
     pub fn of_ended_worker(family: Family) -> Self {
         Self::new(family, super::inbox::inbox().0)
@@ -56,64 +56,64 @@ impl FamilyHandle {
         self.family
     }
 
-    /// Something happened to the objects of the cluster.
+    /// An object of the cluster changed.
     pub fn apply(&self, event: Arc<Event>) {
-        self.outbox.put(|mail| mail.backlog.push(event));
+        self.sender.put(|contents| contents.backlog.push(event));
     }
 
     /// Everything about the node is known: syncs may begin.
     pub fn start(&self, start: Start) {
-        self.outbox.put(|mail| mail.start = Some(Box::new(start)));
+        self.sender.put(|contents| contents.start = Some(Box::new(start)));
     }
 
     /// These are all addresses of the node now.
     pub fn node_addresses_changed(&self, addresses: Arc<[IpAddr]>) {
-        self.outbox.put(|mail| mail.node_addresses = Some(addresses));
+        self.sender.put(|contents| contents.node_addresses = Some(addresses));
     }
 
-    /// The kernel may hold something else than the worker wrote.
+    /// The kernel may no longer hold what the worker wrote.
     pub fn drifted(&self, drift: Drift) {
-        self.outbox.put_drift(drift);
+        self.sender.put_drift(drift);
     }
 
-    /// The rules of other modes are gone.
+    /// The rules of other modes have been removed.
     pub fn other_modes_removed(&self) {
-        self.outbox.put(|mail| mail.other_modes_removed = true);
+        self.sender.put(|contents| contents.other_modes_removed = true);
     }
 
     /// What would happen to a packet.
-    pub fn explain(&self, question: Question) -> anyhow::Result<Explanation> {
-        let explained = self.ask(move |worker| worker.explain(&question))?;
+    pub fn explain(&self, packet: PacketQuery) -> anyhow::Result<Explanation> {
+        let explained = self.query(move |worker| worker.explain(&packet))?;
         explained.map_err(anyhow::Error::msg)
     }
 
-    /// What the kernel should hold, for the caller to compare with what it holds.
-    pub fn desired(&self) -> Result<DesiredState, NoAnswer> {
-        self.ask(Worker::desired)?.ok_or(NoAnswer::NotSynced(self.family))
+    /// The desired state, for the caller to compare with the actual one.
+    pub fn desired(&self) -> Result<DesiredState, QueryError> {
+        self.query(Worker::desired)?.ok_or(QueryError::NotSynced(self.family))
     }
 
-    /// Whose new connections the kernel counts.
-    pub fn owners(&self) -> Result<Owners, NoAnswer> {
-        self.ask(Worker::owners)
+    /// The service ports and endpoints whose new connections the kernel counts.
+    pub fn owners(&self) -> Result<Owners, QueryError> {
+        self.query(Worker::owners)
     }
 
-    /// Sends a question and waits for its answer.
-    fn ask<T: Send + 'static>(
+    /// Sends a query and waits for its answer.
+    fn query<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Worker) -> T + Send + 'static,
-    ) -> Result<T, NoAnswer> {
+        query: impl FnOnce(&Worker) -> T + Send + 'static,
+    ) -> Result<T, QueryError> {
         let (answer, answered) = sync_channel(1);
-        let question = move |worker: &Worker| {
+        let query = move |worker: &Worker| {
             // The caller may have stopped waiting.
-            let _ = answer.send(question(worker));
+            let _ = answer.send(query(worker));
         };
-        self.outbox.put_question(Box::new(question)).map_err(|refusal| match refusal {
-            Refusal::Full => NoAnswer::Busy(self.family),
-            Refusal::Closed => NoAnswer::Ended(self.family),
+        self.sender.put_query(Box::new(query)).map_err(|refusal| match refusal {
+            Refusal::Full => QueryError::Busy(self.family),
+            Refusal::Closed => QueryError::Ended(self.family),
         })?;
         answered.recv_timeout(ANSWER_TIMEOUT).map_err(|error| match error {
-            RecvTimeoutError::Timeout => NoAnswer::Late(self.family),
-            RecvTimeoutError::Disconnected => NoAnswer::Ended(self.family),
+            RecvTimeoutError::Timeout => QueryError::TimedOut(self.family),
+            RecvTimeoutError::Disconnected => QueryError::Ended(self.family),
         })
     }
 }

@@ -1,5 +1,5 @@
-//! The inbox of a family worker. No sender ever waits for the worker, which may be busy for minutes: everything sent has a place
-//! of bounded size, where newer news replace older ones.
+//! The inbox of a family worker. No sender ever waits for the worker, which may be busy for minutes: everything that is sent is
+//! kept in bounded space, where newer values replace older ones.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,29 +12,29 @@ use model::backlog::Backlog;
 use super::Start;
 use super::worker::Worker;
 
-/// Questions that wait for an answer; further ones are refused.
-const MOST_QUESTIONS: usize = 64;
+/// Queries that wait for an answer; further ones are refused.
+const MAX_QUERIES: usize = 64;
 
-/// Changes of foreign writers that are noted; further ones are repaired with them.
-const MOST_DRIFT: usize = 1_000;
+/// Changes by foreign writers that are kept; further ones are repaired together with these.
+const MAX_DRIFT: usize = 1_000;
 
 /// Everything that a family worker has not taken yet.
 #[derive(Default)]
-pub struct Mail {
+pub struct InboxContents {
     pub backlog: Backlog,
     pub start: Option<Box<Start>>,
     /// All addresses of the node, if they changed.
     pub node_addresses: Option<Arc<[IpAddr]>>,
     pub drift: Vec<Drift>,
-    /// The rules of other modes are gone.
+    /// Whether the rules of other modes have been removed.
     pub other_modes_removed: bool,
-    pub questions: Vec<Question>,
+    pub queries: Vec<WorkerQuery>,
 }
 
-/// Is called with the worker between two syncs, and sends the answer to the caller who waits for it.
-pub type Question = Box<dyn FnOnce(&Worker) + Send>;
+/// Called with the worker between two syncs; sends the answer to the caller that waits for it.
+pub type WorkerQuery = Box<dyn FnOnce(&Worker) + Send>;
 
-/// Why a question was not put.
+/// Why a query was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Full,
@@ -43,36 +43,36 @@ pub enum Refusal {
 
 /// The worker's end. Dropping it closes the inbox.
 #[derive(Debug)]
-pub struct Inbox(Arc<Shared>);
+pub struct Inbox(Arc<Channel>);
 
 /// The senders' end.
 #[derive(Clone, Debug)]
-pub struct Outbox(Arc<Shared>);
+pub struct InboxSender(Arc<Channel>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Channel {
     state: Mutex<State>,
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    mail: Mail,
+    contents: InboxContents,
     is_closed: bool,
 }
 
-pub fn inbox() -> (Outbox, Inbox) {
-    let shared = Arc::new(Shared::default());
-    (Outbox(shared.clone()), Inbox(shared))
+pub fn inbox() -> (InboxSender, Inbox) {
+    let channel = Arc::new(Channel::default());
+    (InboxSender(channel.clone()), Inbox(channel))
 }
 
 impl Inbox {
-    /// Waits until there is mail, or for that long, and takes all of it.
-    pub fn take(&self, wait: Duration) -> Mail {
+    /// Waits until the inbox is not empty, or until `timeout` has passed, and takes its contents.
+    pub fn take(&self, timeout: Duration) -> InboxContents {
         let state = self.0.lock();
-        let waited = self.0.arrived.wait_timeout_while(state, wait, |state| state.mail.is_empty());
+        let waited = self.0.arrived.wait_timeout_while(state, timeout, |state| state.contents.is_empty());
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut state.mail)
+        std::mem::take(&mut state.contents)
     }
 }
 
@@ -80,63 +80,63 @@ impl Drop for Inbox {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_closed = true;
-        state.mail = Mail::default();
+        state.contents = InboxContents::default();
     }
 }
 
-impl Outbox {
-    /// Puts something into the mail.
-    pub fn put(&self, put: impl FnOnce(&mut Mail)) {
+impl InboxSender {
+    /// Changes the contents and wakes the worker.
+    pub fn put(&self, put: impl FnOnce(&mut InboxContents)) {
         let mut state = self.0.lock();
         if !state.is_closed {
-            put(&mut state.mail);
+            put(&mut state.contents);
             self.0.arrived.notify_one();
         }
     }
 
     pub fn put_drift(&self, drift: Drift) {
-        self.put(|mail| {
-            if mail.drift.len() < MOST_DRIFT {
-                mail.drift.push(drift);
+        self.put(|contents| {
+            if contents.drift.len() < MAX_DRIFT {
+                contents.drift.push(drift);
             }
         });
     }
 
-    pub fn put_question(&self, question: Question) -> Result<(), Refusal> {
+    pub fn put_query(&self, query: WorkerQuery) -> Result<(), Refusal> {
         let mut state = self.0.lock();
         if state.is_closed {
             return Err(Refusal::Closed);
         }
-        if state.mail.questions.len() >= MOST_QUESTIONS {
+        if state.contents.queries.len() >= MAX_QUERIES {
             return Err(Refusal::Full);
         }
-        state.mail.questions.push(question);
+        state.contents.queries.push(query);
         self.0.arrived.notify_one();
         Ok(())
     }
 }
 
-impl Shared {
-    /// Held for a moment only, by either end.
+impl Channel {
+    /// Both ends hold the lock only for a moment.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Mail {
+impl InboxContents {
     fn is_empty(&self) -> bool {
-        let Self { backlog, start, node_addresses, drift, other_modes_removed, questions } = self;
+        let Self { backlog, start, node_addresses, drift, other_modes_removed, queries } = self;
         backlog.is_empty()
             && start.is_none()
             && node_addresses.is_none()
             && drift.is_empty()
             && !other_modes_removed
-            && questions.is_empty()
+            && queries.is_empty()
     }
 }
 
-impl fmt::Debug for Mail {
+impl fmt::Debug for InboxContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mail").field("events", &self.backlog.len()).finish_non_exhaustive()
+        f.debug_struct("InboxContents").field("events", &self.backlog.len()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What reports: health, metrics, logs and latencies of one family's syncs.
+//! The part of a family worker that reports its syncs: health, metrics, logs and latencies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ pub struct Reports {
     metrics: Arc<Metrics>,
     pub health: Arc<NodeHealth>,
     pub service_health: ServiceHealth,
-    /// The same failure is logged once in this time.
+    /// The interval at which an unchanged failure is logged again.
     sync_period: Duration,
-    /// When changes were triggered that no successful sync has written yet.
+    /// The trigger times of changes that no successful sync has written yet.
     trigger_times: Vec<Timestamp>,
-    /// The error that was last logged, and when, as long as syncs fail.
+    /// The error that was last logged, and when; `None` after a successful sync.
     failure: Option<(Instant, String)>,
 }
 
@@ -37,14 +37,14 @@ impl Reports {
         sync_period: Duration,
     ) -> Self {
         health.started(family);
-        // There from the start, so that an alert sees the first one.
+        // Present from the start, so that an alert sees the first repair.
         metrics.drift_repairs.add([ip_family(family)], 0.0);
         metrics.sync_proxy_rules_last_queued_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         let (trigger_times, failure) = (Vec::new(), None);
         Self { family, metrics, health, service_health, sync_period, trigger_times, failure }
     }
 
-    /// A sync is due because of an event: health counts from here.
+    /// An event requests a sync: health measures from here.
     pub fn queued(&self) {
         self.health.queued(self.family);
         let family = [ip_family(self.family)];
@@ -53,9 +53,9 @@ impl Reports {
 
     /// A sync begins with these changes.
     pub fn begin(&mut self, changes: &mut Changes) {
-        // A sync that fails is due from its first attempt, also if no event asked for it. Upstream counts only events.
+        // A sync that fails is due from its first attempt, even if no event requested it. Upstream counts only events.
         self.health.queued(self.family);
-        self.service_health.hear(std::mem::take(&mut changes.health_checks));
+        self.service_health.apply(std::mem::take(&mut changes.health_checks));
         let times = std::mem::take(&mut changes.trigger_times);
         self.trigger_times.extend(times.into_iter().flat_map(|(_, times)| times));
     }
@@ -64,7 +64,7 @@ impl Reports {
     pub fn synced(&mut self, counts: Counts) {
         self.failure = None;
         self.observe_latencies();
-        self.show_lack_of_local_endpoints(counts);
+        self.set_no_local_endpoints(counts);
         self.health.synced(self.family);
         let family = [ip_family(self.family)];
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time(family, Timestamp::now());
@@ -80,7 +80,7 @@ impl Reports {
             }
             Repaired::Slowed(by, delay) => {
                 let delay = GoDuration::from(delay);
-                tracing::warn!(ipFamily = %family, by = by.to_string(), %delay, "Another process keeps changing the rules: repairing them ever more slowly until it stops");
+                tracing::warn!(ipFamily = %family, by = by.to_string(), %delay, "Another process keeps changing the rules: repairing them at growing intervals until it stops");
             }
             Repaired::Again => {
                 tracing::debug!(v = 2, ipFamily = %family, "Repaired rules again that another process keeps changing");
@@ -88,8 +88,8 @@ impl Reports {
         }
     }
 
-    /// A sync failed, and is tried again after `retry`. The same error is logged once per sync period: until the first sync has
-    /// succeeded, attempts are many.
+    /// A sync failed, and is retried after `retry`. An unchanged error is logged once per sync period: until the first sync has
+    /// succeeded, retries are frequent.
     pub fn failed(&mut self, error: &str, mode: &str, retry: Option<Duration>, now: Instant) {
         let is_known = self.failure.as_ref().is_some_and(|(logged, known)| {
             known == error && now.saturating_duration_since(*logged) < self.sync_period
@@ -105,7 +105,7 @@ impl Reports {
         self.failure = Some((now, error.to_owned()));
     }
 
-    /// How long a sync took; one that failed before it knew its kind counts as full, which the next one will be.
+    /// Counts a failed sync as full, since its outcome is not known and the next sync will be full.
     pub fn observe_duration(&self, elapsed: Duration, outcome: Option<Outcome>) {
         let (family, seconds) = ([ip_family(self.family)], elapsed.as_secs_f64());
         self.metrics.sync_proxy_rules_duration.observe(family, seconds);
@@ -119,7 +119,7 @@ impl Reports {
         }
     }
 
-    /// From each change in the cluster until now.
+    /// The latency of each change is the time from its trigger until now.
     fn observe_latencies(&mut self) {
         let now = Timestamp::now();
         for triggered in self.trigger_times.drain(..) {
@@ -128,7 +128,7 @@ impl Reports {
         }
     }
 
-    fn show_lack_of_local_endpoints(&self, counts: Counts) {
+    fn set_no_local_endpoints(&self, counts: Counts) {
         let gauge = &self.metrics.sync_proxy_rules_no_local_endpoints;
         let family = ip_family(self.family);
         gauge.set([family, "internal"], count(counts.internal_without_local));
@@ -136,11 +136,11 @@ impl Reports {
     }
 }
 
-/// Counts events in the metrics. Families share these, so that only what is new is added.
+/// Counts events in the metrics. Families share these metrics, so each adds only what is new.
 #[derive(Debug)]
 pub struct EventCounts {
     metrics: Arc<Metrics>,
-    /// What the metrics have counted.
+    /// What this family has added to the metrics.
     counted: Counts,
 }
 
@@ -160,12 +160,12 @@ impl EventCounts {
             self.metrics.sync_proxy_rules_endpoint_changes.add([], count(endpoints));
         }
         if services > 0 || endpoints > 0 {
-            self.show_pending(cluster);
+            self.set_pending(cluster);
         }
         self.counted = now;
     }
 
-    pub fn show_pending(&self, cluster: &Cluster) {
+    pub fn set_pending(&self, cluster: &Cluster) {
         let (services, slices) = cluster.pending();
         self.metrics.sync_proxy_rules_service_changes_pending.set([], count(services));
         self.metrics.sync_proxy_rules_endpoint_changes_pending.set([], count(slices));

@@ -1,4 +1,4 @@
-//! What syncs: the backend, when its next sync is due, and what of the node it has to know.
+//! The part of a family worker that syncs: the backend, when its next sync is due, and what it needs to know of the node.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,31 +9,31 @@ use plan::explain;
 
 use super::TakeOver;
 use crate::backend::Backend;
-use crate::pace::{Pace, Pause};
+use crate::rate_limit::{MinInterval, RateLimiter};
 use settings::duration::Duration as GoDuration;
 
-/// Without any reason for one, a sync is made once in a while.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+/// A sync runs this long after the last one even if nothing has changed.
+const MAX_SYNC_INTERVAL: Duration = Duration::from_secs(3_600);
 
 pub struct Syncing {
     family: Family,
     pub backend: Box<dyn Backend>,
-    pub pace: Pace,
-    /// How packets go through the rules of the backend.
-    pub tracing: explain::Settings,
-    /// Whether the kernel has held what it should.
+    pub rate_limiter: RateLimiter,
+    /// How packets traverse the rules of the backend.
+    pub explain_settings: explain::Settings,
+    /// Whether a sync has succeeded.
     pub has_synced: bool,
-    /// What to do after the first sync.
+    /// To run after the first successful sync; `None` once it has begun.
     pub take_over: Option<TakeOver>,
     node_ports: NodePorts,
-    /// When the backend has something to log that it held back.
+    /// When the backend has to log what it held back; `None` if it holds nothing back.
     log_due: Option<Instant>,
 }
 
 /// Where node ports are served.
 struct NodePorts {
     addresses: NodePortAddresses,
-    /// The node's addresses that serve them, as the backend knows them; empty where all do.
+    /// The node's addresses that serve them, as the backend knows them; empty if all addresses do.
     ips: Vec<IpAddr>,
 }
 
@@ -41,27 +41,27 @@ impl Syncing {
     pub fn new(
         family: Family,
         backend: Box<dyn Backend>,
-        (pause, sync_period): (Pause, Duration),
+        (min_interval, sync_period): (MinInterval, Duration),
         node_port_addresses: NodePortAddresses,
-        tracing: explain::Settings,
+        explain_settings: explain::Settings,
         take_over: TakeOver,
     ) -> Self {
-        let (Pause::Always(min_sync) | Pause::InProportion(min_sync)) = pause;
+        let (MinInterval::Fixed(min_sync) | MinInterval::Proportional(min_sync)) = min_interval;
         tracing::debug!(
             v = 2,
             ipFamily = %family,
             minSyncPeriod = %GoDuration::from(min_sync),
             syncPeriod = %GoDuration::from(sync_period),
-            maxSyncPeriod = %GoDuration::from(LONGEST_PAUSE),
+            maxSyncPeriod = %GoDuration::from(MAX_SYNC_INTERVAL),
             "{} sync params", backend.title()
         );
-        let mut pace = Pace::new(pause, sync_period, LONGEST_PAUSE, Instant::now());
-        pace.ask();
+        let mut rate_limiter = RateLimiter::new(min_interval, sync_period, MAX_SYNC_INTERVAL, Instant::now());
+        rate_limiter.request();
         Self {
             family,
             backend,
-            pace,
-            tracing,
+            rate_limiter,
+            explain_settings,
             has_synced: false,
             take_over: Some(take_over),
             node_ports: NodePorts { addresses: node_port_addresses, ips: Vec::new() },
@@ -69,25 +69,25 @@ impl Syncing {
         }
     }
 
-    /// How long nothing has to be done here, if nothing changes.
-    pub fn wait(&self, now: Instant) -> Duration {
+    /// The time until a sync or a log line is due, if nothing changes before.
+    pub fn time_until_due(&self, now: Instant) -> Duration {
         let log = self.log_due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
-        self.pace.wait(now).min(log)
+        self.rate_limiter.time_until_due(now).min(log)
     }
 
-    /// The next sync compares everything.
-    pub fn distrust(&mut self) {
-        self.backend.distrust();
-        self.pace.ask();
+    /// Requests a sync that compares the kernel with the desired state.
+    pub fn suspect_drift(&mut self) {
+        self.backend.suspect_drift();
+        self.rate_limiter.request();
     }
 
-    /// Logs what the backend held back, as far as that is due.
+    /// Logs what the backend held back and is due.
     pub fn log_held_back(&mut self, now: Instant) {
-        self.log_due = self.backend.report(now);
+        self.log_due = self.backend.log_due(now);
     }
 
-    /// Returns the addresses among these that serve node ports. A change of them is a reason for a sync; other addresses, those of
-    /// pods' interfaces, come and go all the time.
+    /// Returns the addresses among these that serve node ports. Only a change of those requests a sync: other addresses, those of
+    /// pods' interfaces, change all the time.
     pub fn node_addresses_changed(&mut self, addresses: &[IpAddr]) -> Vec<IpAddr> {
         let NodePorts { addresses: serving, ips } = &mut self.node_ports;
         if serving.match_all() {
@@ -96,8 +96,8 @@ impl Syncing {
         let serving = serving.among(addresses);
         if serving != *ips {
             ips.clone_from(&serving);
-            self.backend.move_to(serving.clone());
-            self.pace.ask();
+            self.backend.set_node_port_ips(serving.clone());
+            self.rate_limiter.request();
         }
         serving
     }

@@ -1,4 +1,4 @@
-//! With backends that write into memory, and that a test can hold up.
+//! Workers with backends that write to memory and that a test can block.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,34 +19,34 @@ use plan::mark::Mark;
 use watch::recorder::Recorder;
 
 use super::*;
-use crate::backend::{Backend, SyncError, Watch};
+use crate::backend::{Backend, DriftListener, SyncError};
 use crate::health::node::NodeHealth;
 use crate::health::service::ServiceHealth;
 use crate::http::Http;
 use crate::metrics::Metrics;
-use crate::pace::Pause;
+use crate::rate_limit::MinInterval;
 use settings::config::ProxyMode;
 
-/// Longer than anything takes here, however busy the machine is.
+/// Longer than any step takes, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// More than any queue held that there was.
+/// More than a bounded queue would hold.
 const EVENTS: u16 = 30_000;
 
-/// What the "kernel" of one family holds: endpoint ports by service port.
-type Held = Arc<Mutex<BTreeMap<ServicePortName, Vec<u16>>>>;
+/// The simulated kernel of one family: endpoint ports by service port.
+type FakeKernel = Arc<Mutex<BTreeMap<ServicePortName, Vec<u16>>>>;
 
 #[derive(Debug)]
 struct FakeBackend {
-    held: Held,
-    /// A sync waits until there is something to receive, or nothing can come any more.
+    kernel: FakeKernel,
+    /// A sync blocks until it receives a message, or until the sender is dropped.
     gate: Receiver<()>,
 }
 
 impl Backend for FakeBackend {
     fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let _ = self.gate.recv();
-        let mut held = self.held.lock().unwrap();
+        let mut held = self.kernel.lock().unwrap();
         for (name, routing) in changes.routings {
             match routing {
                 Some(routing) => {
@@ -59,11 +59,11 @@ impl Backend for FakeBackend {
         Ok(Outcome::default())
     }
 
-    fn move_to(&mut self, _: Vec<IpAddr>) {}
+    fn set_node_port_ips(&mut self, _: Vec<IpAddr>) {}
 
-    fn distrust(&mut self) {}
+    fn suspect_drift(&mut self) {}
 
-    fn watch(&mut self) -> Option<Watch> {
+    fn drift_listener(&mut self) -> Option<DriftListener> {
         None
     }
 
@@ -95,9 +95,9 @@ fn slice(family: Family, port: u16) -> Event {
     testkit::event(&format!("slice ns/web-{family} of web http:{port} | {ip}"))
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(5));
     }
@@ -105,7 +105,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 struct Started {
     worker: FamilyHandle,
-    held: Held,
+    kernel: FakeKernel,
     gate: Sender<()>,
 }
 
@@ -113,7 +113,7 @@ fn start(family: Family) -> Started {
     let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
     let worker = spawn(testkit::node(family), metrics.clone()).unwrap();
     let (gate, gated) = channel();
-    let held = Held::default();
+    let kernel = FakeKernel::default();
     let node_port_addresses = NodePortAddresses::new(family, &[]);
     let health = Arc::new(NodeHealth::new(Duration::from_secs(30), [family], metrics.clone()));
     let service_health = ServiceHealth::new(
@@ -127,10 +127,10 @@ fn start(family: Family) -> Started {
     let (flows, _) = FlowFollower::new(family, Contended::All);
     let start = Start {
         node_ip: family.loopback(),
-        backend: Box::new(FakeBackend { held: held.clone(), gate: gated }),
+        backend: Box::new(FakeBackend { kernel: kernel.clone(), gate: gated }),
         flows,
         node_port_addresses: node_port_addresses.clone(),
-        tracing: explain::Settings {
+        explain_settings: explain::Settings {
             mode: explain::Mode::Nftables,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
@@ -138,18 +138,18 @@ fn start(family: Family) -> Started {
             serves_localhost: false,
             node_port_addresses,
         },
-        pause: Pause::Always(Duration::ZERO),
+        min_interval: MinInterval::Fixed(Duration::ZERO),
         sync_period: Duration::from_secs(30),
         health,
         service_health,
         take_over: Box::new(|| {}),
     };
     worker.start(start);
-    Started { worker, held, gate }
+    Started { worker, kernel, gate }
 }
 
 #[test]
-fn a_family_that_is_blocked_holds_up_neither_the_source_nor_the_other_family() {
+fn a_family_whose_sync_blocks_delays_neither_the_source_nor_the_other_family() {
     let [blocked, free] = [start(Family::V4), start(Family::V6)];
     drop(free.gate);
     let workers = [blocked.worker.clone(), free.worker.clone()];
@@ -167,10 +167,10 @@ fn a_family_that_is_blocked_holds_up_neither_the_source_nor_the_other_family() {
             Family::BOTH.into_iter().for_each(|family| apply(slice(family, port)));
         }
     });
-    let ports = |held: &Held| held.lock().unwrap().values().flatten().copied().collect::<Vec<_>>();
+    let ports = |kernel: &FakeKernel| kernel.lock().unwrap().values().flatten().copied().collect::<Vec<_>>();
     wait_until("the source has sent everything", || source.is_finished());
-    wait_until("the other family serves the last of it", || ports(&free.held) == [EVENTS]);
-    assert_eq!(ports(&blocked.held), [0; 0], "a sync of the blocked family waits");
+    wait_until("the other family serves the last event", || ports(&free.kernel) == [EVENTS]);
+    assert_eq!(ports(&blocked.kernel), [0; 0], "a sync of the blocked family waits");
     drop(blocked.gate);
-    wait_until("the blocked family serves the last of it", || ports(&blocked.held) == [EVENTS]);
+    wait_until("the blocked family serves the last event", || ports(&blocked.kernel) == [EVENTS]);
 }

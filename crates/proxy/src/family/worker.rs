@@ -1,4 +1,5 @@
-//! The thread of one IP family. It owns the family's store and backend, so that nothing between an event and the kernel needs a lock.
+//! The family worker: the thread of one IP family. It owns the family's store and backend, so that nothing between an event and the
+//! kernel needs a lock.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,19 +17,19 @@ use model::names::{NamespacedName, ServicePortName};
 use plan::explain::{self, Explanation, HealthCheck};
 
 use super::drift::DriftWatch;
-use super::inbox::{Inbox, Mail};
+use super::inbox::{Inbox, InboxContents};
 use super::report::{EventCounts, Reports};
 use super::syncing::Syncing;
 use super::{FamilyHandle, Start};
 use crate::backend::SyncError;
-use crate::debug_api::question::{Question, kernel_picks};
+use crate::debug_api::packet_query::{PacketQuery, route_source};
 use crate::flows::FlowFollower;
 use crate::metrics::Metrics;
-use crate::pace::Ended;
+use crate::rate_limit::AttemptResult;
 use crate::threads;
 
-/// A worker without anything to do looks at its inbox once in a while.
-const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
+/// The timeout of the inbox while nothing is due.
+const MAX_INBOX_WAIT: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub struct Worker {
@@ -68,8 +69,11 @@ impl Worker {
     /// Never returns.
     pub fn run(mut self, inbox: &Inbox) {
         loop {
-            let wait = self.running.as_ref().map_or(LONGEST_WAIT, |running| running.wait(Instant::now()));
-            self.receive(inbox.take(wait.min(LONGEST_WAIT)));
+            let timeout = self
+                .running
+                .as_ref()
+                .map_or(MAX_INBOX_WAIT, |running| running.time_until_due(Instant::now()));
+            self.receive(inbox.take(timeout.min(MAX_INBOX_WAIT)));
             self.sync_if_due(Instant::now());
             if let Some(running) = &mut self.running {
                 running.syncing.log_held_back(Instant::now());
@@ -77,8 +81,9 @@ impl Worker {
         }
     }
 
-    fn receive(&mut self, mail: Mail) {
-        let Mail { mut backlog, start, node_addresses, drift, other_modes_removed, questions } = mail;
+    fn receive(&mut self, contents: InboxContents) {
+        let InboxContents { mut backlog, start, node_addresses, drift, other_modes_removed, queries } =
+            contents;
         self.apply(&backlog.take());
         if let Some(addresses) = node_addresses {
             self.node_addresses = addresses;
@@ -92,10 +97,10 @@ impl Worker {
             let backend = &mut running.syncing.backend;
             running.flows.other_modes_removed(self.cluster.frontends(), |to| backend.is_unused(to));
         }
-        questions.into_iter().for_each(|answer| answer(self));
+        queries.into_iter().for_each(|query| query(self));
     }
 
-    /// All of a backlog, before anything else looks at the cluster.
+    /// Applies a whole backlog: until then the cluster may be inconsistent.
     fn apply(&mut self, updates: &[Update]) {
         let was_complete = self.cluster.is_complete();
         for update in updates {
@@ -105,25 +110,26 @@ impl Worker {
             }
         }
         self.events.add_new(&self.cluster);
-        // Before the cluster is complete nothing can be done. Then there is a sync, be it one that finds nothing to do.
+        // An incomplete cluster cannot be synced. Its completion requests a sync even if that has nothing to change.
         let has_changes = self.cluster.has_changes() || !was_complete;
         if !updates.is_empty()
             && has_changes
             && self.cluster.is_complete()
             && let Some(running) = &mut self.running
         {
-            running.syncing.pace.ask();
+            running.syncing.rate_limiter.request();
             running.reports.queued();
         }
     }
 
     fn start(&mut self, start: Start) {
-        let Start { node_ip, backend, flows, node_port_addresses, tracing, .. } = start;
-        let Start { pause, sync_period, health, service_health, take_over, .. } = start;
+        let Start { node_ip, backend, flows, node_port_addresses, explain_settings, .. } = start;
+        let Start { min_interval, sync_period, health, service_health, take_over, .. } = start;
         self.cluster.move_to(node_ip);
         let family = self.family;
-        let rhythm = (pause, sync_period);
-        let syncing = Syncing::new(family, backend, rhythm, node_port_addresses, tracing, take_over);
+        let intervals = (min_interval, sync_period);
+        let syncing =
+            Syncing::new(family, backend, intervals, node_port_addresses, explain_settings, take_over);
         let handle = self.handle.clone();
         let drift = DriftWatch::new(family, move |drift| handle.drifted(drift));
         let reports = Reports::new(family, self.metrics.clone(), health, service_health, sync_period);
@@ -135,68 +141,73 @@ impl Worker {
     fn drifted(&mut self, drift: Drift) {
         let Some(running) = &mut self.running else { return };
         if running.drift.detected(drift, Instant::now()) {
-            running.syncing.distrust();
+            running.syncing.suspect_drift();
         }
     }
 
     fn sync_if_due(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
         if running.drift.begin(now) {
-            running.syncing.distrust();
+            running.syncing.suspect_drift();
         }
-        if !running.syncing.pace.wait(now).is_zero() {
+        if !running.syncing.rate_limiter.time_until_due(now).is_zero() {
             return;
         }
         let (family, mode) = (self.family, running.syncing.backend.mode());
-        running.syncing.pace.started(now);
+        running.syncing.rate_limiter.started(now);
         if !self.cluster.is_complete() {
             tracing::debug!(v = 2, ipFamily = %family, "Not syncing {mode} until Services and Endpoints have been received from master");
             return;
         }
         tracing::debug!(v = 2, ipFamily = %family, "Syncing {mode} rules");
         running.sync(&mut self.cluster, &self.handle);
-        self.events.show_pending(&self.cluster);
+        self.events.set_pending(&self.cluster);
     }
 
-    pub fn explain(&self, question: &Question) -> Result<Explanation, String> {
-        let known = self.running.as_ref().filter(|_| self.cluster.is_complete());
+    pub fn explain(&self, query: &PacketQuery) -> Result<Explanation, String> {
+        let ready = self.running.as_ref().filter(|_| self.cluster.is_complete());
         let Running { syncing, reports, .. } =
-            known.ok_or("the proxy has only just started: ask again in a moment")?;
-        let packet = question.packet(&self.node_addresses, self.cluster.node_ip(), kernel_picks);
+            ready.ok_or("the proxy has only just started: try again in a moment")?;
+        let packet = query.packet(&self.node_addresses, self.cluster.node_ip(), route_source);
         let packet = packet.map_err(|error| error.to_string())?;
-        let seats = |name: &ServicePortName| syncing.backend.seats(name);
-        let explained =
-            explain::explain_in_slots(&packet, &syncing.tracing, &self.node_addresses, &self.cluster, seats);
+        let slots = |name: &ServicePortName| syncing.backend.slots(name);
+        let explained = explain::explain_in_slots(
+            &packet,
+            &syncing.explain_settings,
+            &self.node_addresses,
+            &self.cluster,
+            slots,
+        );
         let mut explanation = explained.map_err(|error| error.to_string())?;
         if let Some(check) = &mut explanation.health_check {
             let service = NamespacedName::new(&check.namespace, &check.service);
             *check = HealthCheck::new(&service, check.local_endpoints, reports.health.is_healthy());
-            check.trouble = reports.service_health.trouble(&service).map(Into::into);
+            check.trouble = reports.service_health.open_error(&service).map(Into::into);
         }
         Ok(explanation)
     }
 
-    /// What the kernel should hold; `None` before the first sync.
+    /// The desired state; `None` before the first successful sync.
     pub fn desired(&self) -> Option<DesiredState> {
         let running = self.running.as_ref().filter(|running| running.syncing.has_synced)?;
         Some(running.syncing.backend.desired())
     }
 
-    /// Whose new connections the kernel counts.
+    /// The service ports and endpoints whose new connections the kernel counts.
     pub fn owners(&self) -> Owners {
         self.running.as_ref().map(|running| running.syncing.backend.owners()).unwrap_or_default()
     }
 }
 
 impl Running {
-    /// How long nothing has to be done, if no mail comes.
-    fn wait(&self, now: Instant) -> Duration {
+    /// The time until something is due, if no message arrives before.
+    fn time_until_due(&self, now: Instant) -> Duration {
         let repair = self.drift.due().map_or(Duration::MAX, |due| due.saturating_duration_since(now));
-        self.syncing.wait(now).min(repair)
+        self.syncing.time_until_due(now).min(repair)
     }
 
-    /// One sync: takes the changes, has the backend plan and commit the steps to them, settles what follows from the rules being
-    /// in place, and reports.
+    /// One attempt at a sync: takes the changes, has the backend plan and commit the steps to them, settles what follows from the
+    /// rules being in place, and reports.
     fn sync(&mut self, cluster: &mut Cluster, handle: &FamilyHandle) {
         let mut changes = cluster.take_changes();
         self.flows.prepare(&mut changes);
@@ -205,8 +216,10 @@ impl Running {
         if let Ok(outcome) = committed {
             self.settle(outcome, cluster, handle);
         }
-        let ended = committed.as_ref().map_or_else(|error| Ended::Failed(error.retry), |_| Ended::Succeeded);
-        let elapsed = self.syncing.pace.ended(Instant::now(), ended);
+        let result = committed
+            .as_ref()
+            .map_or_else(|error| AttemptResult::Failed(error.retry), |_| AttemptResult::Succeeded);
+        let elapsed = self.syncing.rate_limiter.ended(Instant::now(), result);
         match (elapsed, committed) {
             (Some(elapsed), Ok(outcome)) => self.reports.observe_duration(elapsed, Some(outcome)),
             (Some(elapsed), Err(error)) => {
@@ -216,22 +229,27 @@ impl Running {
             (None, committed) => {
                 if let Err(SyncError { cause, .. }) = committed {
                     let err = format!("{cause:#}");
-                    tracing::debug!(v = 2, ipFamily = %handle.family(), err, "Sync failed, trying again at once");
+                    tracing::debug!(v = 2, ipFamily = %handle.family(), err, "Sync failed, trying again immediately");
                 }
             }
         }
     }
 
     fn fail(&mut self, error: &SyncError) {
-        let Syncing { backend, pace, .. } = &mut self.syncing;
-        backend.failed();
-        self.reports.failed(&format!("{:#}", error.cause), backend.mode(), pace.retry(), Instant::now());
+        let Syncing { backend, rate_limiter, .. } = &mut self.syncing;
+        backend.sync_failed();
+        self.reports.failed(
+            &format!("{:#}", error.cause),
+            backend.mode(),
+            rate_limiter.retry_delay(),
+            Instant::now(),
+        );
     }
 
     /// The rules are committed.
     fn settle(&mut self, outcome: Outcome, cluster: &Cluster, handle: &FamilyHandle) {
         if self.drift.was_repaired_by(outcome) {
-            // Until now packets may have gone anywhere, and made flows that still do.
+            // Until now packets may have been translated by other rules, and their flows still are.
             self.flows.recheck_everything(cluster.frontends());
         }
         if let Some(repaired) = self.drift.synced(outcome, Instant::now()) {

@@ -1,16 +1,16 @@
-//! `/healthz` and `/livez`: whether rules keep up with the cluster, and whether this node is here to stay.
+//! `/healthz` and `/livez`: whether rules keep up with the cluster, and whether this node is eligible for traffic.
 //!
 //! ```text
-//!   families ── queued, updated ──┐
+//!   families ── queued, synced ───┐
 //!                                 ├─▶ State ── now ──▶ Report ─▶ JSON
 //!   this Node ── eligible ────────┘
 //! ```
 //!
-//! A family is unhealthy when a sync was due and none has succeeded for twice the sync period. One that has nothing to do
-//! is healthy. So far that is upstream's rule, and all of `/livez`.
+//! A family is unhealthy when a sync was due and none has succeeded for twice the sync period. A family without changes is
+//! healthy. This is upstream's rule, and all that `/livez` checks.
 //!
-//! `/healthz` also says no until every family has completed its first sync. Upstream says yes from the start, so that a
-//! rolling update passes over a node whose rules were never written.
+//! `/healthz` also fails until every family has completed its first sync. Upstream's succeeds from the start, so that a rolling
+//! update continues although the rules of a node were never written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,31 +24,31 @@ use model::address::Family;
 use model::api;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::http::answer::{JSON, answer, nosniff, not_found};
 use crate::http::listen::ListenError;
-use crate::http::{Answer, Http, Reply, Request, Site, Trouble};
+use crate::http::response::{JSON, nosniff, not_found, response};
+use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
 
-/// The cluster autoscaler is about to take the node away.
+/// The taint of a node that the cluster autoscaler is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Serves `/healthz` and `/livez`. An error only where a port that is taken is the end.
+/// Serves `/healthz` and `/livez`. Returns an error only if `hard_fail` is set and the port cannot be bound.
 pub fn serve(
     http: &Http,
     address: SocketAddr,
     hard_fail: bool,
     health: Arc<NodeHealth>,
 ) -> Result<(), ListenError> {
-    let tell = |error: &ListenError| {
+    let log = |error: &ListenError| {
         let address = error.address;
         let error = format!("failed to start proxy healthz on {address}: {error}");
         tracing::error!(err = error, "Healthz server failed");
     };
     tracing::debug!(v = 5, %address, "Starting healthz HTTP server");
-    http.serve_for_ever(address, health, Trouble { is_fatal: hard_fail, tell })
+    http.serve_forever(address, health, OnBindFailure { is_fatal: hard_fail, log })
 }
 
-/// The health of this node's proxy, to be told about and to be asked from any thread.
+/// The health of this node's proxy. Any thread may update and read it.
 #[derive(Debug)]
 pub struct NodeHealth {
     state: Mutex<State>,
@@ -56,7 +56,7 @@ pub struct NodeHealth {
 }
 
 impl NodeHealth {
-    /// Of a proxy that is to serve these families.
+    /// The health of a proxy that is to serve these families.
     pub fn new(
         sync_period: Duration,
         families: impl IntoIterator<Item = Family>,
@@ -80,36 +80,36 @@ impl NodeHealth {
         self.state().synced(family, Moment::now());
     }
 
-    /// This node's object. When it is deleted, what was last known stays.
+    /// Applies this node's object. When it is deleted, the last state remains.
     pub fn node_applied(&self, node: &api::Node) {
         self.state().node_is_eligible = is_eligible(node);
     }
 
-    /// Whether rules keep up, whatever becomes of the node.
+    /// Whether no sync is overdue, regardless of the node's eligibility.
     pub fn is_healthy(&self) -> bool {
         self.state().is_healthy(Moment::now())
     }
 
-    // No change leaves the state half done, even if it panics.
+    // No update leaves the state inconsistent, even if it panics.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Site for NodeHealth {
-    fn reply(&self, request: &Request) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         let (probe, counter) = match request.uri().path() {
             "/healthz" => (Probe::Healthz, &self.metrics.proxy_healthz),
             "/livez" => (Probe::Livez, &self.metrics.proxy_livez),
             _ => return Reply::Now(not_found()),
         };
-        let answer = self.state().report(probe, Moment::now()).answer();
-        counter.increment([answer.status().as_str()]);
-        Reply::Now(answer)
+        let response = self.state().report(probe, Moment::now()).response();
+        counter.increment([response.status().as_str()]);
+        Reply::Now(response)
     }
 }
 
-/// A point in time, by the clock that intervals are measured with and by the one that people read.
+/// A point in time on the monotonic clock and on the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Moment {
     instant: Instant,
@@ -130,7 +130,7 @@ enum Probe {
 
 #[derive(Debug)]
 struct State {
-    /// A sync that has been due for that long makes its family unhealthy.
+    /// A sync that has been due for this long makes its family unhealthy.
     sync_timeout: Duration,
     /// Every family that the proxy is to serve.
     families: BTreeMap<Family, FamilyState>,
@@ -167,7 +167,7 @@ impl State {
         self.families.insert(family, FamilyState { updated: Some(now.time), pending: None, has_synced });
     }
 
-    /// Whether no sync is overdue: the health of upstream.
+    /// Whether no sync is overdue, which is upstream's definition.
     fn is_healthy(&self, now: Moment) -> bool {
         self.families.values().all(|family| !family.is_overdue(self.sync_timeout, now))
     }
@@ -212,12 +212,12 @@ fn is_eligible(node: &api::Node) -> bool {
         && node.spec.taints.iter().all(|taint| taint.key != TO_BE_DELETED)
 }
 
-/// What a probe is told.
+/// The response to a probe.
 #[derive(Debug, PartialEq, Eq)]
 struct Report {
     last_updated: Option<Timestamp>,
     current_time: Timestamp,
-    /// Not asked for by `/livez`.
+    /// `None` for `/livez`.
     node_eligible: Option<bool>,
     healthy: bool,
     status: BTreeMap<Family, FamilyReport>,
@@ -230,10 +230,10 @@ struct FamilyReport {
 }
 
 impl Report {
-    fn answer(&self) -> Answer {
-        let is_good = self.healthy && self.node_eligible != Some(false);
-        let status = if is_good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        nosniff(answer(status, JSON, serde_json::to_vec(self).unwrap_or_default()))
+    fn response(&self) -> ServerResponse {
+        let is_serving = self.healthy && self.node_eligible != Some(false);
+        let status = if is_serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        nosniff(response(status, JSON, serde_json::to_vec(self).unwrap_or_default()))
     }
 }
 
@@ -268,7 +268,7 @@ impl Serialize for FamilyReport {
     }
 }
 
-/// As it prints.
+/// Serializes a value as its text.
 struct Text<T>(T);
 
 impl<T: fmt::Display> Serialize for Text<T> {
@@ -297,37 +297,37 @@ mod tests {
         }
     }
 
-    fn told(state: &State, probe: Probe, now: Moment) -> (u16, String) {
-        let answer = state.report(probe, now).answer();
-        (answer.status().as_u16(), String::from_utf8(answer.into_body().to_vec()).unwrap())
+    fn response(state: &State, probe: Probe, now: Moment) -> (u16, String) {
+        let response = state.report(probe, now).response();
+        (response.status().as_u16(), String::from_utf8(response.into_body().to_vec()).unwrap())
     }
 
     #[test]
-    fn a_family_is_unwell_once_a_sync_has_been_due_for_too_long() {
+    fn a_family_is_unhealthy_once_a_sync_has_been_due_for_too_long() {
         use Family::{V4, V6};
         let (mut state, t) = start();
         assert!(state.is_healthy(t), "nothing has begun");
         state.queued(V6, t);
-        assert!(state.is_healthy(t.after(600)), "an event before the family begins is not its fault");
+        assert!(state.is_healthy(t.after(600)), "an event before the sync loop begins does not count");
         state.started(V4, t);
         state.started(V6, t);
         assert!(state.is_healthy(t.after(600)), "nothing to do");
         state.queued(V4, t.after(600));
         state.queued(V4, t.after(630));
         assert!(state.is_healthy(t.after(659)));
-        assert!(!state.is_healthy(t.after(660)), "the first request counts");
+        assert!(!state.is_healthy(t.after(660)), "the first event counts");
         state.synced(V6, t.after(660));
-        assert!(!state.is_healthy(t.after(660)), "the other family's success is its own");
+        assert!(!state.is_healthy(t.after(660)), "the success of one family does not count for the other");
         state.synced(V4, t.after(661));
         assert!(state.is_healthy(t.after(800)));
     }
 
     #[test]
-    fn healthz_says_no_until_every_family_has_synced_and_livez_only_once_a_sync_is_overdue() {
+    fn healthz_fails_until_every_family_has_synced_and_livez_once_a_sync_is_overdue() {
         use Family::{V4, V6};
         let (mut state, t) = start();
         let status = |state: &State, now| {
-            [Probe::Healthz, Probe::Livez].map(|probe| state.report(probe, now).answer().status().as_u16())
+            [Probe::Healthz, Probe::Livez].map(|probe| state.report(probe, now).response().status().as_u16())
         };
         assert_eq!(status(&state, t), [503, 200], "no sync loop has begun");
         state.started(V4, t);
@@ -336,7 +336,7 @@ mod tests {
         state.queued(V4, t.after(3_600));
         state.queued(V6, t.after(3_600));
         state.synced(V6, t.after(3_601));
-        assert_eq!(status(&state, t.after(3_659)), [503, 200], "one family is not all");
+        assert_eq!(status(&state, t.after(3_659)), [503, 200], "only one family has synced");
         assert_eq!(status(&state, t.after(3_660)), [503, 503], "its first sync has failed for too long");
         state.synced(V4, t.after(3_661));
         assert_eq!(status(&state, t.after(9_000)), [200, 200]);
@@ -355,7 +355,7 @@ mod tests {
     proptest::proptest! {
         /// Attempts at a sync, each of one family, some seconds after the one before.
         #[test]
-        fn whatever_syncs_fail_health_says_since_when(
+        fn health_fails_once_a_family_has_not_synced_for_the_timeout(
             attempts in proptest::collection::vec((proptest::bool::ANY, proptest::bool::ANY, 0_u32..90), 0..40)
         ) {
             let (mut state, mut now) = start();
@@ -383,15 +383,15 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_told_in_the_words_of_the_reference() {
+    fn probes_get_the_responses_of_upstream() {
         let (mut state, t) = start();
         state.node_is_eligible = false;
         let now = r#""currentTime":"2026-11-15T18:27:49.76569412Z""#;
         let zero =
             format!(r#"{{"lastUpdated":"0001-01-01T00:00:00Z",{now},"nodeEligible":false,"healthy":false}}"#);
-        assert_eq!(told(&state, Probe::Healthz, t), (503, zero), "the node is not known yet");
+        assert_eq!(response(&state, Probe::Healthz, t), (503, zero), "the node is not known yet");
         let live = format!(r#"{{"lastUpdated":"2026-11-15T18:27:49.76569412Z",{now},"healthy":true}}"#);
-        assert_eq!(told(&state, Probe::Livez, t), (200, live));
+        assert_eq!(response(&state, Probe::Livez, t), (200, live));
 
         state.node_is_eligible = true;
         state.synced(Family::V6, t.after(1));
@@ -402,7 +402,7 @@ mod tests {
             r#""IPv4":{"lastUpdated":"2026-11-15T18:27:49.76569412Z","healthy":true},"#,
             r#""IPv6":{"lastUpdated":"2026-11-15T18:27:50.76569412Z","healthy":true}}}"#,
         );
-        assert_eq!(told(&state, Probe::Healthz, t.after(2)), (200, later.to_owned()));
+        assert_eq!(response(&state, Probe::Healthz, t.after(2)), (200, later.to_owned()));
 
         state.queued(Family::V4, t.after(2));
         let overdue = concat!(
@@ -411,12 +411,12 @@ mod tests {
             r#""IPv4":{"lastUpdated":"2026-11-15T18:27:49.76569412Z","healthy":false},"#,
             r#""IPv6":{"lastUpdated":"2026-11-15T18:27:50.76569412Z","healthy":true}}}"#,
         );
-        assert_eq!(told(&state, Probe::Livez, t.after(62)), (503, overdue.to_owned()));
-        assert_eq!(told(&state, Probe::Healthz, t.after(62)).0, 503);
+        assert_eq!(response(&state, Probe::Livez, t.after(62)), (503, overdue.to_owned()));
+        assert_eq!(response(&state, Probe::Healthz, t.after(62)).0, 503);
     }
 
     #[test]
-    fn a_node_on_its_way_out_is_not_eligible() {
+    fn a_node_that_is_about_to_be_deleted_is_not_eligible() {
         let node = |deleted: Option<&str>, taints: &[&str]| {
             let mut node = api::Node::default();
             node.metadata.deletion_timestamp = deleted.map(str::to_owned);

@@ -1,11 +1,11 @@
-//! The health-check node ports of Services: a load balancer asks there whether this node has endpoints for one.
+//! The health-check node ports of Services, where a load balancer checks whether this node has endpoints of a Service.
 //!
 //! ```text
-//!   model ── hear ──▶ wanted ── settle, after rules are in place ──▶ open ports
+//!   model ── apply ──▶ desired ── settle, after rules are committed ──▶ open ports
 //! ```
 //!
-//! One of these per family, owned by its thread. Settling costs what was heard since the last time, and what could not
-//! be opened then.
+//! Each family worker owns one. The cost of settling depends on what has changed since the last time, and on the ports that could
+//! not be opened then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,13 +21,13 @@ use model::names::{NamespacedName, Port};
 use watch::recorder::{Notice, Recorder, Regarding, Severity};
 
 use super::node::NodeHealth;
-use crate::http::answer::{JSON, answer, nosniff};
 use crate::http::listen::{ListenError, listen_in_family};
-use crate::http::{Http, Reply, Request, Serving, Site};
+use crate::http::response::{JSON, nosniff, response};
+use crate::http::{Http, Reply, ServedPorts, ServerRequest, Site};
 
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The ports that are open, and those that should be.
+/// The health-check node ports of one family: the open ones and the desired ones.
 #[derive(Debug)]
 pub struct ServiceHealth {
     family: Family,
@@ -36,22 +36,23 @@ pub struct ServiceHealth {
     http: Http,
     node: Arc<NodeHealth>,
     recorder: Recorder,
-    wanted: BTreeMap<NamespacedName, HealthCheck>,
+    desired: BTreeMap<NamespacedName, HealthCheck>,
+    /// Services that have changed since the last [`settle`](Self::settle), or whose port could not be opened by it.
     unsettled: BTreeSet<NamespacedName>,
     open: BTreeMap<NamespacedName, Open>,
-    /// What was last told about those that could not be opened. They are tried at every pass, and passes are many.
-    told: BTreeMap<NamespacedName, String>,
+    /// The last logged errors of ports that could not be opened. Each sync tries to open them again, and would log them again.
+    open_errors: BTreeMap<NamespacedName, String>,
 }
 
 #[derive(Debug)]
 struct Open {
     port: Port,
-    desk: Arc<Desk>,
-    _serving: Serving,
+    site: Arc<ServiceSite>,
+    _served: ServedPorts,
 }
 
 impl ServiceHealth {
-    /// Will listen wherever node ports answer, as far as the node has such addresses now.
+    /// Ports will be opened at the addresses of node ports that the node has now.
     pub fn new(
         family: Family,
         node_port_addresses: &NodePortAddresses,
@@ -67,95 +68,95 @@ impl ServiceHealth {
             http,
             node,
             recorder,
-            wanted: BTreeMap::new(),
+            desired: BTreeMap::new(),
             unsettled: BTreeSet::new(),
             open: BTreeMap::new(),
-            told: BTreeMap::new(),
+            open_errors: BTreeMap::new(),
         }
     }
 
-    /// Takes note of what changed; nothing of it shows before the next [`settle`](Self::settle).
-    pub fn hear(&mut self, changes: impl IntoIterator<Item = (NamespacedName, Option<HealthCheck>)>) {
+    /// Changes the desired ports. Nothing is visible before the next [`settle`](Self::settle).
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = (NamespacedName, Option<HealthCheck>)>) {
         for (name, check) in changes {
             match check {
-                Some(check) => self.wanted.insert(name.clone(), check),
-                None => self.wanted.remove(&name),
+                Some(check) => self.desired.insert(name.clone(), check),
+                None => self.desired.remove(&name),
             };
             self.unsettled.insert(name);
         }
     }
 
-    /// Makes it so, now that rules are in place. What can't be opened is tried again the next time.
+    /// Opens and closes ports, now that the rules are committed. The next call retries what cannot be opened.
     pub fn settle(&mut self) {
         let unsettled = std::mem::take(&mut self.unsettled);
-        // A port may pass from one Service to another, so all that close come first.
+        // A port may move from one Service to another, so ports are closed first.
         for name in &unsettled {
-            let port = self.wanted.get(name).map(|check| check.port);
+            let port = self.desired.get(name).map(|check| check.port);
             if let Some(open) = self.open.get(name).filter(|open| Some(open.port) != port) {
                 tracing::debug!(v = 2, ipFamily = %self.family, service = %name, port = %open.port, "Closing healthcheck");
                 self.open.remove(name);
             }
         }
         for name in unsettled {
-            let Some(check) = self.wanted.get(&name).copied() else {
-                self.told.remove(&name);
+            let Some(check) = self.desired.get(&name).copied() else {
+                self.open_errors.remove(&name);
                 continue;
             };
             match self.open.get(&name) {
-                Some(open) => open.desk.local_endpoints.store(check.local_endpoints, Ordering::Relaxed),
+                Some(open) => open.site.local_endpoints.store(check.local_endpoints, Ordering::Relaxed),
                 None => self.open(name, check),
             }
         }
     }
 
-    /// Why the port of a Service can't be opened, if it can't.
-    pub fn trouble(&self, name: &NamespacedName) -> Option<&str> {
-        self.told.get(name).map(String::as_str)
+    /// Why the port of a Service cannot be opened; `None` if it is open or not desired.
+    pub fn open_error(&self, name: &NamespacedName) -> Option<&str> {
+        self.open_errors.get(name).map(String::as_str)
     }
 
     fn open(&mut self, name: NamespacedName, check: HealthCheck) {
         let port = check.port;
-        // One that fails closes those before it.
+        // An address that fails closes the listeners before it.
         let listeners: Result<Vec<_>, ListenError> =
             self.addresses.iter().map(|ip| listen_in_family(*ip, port.get())).collect();
         match listeners {
             Ok(listeners) => {
                 tracing::debug!(v = 2, ipFamily = %self.family, service = %name, %port, "Opening healthcheck");
-                let desk = Arc::new(Desk {
+                let site = Arc::new(ServiceSite {
                     service: name.clone(),
                     local_endpoints: AtomicUsize::new(check.local_endpoints),
                     node: self.node.clone(),
                 });
-                let site: Arc<dyn Site> = desk.clone();
-                let serving = self.http.serve(listeners, &site);
-                self.told.remove(&name);
-                self.open.insert(name, Open { port, desk, _serving: serving });
+                let served: Arc<dyn Site> = site.clone();
+                let served = self.http.serve(listeners, &served);
+                self.open_errors.remove(&name);
+                self.open.insert(name, Open { port, site, _served: served });
             }
             Err(error) => {
-                let trouble = error.to_string();
-                if self.told.get(&name) != Some(&trouble) {
-                    self.complain(&name, port, &trouble);
-                    self.told.insert(name.clone(), trouble);
+                let error = error.to_string();
+                if self.open_errors.get(&name) != Some(&error) {
+                    self.report_error(&name, port, &error);
+                    self.open_errors.insert(name.clone(), error);
                 }
                 self.unsettled.insert(name);
             }
         }
     }
 
-    fn complain(&self, name: &NamespacedName, port: Port, trouble: &str) {
+    fn report_error(&self, name: &NamespacedName, port: Port, error: &str) {
         let node = &self.node_name;
-        tracing::error!(ipFamily = %self.family, node, service = %name, %port, err = trouble, "Failed to start healthcheck");
+        tracing::error!(ipFamily = %self.family, node, service = %name, %port, err = error, "Failed to start healthcheck");
         self.recorder.record(Notice {
             regarding: Regarding::Service(name.clone()),
             severity: Severity::Warning,
             reason: "FailedToStartServiceHealthcheck",
             action: "Listen",
-            note: format!("node {node} failed to start healthcheck \"{name}\" on port {port}: {trouble}"),
+            note: format!("node {node} failed to start healthcheck \"{name}\" on port {port}: {error}"),
         });
     }
 }
 
-/// Where node ports answer, to be listened at. They are looked up once, as the reference does.
+/// The addresses to listen at: those of node ports. They are looked up once, as upstream does.
 fn addresses(family: Family, node_port_addresses: &NodePortAddresses) -> Vec<IpAddr> {
     let everywhere = match family {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -173,28 +174,28 @@ fn addresses(family: Family, node_port_addresses: &NodePortAddresses) -> Vec<IpA
     }
 }
 
-/// What answers at the port of one Service.
+/// The site at the port of one Service.
 #[derive(Debug)]
-struct Desk {
+struct ServiceSite {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
     node: Arc<NodeHealth>,
 }
 
-impl Site for Desk {
-    fn reply(&self, _: &Request) -> Reply {
+impl Site for ServiceSite {
+    fn reply(&self, _: &ServerRequest) -> Reply {
         let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
         let healthy = self.node.is_healthy();
         let status =
             if healthy && local_endpoints > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let body = body(&self.service, local_endpoints, healthy);
-        let mut answer = nosniff(answer(status, JSON, body));
-        answer.headers_mut().insert(WEIGHT, HeaderValue::from(local_endpoints));
-        Reply::Now(answer)
+        let mut response = nosniff(response(status, JSON, body));
+        response.headers_mut().insert(WEIGHT, HeaderValue::from(local_endpoints));
+        Reply::Now(response)
     }
 }
 
-/// To the byte as upstream writes it.
+/// Byte for byte what upstream writes.
 fn body(service: &NamespacedName, local_endpoints: usize, healthy: bool) -> String {
     let [namespace, name] =
         [&service.namespace, &service.name].map(|name| serde_json::Value::from(&**name).to_string());

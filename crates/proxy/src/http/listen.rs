@@ -1,4 +1,4 @@
-//! Listening sockets: which families a wildcard address stands for is not left to the system's settings.
+//! Listening sockets. Which families a wildcard address covers does not depend on the system's settings.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
 use settings::go::os_error;
 
-/// An address at which nobody can be served.
+/// An address that cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("listen tcp {address}: bind: {}", os_error(source))]
 pub struct ListenError {
@@ -15,10 +15,10 @@ pub struct ListenError {
     pub source: io::Error,
 }
 
-/// What comes at once and is not accepted yet; the system may hold it to less.
+/// Connections that wait to be accepted. The system's limit may be lower.
 const BACKLOG: i32 = 1024;
 
-/// Listens at the address. An unspecified one stands for all addresses of both families.
+/// Listens at the address. An unspecified one means all addresses of both families.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
     let opened = if address.ip().is_unspecified() {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
@@ -47,7 +47,7 @@ fn open(address: SocketAddr, only_its_family: bool) -> rustix::io::Result<TcpLis
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, only_its_family)?;
     }
-    // A proxy that is started again must not wait for the old one's connections to be forgotten.
+    // A restarted proxy must not have to wait for its predecessor's connections to leave TIME_WAIT.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &address)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_stands_for_both_families() {
+    fn a_wildcard_covers_both_families() {
         for wildcard in ["0.0.0.0:0", "[::]:0"] {
             let listener = listen(wildcard.parse().unwrap()).unwrap();
             for ip in ["127.0.0.1", "::1"] {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn one_family_leaves_the_port_of_the_other_alone() {
+    fn listening_in_one_family_leaves_the_port_of_the_other_free() {
         let v4 = listen_in_family(Ipv4Addr::UNSPECIFIED.into(), 0).unwrap();
         assert!(TcpStream::connect((Ipv6Addr::LOCALHOST, port(&v4))).is_err());
         let v6 = listen_in_family(Ipv6Addr::UNSPECIFIED.into(), port(&v4)).unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_named() {
+    fn the_error_names_a_port_that_is_in_use() {
         let taken = listen("127.0.0.1:0".parse().unwrap()).unwrap().local_addr().unwrap();
         let holder = TcpListener::bind(taken).unwrap();
         let error = listen(taken).unwrap_err();

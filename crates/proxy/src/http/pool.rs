@@ -1,4 +1,4 @@
-//! The connections of all ports together: how many there may be, and which one goes when another comes.
+//! The connections of all ports: how many there may be, and which one is closed to make room for another.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 const MAX_CONNECTIONS: usize = 512;
 const MIN_CONNECTIONS: usize = 8;
 
-/// How many connections there may be in a process that may open so many files: a quarter of them.
+/// The maximum number of connections: a quarter of the files that the process may open.
 pub fn limit(open_files: Option<u64>) -> usize {
     let share =
         open_files.map_or(MAX_CONNECTIONS, |files| usize::try_from(files / 4).unwrap_or(MAX_CONNECTIONS));
@@ -22,7 +22,7 @@ pub fn limit(open_files: Option<u64>) -> usize {
 pub struct Pool {
     limit: usize,
     began: Instant,
-    /// In the order in which they came.
+    /// In the order in which they were accepted.
     open: Mutex<Vec<Connection>>,
 }
 
@@ -32,14 +32,15 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// Since when a connection waits for its client, in microseconds since the pool began; [`BUSY`] while a client waits for us.
+/// Since when a connection has been idle.
 #[derive(Debug)]
 pub struct Activity {
     began: Instant,
+    /// In microseconds since `began`; [`BUSY`] while the client waits for a response.
     idle_since: AtomicU64,
 }
 
-/// Later than any time, so that connections at work are closed last.
+/// Later than any time, so that busy connections are closed last.
 const BUSY: u64 = u64::MAX;
 
 impl Pool {
@@ -47,28 +48,28 @@ impl Pool {
         Self { limit, began: Instant::now(), open: Mutex::default() }
     }
 
-    /// Of a connection that begins now.
+    /// The activity of a new connection.
     pub fn activity(&self) -> Arc<Activity> {
         let activity = Activity { began: self.began, idle_since: AtomicU64::default() };
-        activity.rest();
+        activity.mark_idle();
         Arc::new(activity)
     }
 
-    /// Closes a connection if there is no room for another one, and returns whether it did.
+    /// Closes a connection if the limit is reached, and returns whether it did.
     pub fn make_room(&self) -> bool {
         let mut open = self.open();
         open.retain(|connection| !connection.task.is_finished());
         open.len() >= self.limit && close_longest_idle(&mut open)
     }
 
-    /// Closes a connection, if there is one.
+    /// Closes the connection that has been idle longest, if there is any.
     pub fn close_longest_idle(&self) {
         let mut open = self.open();
         open.retain(|connection| !connection.task.is_finished());
         close_longest_idle(&mut open);
     }
 
-    pub fn enter(&self, task: AbortHandle, activity: Arc<Activity>) {
+    pub fn add(&self, task: AbortHandle, activity: Arc<Activity>) {
         self.open().push(Connection { task, activity });
     }
 
@@ -77,7 +78,7 @@ impl Pool {
     }
 }
 
-/// Of those at work, where all are, the one that came first.
+/// If all are busy, closes the one that was accepted first.
 fn close_longest_idle(open: &mut Vec<Connection>) -> bool {
     let idle_since = |connection: &Connection| connection.activity.idle_since.load(Ordering::Relaxed);
     let longest = open.iter().enumerate().min_by_key(|(_, connection)| idle_since(connection));
@@ -87,26 +88,26 @@ fn close_longest_idle(open: &mut Vec<Connection>) -> bool {
 }
 
 impl Activity {
-    /// The connection is at work until what is returned is dropped.
-    pub fn work(&self) -> Busy<'_> {
+    /// The connection is busy until the returned value is dropped.
+    pub fn mark_busy(&self) -> Busy<'_> {
         self.idle_since.store(BUSY, Ordering::Relaxed);
         Busy(self)
     }
 
-    fn rest(&self) {
+    fn mark_idle(&self) {
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(BUSY);
         self.idle_since.store(now, Ordering::Relaxed);
     }
 }
 
-/// Keeps a connection from being idle.
+/// Keeps a connection marked as busy.
 #[derive(Debug)]
 #[must_use]
 pub struct Busy<'a>(&'a Activity);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.rest();
+        self.0.mark_idle();
     }
 }
 
@@ -128,26 +129,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_longest_idle_goes_first_and_those_at_work_last() {
+    async fn the_longest_idle_connection_is_closed_first_and_busy_ones_last() {
         let pool = Pool::new(3);
-        let mut came = Vec::new();
+        let mut accepted = Vec::new();
         for idle_since in [30, 10, 20] {
             assert!(!pool.make_room());
             let (task, activity) = (tokio::spawn(pending::<()>()), pool.activity());
             activity.idle_since.store(idle_since, Ordering::Relaxed);
-            pool.enter(task.abort_handle(), activity.clone());
-            came.push((task, activity));
+            pool.add(task.abort_handle(), activity.clone());
+            accepted.push((task, activity));
         }
-        let open = || came.iter().map(|(task, _)| !task.is_finished()).collect::<Vec<_>>();
-        let work = came[1].1.work();
+        let open = || accepted.iter().map(|(task, _)| !task.is_finished()).collect::<Vec<_>>();
+        let busy = accepted[1].1.mark_busy();
         assert!(pool.make_room());
         yield_now().await;
-        assert_eq!(open(), [true, true, false], "the second is at work");
+        assert_eq!(open(), [true, true, false], "the second is busy");
         assert!(!pool.make_room(), "there is room now");
         pool.close_longest_idle();
         yield_now().await;
         assert_eq!(open(), [false, true, false]);
-        drop(work);
+        drop(busy);
         pool.close_longest_idle();
         yield_now().await;
         assert_eq!(open(), [false; 3]);

@@ -7,10 +7,10 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Sends a request to a site on a port of its own, and returns the answer's head and body.
-pub(crate) fn ask(site: Arc<dyn Site>, request: &str) -> (String, String) {
+/// Sends a request to a site on a port of its own, and returns the response's head and body.
+pub(crate) fn request(site: Arc<dyn Site>, text: &str) -> (String, String) {
     let (address, _serving) = serve(site);
-    exchange(address, request)
+    exchange(address, text)
 }
 
 pub(crate) fn exchange(address: SocketAddr, request: &str) -> (String, String) {
@@ -23,10 +23,10 @@ pub(crate) fn exchange(address: SocketAddr, request: &str) -> (String, String) {
         "{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
     );
     stream.write_all(text.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).unwrap();
+    let response = String::from_utf8_lossy(&response).into_owned();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{response:?}"));
     (head.to_owned(), body.to_owned())
 }
 
@@ -36,52 +36,52 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-fn serve(site: Arc<dyn Site>) -> (SocketAddr, Serving) {
+fn serve(site: Arc<dyn Site>) -> (SocketAddr, ServedPorts) {
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     (address, Http::start().unwrap().serve(vec![listener], &site))
 }
 
-/// Tells what it was asked; works `/later` out elsewhere.
+/// Responds with the request; runs `/later` on another thread.
 struct Echo;
 
-/// Is told when a long answer is asked for, and by whoever drops the other end that it may be given.
+/// Sends on `begun` when long work begins, and completes it once the sender of `ended` is dropped.
 struct Slow {
     begun: SyncSender<()>,
     ended: Mutex<Receiver<()>>,
 }
 
 impl Site for Arc<Slow> {
-    fn reply(&self, request: &Request) -> Reply {
+    fn reply(&self, request: &ServerRequest) -> Reply {
         let slow = self.clone();
         match request.uri().path() {
             "/long" => Reply::Long(Box::new(move || {
                 slow.begun.send(()).unwrap();
                 let _ = slow.ended.lock().unwrap().recv();
-                answer::plain(StatusCode::OK, "at last")
+                response::plain(StatusCode::OK, "at last")
             })),
-            _ => Reply::Later(Box::new(|| answer::plain(StatusCode::OK, "later"))),
+            _ => Reply::Later(Box::new(|| response::plain(StatusCode::OK, "later"))),
         }
     }
 }
 
 #[test]
-fn a_long_answer_holds_up_nothing_but_others_of_its_kind() {
+fn long_work_delays_nothing_but_other_long_work() {
     let ((begun, begins), (end, ended)) = (sync_channel(1), sync_channel(0));
     let (address, _serving) = serve(Arc::new(Arc::new(Slow { begun, ended: Mutex::new(ended) })));
-    let asking = thread::spawn(move || exchange(address, "GET /long"));
+    let waiting = thread::spawn(move || exchange(address, "GET /long"));
     begins.recv_timeout(DEADLINE).unwrap();
     assert_eq!(exchange(address, "GET /later").1, "later");
     let (head, body) = exchange(address, "GET /long");
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("Retry-After: 1"), "{head}");
-    assert_eq!(body, "busy with another question, ask again in a moment\n");
+    assert_eq!(body, "busy with another request, try again in a moment\n");
     drop(end);
-    assert_eq!(asking.join().unwrap().1, "at last");
+    assert_eq!(waiting.join().unwrap().1, "at last");
     assert_eq!(exchange(address, "GET /long").1, "at last");
 }
 
 #[test]
-fn a_long_answer_that_nobody_waits_for_still_keeps_others_of_its_kind_away() {
+fn long_work_whose_client_has_disconnected_still_excludes_other_long_work() {
     let ((begun, begins), (end, ended)) = (sync_channel(1), sync_channel(0));
     let (address, _serving) = serve(Arc::new(Arc::new(Slow { begun, ended: Mutex::new(ended) })));
     let mut left = connect(address);
@@ -95,22 +95,22 @@ fn a_long_answer_that_nobody_waits_for_still_keeps_others_of_its_kind_away() {
 }
 
 impl Site for Echo {
-    fn reply(&self, request: &Request) -> Reply {
-        let told = format!("{} {} {:?}", request.method(), request.uri().path(), request.body());
+    fn reply(&self, request: &ServerRequest) -> Reply {
+        let echo = format!("{} {} {:?}", request.method(), request.uri().path(), request.body());
         match request.uri().path() {
             "/later" => Reply::Later(Box::new(|| {
                 let name = thread::current().name().unwrap_or_default().to_owned();
-                answer::plain(StatusCode::OK, name)
+                response::plain(StatusCode::OK, name)
             })),
             "/panic" => Reply::Later(Box::new(|| panic!("on purpose"))),
-            _ => Reply::Now(answer::plain(StatusCode::OK, told)),
+            _ => Reply::Now(response::plain(StatusCode::OK, echo)),
         }
     }
 }
 
 #[test]
 fn a_request_is_answered() {
-    let (head, body) = ask(Arc::new(Echo), "GET /path?query");
+    let (head, body) = request(Arc::new(Echo), "GET /path?query");
     assert_eq!(body, "GET /path b\"\"");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
     for header in
@@ -121,42 +121,42 @@ fn a_request_is_answered() {
 }
 
 #[test]
-fn only_what_is_put_is_read_and_not_too_much_of_it() {
-    for (request, status, want) in [
+fn only_the_body_of_a_put_is_read_and_its_size_is_limited() {
+    for (text, status, want) in [
         ("PUT /v\n\n4", 200, "PUT /v b\"4\"".to_owned()),
         ("POST /v\n\n4", 200, "POST /v b\"\"".to_owned()),
-        (&format!("PUT /v\n\n{}", "4".repeat(LARGEST_BODY + 1)), 413, String::new()),
+        (&format!("PUT /v\n\n{}", "4".repeat(MAX_BODY_SIZE + 1)), 413, String::new()),
     ] {
-        let (head, body) = ask(Arc::new(Echo), request);
+        let (head, body) = request(Arc::new(Echo), text);
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
         assert_eq!(body, want);
     }
 }
 
 #[test]
-fn a_head_has_the_length_of_the_body_it_comes_without() {
-    let (head, body) = ask(Arc::new(Echo), "HEAD /path");
+fn a_head_request_gets_the_length_without_the_body() {
+    let (head, body) = request(Arc::new(Echo), "HEAD /path");
     assert!(head.contains("Content-Length: 14"), "{head}");
     assert_eq!(body, "");
 }
 
 #[test]
-fn a_head_that_is_too_large_is_refused() {
-    let header = format!("GET /\nX: {}", "x".repeat(LARGEST_HEAD));
-    let (head, _) = ask(Arc::new(Echo), &header);
+fn headers_that_are_too_large_are_refused() {
+    let header = format!("GET /\nX: {}", "x".repeat(MAX_HEAD_SIZE));
+    let (head, _) = request(Arc::new(Echo), &header);
     assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
 }
 
 #[test]
-fn what_takes_its_time_does_so_elsewhere() {
+fn blocking_work_runs_on_another_thread() {
     let (address, _serving) = serve(Arc::new(Echo));
     assert_eq!(exchange(address, "GET /later").1, "http-later");
     assert!(exchange(address, "GET /panic").0.starts_with("HTTP/1.1 500 "));
-    assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "), "and nothing else suffers");
+    assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "), "other requests are not affected");
 }
 
 #[test]
-fn clients_that_only_hold_on_make_room_for_others() {
+fn idle_connections_make_room_for_others() {
     let http = Http::start().unwrap();
     let limit = pool::limit(getrlimit(Resource::Nofile).current);
     let site: Arc<dyn Site> = Arc::new(Echo);
@@ -168,7 +168,7 @@ fn clients_that_only_hold_on_make_room_for_others() {
     for address in [a, b] {
         assert!(exchange(address, "GET /").0.starts_with("HTTP/1.1 200 "));
     }
-    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the one that has waited longest had to go");
+    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the longest idle connection was closed");
     let is_open = |stream: &&TcpStream| {
         stream.set_nonblocking(true).unwrap();
         { *stream }.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -177,11 +177,11 @@ fn clients_that_only_hold_on_make_room_for_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_completes_its_request_is_given_up() {
+async fn the_connection_of_a_client_that_never_completes_its_request_is_closed() {
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    let shared = Shared { workers: Workers::new(), pool: Arc::new(Pool::new(8)) };
-    tokio::spawn(accept(listener, Arc::new(Echo), shared));
+    let server = ServerState { workers: Workers::new(), pool: Arc::new(Pool::new(8)) };
+    tokio::spawn(accept(listener, Arc::new(Echo), server));
     for part in
         ["", "GET / HTTP/1.1\r\nHost: no", "PUT /v HTTP/1.1\r\nHost: node\r\nContent-Length: 9\r\n\r\n1"]
     {
@@ -189,9 +189,9 @@ async fn a_client_that_never_completes_its_request_is_given_up() {
         client.write_all(part.as_bytes()).unwrap();
         client.set_nonblocking(true).unwrap();
         let began = tokio::time::Instant::now();
-        let mut answer = Vec::new();
+        let mut response = Vec::new();
         loop {
-            match client.read_to_end(&mut answer) {
+            match client.read_to_end(&mut response) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     sleep(Duration::from_secs(1)).await
                 }
@@ -201,47 +201,48 @@ async fn a_client_that_never_completes_its_request_is_given_up() {
                 }
             }
         }
-        assert!(began.elapsed() < LONGEST_ANSWER, "{part:?}: {}", String::from_utf8_lossy(&answer));
+        assert!(began.elapsed() < MAX_RESPONSE_TIME, "{part:?}: {}", String::from_utf8_lossy(&response));
     }
 }
 
 #[test]
-fn a_port_no_longer_served_is_free_at_once_and_its_connections_are_gone() {
-    let (address, serving) = serve(Arc::new(Echo));
+fn dropping_the_served_ports_frees_them_and_closes_their_connections() {
+    let (address, served) = serve(Arc::new(Echo));
     let mut open = connect(address);
     open.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
-    let answered = open.read(&mut [0; 1024]).unwrap();
-    assert!(answered > 0);
-    drop(serving);
+    let received = open.read(&mut [0; 1024]).unwrap();
+    assert!(received > 0);
+    drop(served);
     assert!(listen(address).is_ok());
     assert_eq!(open.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
-fn a_taken_port_is_the_end_only_where_it_should_be() {
+fn a_port_in_use_is_an_error_only_if_that_is_fatal() {
     let holder = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = holder.local_addr().unwrap();
     let http = Http::start().unwrap();
-    let serve = |is_fatal| http.serve_for_ever(address, Arc::new(Echo), Trouble { is_fatal, tell: |_| () });
+    let serve =
+        |is_fatal| http.serve_forever(address, Arc::new(Echo), OnBindFailure { is_fatal, log: |_| () });
     assert!(serve(true).is_err());
     assert!(serve(false).is_ok());
 }
 
-static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 #[tokio::test(start_paused = true)]
-async fn a_port_is_served_once_it_is_free_and_the_log_stays_short() {
+async fn a_port_is_served_once_it_is_free_and_an_unchanged_error_is_logged_once() {
     let holder = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = holder.local_addr().unwrap();
     let first = listen(address).unwrap_err();
-    let tell = |error: &ListenError| TOLD.lock().unwrap().push(error.to_string());
-    let waiting = tokio::spawn(listen_at_last(address, tell, first));
+    let log = |error: &ListenError| LOGGED.lock().unwrap().push(error.to_string());
+    let waiting = tokio::spawn(listen_once_free(address, log, first));
     let began = tokio::time::Instant::now();
-    sleep(RETRY * 3 + RETRY / 2).await;
+    sleep(BIND_RETRY_INTERVAL * 3 + BIND_RETRY_INTERVAL / 2).await;
     assert!(!waiting.is_finished());
     drop(holder);
     let listener = waiting.await.unwrap();
     assert_eq!(listener.local_addr().unwrap(), address);
-    assert_eq!(began.elapsed().as_secs(), (RETRY * 4).as_secs());
-    assert_eq!(*TOLD.lock().unwrap(), Vec::<String>::new(), "the same trouble is told once");
+    assert_eq!(began.elapsed().as_secs(), (BIND_RETRY_INTERVAL * 4).as_secs());
+    assert_eq!(*LOGGED.lock().unwrap(), Vec::<String>::new(), "the caller has logged the first error");
 }

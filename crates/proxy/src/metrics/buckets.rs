@@ -1,7 +1,7 @@
-//! The bounds of histograms, as the reference has them.
-#![allow(clippy::indexing_slicing, reason = "the compiler does it")]
+//! The bounds of histograms, which are those of upstream.
+#![allow(clippy::indexing_slicing, reason = "the compiler evaluates it")]
 
-/// What a sync takes: a millisecond, doubled fourteen times.
+/// The duration of a sync: a millisecond, doubled fourteen times.
 pub static SYNC: [f64; 15] = {
     let mut bounds = [0.001; 15];
     let mut n = 1;
@@ -12,7 +12,7 @@ pub static SYNC: [f64; 15] = {
     bounds
 };
 
-/// From a change in the cluster until it is in force. The reference's list begins with a zero by mistake.
+/// The latency of a change in the cluster until its rules are committed. Upstream's list begins with a zero by mistake.
 pub static NETWORK_PROGRAMMING: [f64; 81] = {
     let mut bounds = [0.0; 81];
     let (mut n, mut next) = (1, 0.25);

@@ -1,5 +1,5 @@
-//! New connections per service port and per endpoint, as the kernel counts them. Our own; the reference has no such
-//! thing. Nothing is asked for unless somebody wants it, since it costs a series for each of them.
+//! New connections per service port and per endpoint, as the kernel counts them. Upstream has no such metrics. They are disabled by
+//! default, since each service port and endpoint is a series.
 
 use std::net::IpAddr;
 use std::{fmt, io};
@@ -11,34 +11,34 @@ use plan::nftables::elements::Frontend;
 
 use crate::totals::Totals;
 
-use super::text::{About, Entry, Kind, Stability};
+use super::text::{About, Entry, MetricType, Stability};
 use super::{Collector, ip_family};
 
-/// Series of one metric and one family. Those beyond, in the order of their names, are left out and counted.
-const MOST_SERIES: usize = 5_000;
+/// Series of one metric and one family. Further ones, in the order of their names, are left out and counted.
+const MAX_SERIES: usize = 5_000;
 
 const BY_SERVICE: About = About {
     name: "sluice_service_new_connections_total",
     help: "New connections to a service port",
-    kind: Kind::Counter,
+    kind: MetricType::Counter,
     stability: Some(Stability::Alpha),
 };
 
 const BY_ENDPOINT: About = About {
     name: "sluice_endpoint_new_connections_total",
     help: "New connections that an endpoint of a service port got from this node",
-    kind: Kind::Counter,
+    kind: MetricType::Counter,
     stability: Some(Stability::Alpha),
 };
 
 const LEFT_OUT: About = About {
     name: "sluice_new_connections_series_left_out",
     help: "Number of service ports and endpoints whose new connections are not shown because there are too many",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     stability: Some(Stability::Alpha),
 };
 
-/// Asks the kernel at each scrape, for one family.
+/// Reads the counters of one family at each scrape.
 pub struct NewConnections {
     family: Family,
     count: Box<dyn FnMut() -> io::Result<Vec<Connections>> + Send>,
@@ -65,13 +65,13 @@ impl Collector for NewConnections {
                 tracing::error!(ipFamily = %self.family, err = %error, "Failed to count new connections");
             }
         }
-        self.totals.entries(self.family, MOST_SERIES)
+        self.totals.entries(self.family, MAX_SERIES)
     }
 }
 
 type Endpoint = (IpAddr, Port);
 
-/// What was counted since the process began to look. Without an endpoint: everything at the service port.
+/// Totals since the first scrape. A key without an endpoint has all connections of the service port.
 #[derive(Debug, Default)]
 struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), Frontend>);
 
@@ -83,7 +83,7 @@ impl ByEndpoint {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts are floats to Prometheus")]
-    fn entries(&self, family: Family, most: usize) -> Vec<Entry> {
+    fn entries(&self, family: Family, max: usize) -> Vec<Entry> {
         let (mut by_service, mut by_endpoint) = (Entry::new(BY_SERVICE), Entry::new(BY_ENDPOINT));
         let (mut services, mut endpoints) = (0, 0);
         for ((name, endpoint), total) in self.0.iter() {
@@ -92,7 +92,7 @@ impl ByEndpoint {
                 Some(_) => (&mut endpoints, &mut by_endpoint),
             };
             *shown += 1;
-            if *shown > most {
+            if *shown > max {
                 continue;
             }
             let endpoint = endpoint.map(|(ip, port)| host_port(ip, port.get()));
@@ -110,7 +110,7 @@ impl ByEndpoint {
             );
         }
         let mut left_out = Entry::new(LEFT_OUT);
-        let beyond = |shown: usize| shown.saturating_sub(most) as f64;
+        let beyond = |shown: usize| shown.saturating_sub(max) as f64;
         left_out.sample([("ip_family", ip_family(family))], beyond(services) + beyond(endpoints));
         vec![by_service, by_endpoint, left_out]
     }
@@ -137,8 +137,8 @@ mod tests {
         }
     }
 
-    fn samples(totals: &ByEndpoint, most: usize) -> Vec<String> {
-        let page = page(totals.entries(Family::V4, most));
+    fn samples(totals: &ByEndpoint, max: usize) -> Vec<String> {
+        let page = page(totals.entries(Family::V4, max));
         page.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
     }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_shown() {
+    fn series_beyond_the_limit_are_left_out_and_counted() {
         let mut totals = ByEndpoint::default();
         totals.add(vec![
             connections("a", None, 1, 1),

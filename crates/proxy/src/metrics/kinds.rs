@@ -9,49 +9,49 @@ use std::time::Instant;
 use jiff::Timestamp;
 use settings::go::double_text;
 
-use super::text::{About, Entry, Kind, Stability};
+use super::text::{About, Entry, MetricType, Stability};
 
-/// What can be put on the page.
+/// A metric that the page can show.
 pub trait Metric {
     fn about(&self) -> About;
     fn entry(&self) -> Entry;
 }
 
-/// Grows.
+/// A counter with labels.
 #[derive(Debug)]
-pub struct Counter<const N: usize>(Series<N, f64>);
+pub struct CounterVec<const N: usize>(Series<N, f64>);
 
-/// Goes up and down.
+/// A gauge with labels.
 #[derive(Debug)]
-pub struct Gauge<const N: usize>(Series<N, f64>);
+pub struct GaugeVec<const N: usize>(Series<N, f64>);
 
-/// How long ago something was when the page is read, in seconds; 0 where there is nothing.
+/// A gauge of the seconds from a time until the page is read; 0 without a time.
 #[derive(Debug)]
-pub struct Age<const N: usize>(Series<N, Option<Instant>>);
+pub struct AgeVec<const N: usize>(Series<N, Option<Instant>>);
 
-/// Counts values by size.
+/// A histogram with labels.
 #[derive(Debug)]
-pub struct Histogram<const N: usize> {
+pub struct HistogramVec<const N: usize> {
     series: Series<N, Distribution>,
     bounds: &'static [f64],
 }
 
-/// How many values fell between the bounds; the last one counts those beyond.
+/// The number of values in each bucket, of which the last has no bound.
 #[derive(Clone, Debug, Default)]
 struct Distribution {
     counts: Vec<u64>,
     sum: f64,
 }
 
-impl<const N: usize> Counter<N> {
-    /// Labels are in the order of their names, as the page shows them.
+impl<const N: usize> CounterVec<N> {
+    /// Labels must be sorted by name, as the page shows them.
     pub fn new(
         stability: Stability,
         name: &'static str,
         labels: [&'static str; N],
         help: &'static str,
     ) -> Self {
-        let about = About { name, help, kind: Kind::Counter, stability: Some(stability) };
+        let about = About { name, help, kind: MetricType::Counter, stability: Some(stability) };
         Self(Series::new(about, labels, 0.0))
     }
 
@@ -68,23 +68,23 @@ impl<const N: usize> Counter<N> {
     }
 }
 
-impl<const N: usize> Gauge<N> {
-    /// Labels are in the order of their names, as the page shows them.
+impl<const N: usize> GaugeVec<N> {
+    /// Labels must be sorted by name, as the page shows them.
     pub fn new(
         stability: Stability,
         name: &'static str,
         labels: [&'static str; N],
         help: &'static str,
     ) -> Self {
-        let about = About { name, help, kind: Kind::Gauge, stability: Some(stability) };
+        let about = About { name, help, kind: MetricType::Gauge, stability: Some(stability) };
         Self(Series::new(about, labels, 0.0))
     }
 
     pub fn set(&self, labels: [&str; N], value: f64) {
-        self.0.change(labels, |held| *held = value);
+        self.0.change(labels, |current| *current = value);
     }
 
-    /// To the seconds since the epoch, as timestamps are told.
+    /// Sets the value to the seconds since the epoch.
     pub fn set_to_time(&self, labels: [&str; N], time: Timestamp) {
         self.set(labels, time.as_duration().as_secs_f64());
     }
@@ -94,25 +94,25 @@ impl<const N: usize> Gauge<N> {
     }
 }
 
-impl<const N: usize> Age<N> {
-    /// Labels are in the order of their names, as the page shows them.
+impl<const N: usize> AgeVec<N> {
+    /// Labels must be sorted by name, as the page shows them.
     pub fn new(
         stability: Stability,
         name: &'static str,
         labels: [&'static str; N],
         help: &'static str,
     ) -> Self {
-        let about = About { name, help, kind: Kind::Gauge, stability: Some(stability) };
+        let about = About { name, help, kind: MetricType::Gauge, stability: Some(stability) };
         Self(Series::new(about, labels, None))
     }
 
     pub fn since(&self, labels: [&str; N], time: Option<Instant>) {
-        self.0.change(labels, |held| *held = time);
+        self.0.change(labels, |current| *current = time);
     }
 }
 
-impl<const N: usize> Histogram<N> {
-    /// Labels are in the order of their names, bounds ascend; one for everything beyond is added.
+impl<const N: usize> HistogramVec<N> {
+    /// Labels must be sorted by name and bounds must ascend. A last bucket without a bound is added.
     pub fn new(
         stability: Stability,
         name: &'static str,
@@ -120,7 +120,7 @@ impl<const N: usize> Histogram<N> {
         bounds: &'static [f64],
         help: &'static str,
     ) -> Self {
-        let about = About { name, help, kind: Kind::Histogram, stability: Some(stability) };
+        let about = About { name, help, kind: MetricType::Histogram, stability: Some(stability) };
         Self { series: Series::new(about, labels, Distribution::default()), bounds }
     }
 
@@ -136,7 +136,7 @@ impl<const N: usize> Histogram<N> {
     }
 }
 
-impl<const N: usize> Metric for Counter<N> {
+impl<const N: usize> Metric for CounterVec<N> {
     fn about(&self) -> About {
         self.0.about
     }
@@ -146,7 +146,7 @@ impl<const N: usize> Metric for Counter<N> {
     }
 }
 
-impl<const N: usize> Metric for Gauge<N> {
+impl<const N: usize> Metric for GaugeVec<N> {
     fn about(&self) -> About {
         self.0.about
     }
@@ -156,7 +156,7 @@ impl<const N: usize> Metric for Gauge<N> {
     }
 }
 
-impl<const N: usize> Metric for Age<N> {
+impl<const N: usize> Metric for AgeVec<N> {
     fn about(&self) -> About {
         self.0.about
     }
@@ -167,7 +167,7 @@ impl<const N: usize> Metric for Age<N> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts are floats to Prometheus")]
-impl<const N: usize> Metric for Histogram<N> {
+impl<const N: usize> Metric for HistogramVec<N> {
     fn about(&self) -> About {
         self.series.about
     }
@@ -189,7 +189,7 @@ impl<const N: usize> Metric for Histogram<N> {
     }
 }
 
-/// A value for each combination of labels that was ever used, in order. There are few of them.
+/// A value for each combination of labels that was ever used, sorted by labels. There are few of them.
 #[derive(Debug)]
 struct Series<const N: usize, V> {
     about: About,
@@ -211,7 +211,7 @@ impl<const N: usize, V: Clone> Series<N, V> {
 
     fn change(&self, labels: [&str; N], change: impl FnOnce(&mut V)) {
         let mut values = self.values();
-        let place = values.binary_search_by(|(held, _)| held.iter().map(|value| &**value).cmp(labels));
+        let place = values.binary_search_by(|(known, _)| known.iter().map(|value| &**value).cmp(labels));
         let place = place.unwrap_or_else(|place| {
             values.insert(
                 place,
@@ -236,7 +236,7 @@ impl<const N: usize, V: Clone> Series<N, V> {
         entry
     }
 
-    // No change is ever left half done.
+    // No change leaves the values inconsistent, even if it panics.
     fn values(&self) -> MutexGuard<'_, Values<N, V>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,16 +254,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_labels_is_there_from_the_start() {
-        let counter = Counter::new(Stability::Alpha, "c", [], "Counts.");
+    fn a_metric_without_labels_is_shown_from_the_start() {
+        let counter = CounterVec::new(Stability::Alpha, "c", [], "Counts.");
         assert_eq!(page(vec![counter.entry()]), "# HELP c [ALPHA] Counts.\n# TYPE c counter\nc 0\n");
-        let labelled = Counter::new(Stability::Alpha, "c", ["code"], "Counts.");
+        let labelled = CounterVec::new(Stability::Alpha, "c", ["code"], "Counts.");
         assert_eq!(page(vec![labelled.entry()]), "");
     }
 
     #[test]
     fn series_are_ordered_by_their_labels() {
-        let gauge = Gauge::new(Stability::Stable, "g", ["a", "b"], "Goes.");
+        let gauge = GaugeVec::new(Stability::Stable, "g", ["a", "b"], "Goes.");
         gauge.set(["2", "1"], 4.0);
         gauge.set(["1", "2"], 3.0);
         gauge.set(["1", "1"], 1.0);
@@ -276,8 +276,8 @@ mod tests {
     }
 
     #[test]
-    fn an_age_grows_until_it_is_read() {
-        let age = Age::new(Stability::Alpha, "a", ["x"], "Waits.");
+    fn an_age_is_computed_when_it_is_read() {
+        let age = AgeVec::new(Stability::Alpha, "a", ["x"], "Waits.");
         age.since(["y"], None);
         assert_eq!(page(vec![age.entry()]), "# HELP a [ALPHA] Waits.\n# TYPE a gauge\na{x=\"y\"} 0\n");
         age.since(["y"], Instant::now().checked_sub(std::time::Duration::from_secs(5)));
@@ -287,8 +287,8 @@ mod tests {
     }
 
     #[test]
-    fn a_value_on_a_bound_is_below_it() {
-        let histogram = Histogram::new(Stability::Beta, "h", ["x"], &[0.5, 2_000_000.0], "Sizes.");
+    fn a_value_equal_to_a_bound_is_in_its_bucket() {
+        let histogram = HistogramVec::new(Stability::Beta, "h", ["x"], &[0.5, 2_000_000.0], "Sizes.");
         for value in [-1.0, 0.5, 0.75, 3e6] {
             histogram.observe(["y"], value);
         }

@@ -1,18 +1,18 @@
-//! Packets that rules of the iptables mode have counted.
+//! Packets that rules of the iptables mode count.
 
 use std::fmt;
 
 use super::Collector;
-use super::text::{About, Entry, Kind, Stability};
+use super::text::{About, Entry, MetricType, Stability};
 
-/// What the kernel counted; nothing where it can't be read.
+/// The kernel's counters; `None` if they cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packets {
     pub ct_state_invalid_dropped: Option<u64>,
     pub localhost_nodeports_accepted: Option<u64>,
 }
 
-/// Asks for them at each scrape.
+/// Reads them at each scrape.
 pub struct PacketCounts {
     read: Box<dyn FnMut() -> Packets + Send>,
 }
@@ -32,14 +32,14 @@ impl fmt::Debug for PacketCounts {
 const DROPPED: About = About {
     name: "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
     help: "packets dropped by iptables to work around conntrack problems",
-    kind: Kind::Counter,
+    kind: MetricType::Counter,
     stability: Some(Stability::Alpha),
 };
 
 const ACCEPTED: About = About {
     name: "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
     help: "Number of packets accepted on nodeports of loopback interface",
-    kind: Kind::Counter,
+    kind: MetricType::Counter,
     stability: Some(Stability::Alpha),
 };
 

@@ -1,10 +1,10 @@
-//! What the process uses, from `/proc`, under the names every dashboard knows.
+//! The resources that the process uses, from `/proc`, under the names that dashboards expect.
 
 use std::fs;
 
-use super::text::{About, Entry, Kind, Stability};
+use super::text::{About, Entry, MetricType, Stability};
 
-/// What `/proc` says about a process. What can't be read is left out.
+/// What `/proc` has about a process. `None` if a value cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Process {
     cpu_seconds: Option<f64>,
@@ -18,23 +18,23 @@ pub struct Process {
     virtual_memory_max: Option<f64>,
 }
 
-/// The kernel's unit for times of processes: fixed for user space, whatever the machine.
+/// The unit of process times in `/proc`, which is the same on every machine (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-const fn about(name: &'static str, kind: Kind, help: &'static str) -> About {
+const fn about(name: &'static str, kind: MetricType, help: &'static str) -> About {
     About { name, help, kind, stability: None }
 }
 
 const START_TIME: About = about(
     "process_start_time_seconds",
-    Kind::Gauge,
+    MetricType::Gauge,
     "Start time of the process since unix epoch in seconds.",
 );
 
 impl Process {
-    /// This one, now.
-    #[allow(clippy::cast_precision_loss, reason = "there are never that many files")]
-    pub fn here() -> Self {
+    /// Reads the current values of this process.
+    #[allow(clippy::cast_precision_loss, reason = "no process has that many files")]
+    pub fn current() -> Self {
         let text = |path| fs::read_to_string(path).unwrap_or_default();
         let open_fds = fs::read_dir("/proc/self/fd").ok().map(|files| files.count() as f64);
         Self {
@@ -50,7 +50,7 @@ impl Process {
     }
 
     fn parse(stat: &str, status: &str, limits: &str, netstat: &str, machine: &str) -> Self {
-        // The name, second field of `stat`, may hold anything, so count from its closing bracket.
+        // The second field of `stat`, the name, may contain any characters, so fields are counted from its closing bracket.
         let stat: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |field: usize| stat.get(field - 3)?.parse::<f64>().ok();
         let kilobytes =
@@ -80,16 +80,19 @@ impl Process {
                 self.cpu_seconds,
                 about(
                     "process_cpu_seconds_total",
-                    Kind::Counter,
+                    MetricType::Counter,
                     "Total user and system CPU time spent in seconds.",
                 ),
             ),
-            (self.max_fds, about("process_max_fds", Kind::Gauge, "Maximum number of open file descriptors.")),
+            (
+                self.max_fds,
+                about("process_max_fds", MetricType::Gauge, "Maximum number of open file descriptors."),
+            ),
             (
                 self.network_received,
                 about(
                     "process_network_receive_bytes_total",
-                    Kind::Counter,
+                    MetricType::Counter,
                     "Number of bytes received by the process over the network.",
                 ),
             ),
@@ -97,25 +100,25 @@ impl Process {
                 self.network_transmitted,
                 about(
                     "process_network_transmit_bytes_total",
-                    Kind::Counter,
+                    MetricType::Counter,
                     "Number of bytes sent by the process over the network.",
                 ),
             ),
-            (self.open_fds, about("process_open_fds", Kind::Gauge, "Number of open file descriptors.")),
+            (self.open_fds, about("process_open_fds", MetricType::Gauge, "Number of open file descriptors.")),
             (
                 self.resident_memory,
-                about("process_resident_memory_bytes", Kind::Gauge, "Resident memory size in bytes."),
+                about("process_resident_memory_bytes", MetricType::Gauge, "Resident memory size in bytes."),
             ),
             (self.start_time, START_TIME),
             (
                 self.virtual_memory,
-                about("process_virtual_memory_bytes", Kind::Gauge, "Virtual memory size in bytes."),
+                about("process_virtual_memory_bytes", MetricType::Gauge, "Virtual memory size in bytes."),
             ),
             (
                 self.virtual_memory_max,
                 about(
                     "process_virtual_memory_max_bytes",
-                    Kind::Gauge,
+                    MetricType::Gauge,
                     "Maximum amount of virtual memory available in bytes.",
                 ),
             ),
@@ -125,7 +128,7 @@ impl Process {
         .collect()
     }
 
-    /// The same start time for `/metrics/slis`, where it has a stability.
+    /// The start time for `/metrics/slis`, where it has a stability.
     pub fn start_time_entry(&self) -> Option<Entry> {
         Some(entry(About { stability: Some(Stability::Alpha), ..START_TIME }, self.start_time?))
     }
@@ -141,19 +144,19 @@ fn number(text: &str) -> Option<f64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// The soft limit. Without one, Go's library tells the largest number there is.
+/// The soft limit. Without a limit, Go's library shows the largest number.
 #[allow(clippy::cast_precision_loss, reason = "as Go's library does")]
 fn limit(limits: &str, name: &str) -> Option<f64> {
     let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
     if soft == "unlimited" { Some(u64::MAX as f64) } else { soft.parse().ok() }
 }
 
-/// A column of the line pair `IpExt:`, the first of which names the columns.
+/// A column of the two `IpExt:` lines, of which the first has the names of the columns.
 fn octets(netstat: &str, column: &str) -> Option<f64> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt: "));
     let (names, values) = (lines.next()?, lines.next()?);
-    let place = names.split_whitespace().position(|name| name == column)?;
-    number(values.split_whitespace().nth(place)?)
+    let index = names.split_whitespace().position(|name| name == column)?;
+    number(values.split_whitespace().nth(index)?)
 }
 
 #[cfg(test)]
@@ -161,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_is_read_whatever_the_name_of_the_process() {
+    fn proc_is_parsed_for_any_name_of_the_process() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 100 0 0 0 12 3 0 0 20 0 9 0 4242 1402585088 11671 1844674407370955161 1";
         let status = "Name:\ta\nVmSize:\t 1369712 kB\nVmRSS:\t   46684 kB\n";
         let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
@@ -185,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn this_process_knows_all_about_itself() {
-        let here = Process::here();
-        assert_eq!(here.entries().len(), 9, "{here:?}");
+    fn all_values_of_this_process_can_be_read() {
+        let process = Process::current();
+        assert_eq!(process.entries().len(), 9, "{process:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Requests to the API server, counted as the reference's client does.
+//! Metrics of requests to the API server, as upstream's client counts them.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ impl Observer for Metrics {
         let verb = verb.as_str();
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.rest_client_requests.increment([&code, host, verb]);
-        // How long a watch lasts says nothing about the API server.
+        // The duration of a watch says nothing about the latency of the API server.
         if !is_watch {
             self.rest_client_request_duration.observe([host, verb], took.as_secs_f64());
             self.rest_client_request_size.observe([host, verb], request_bytes as f64);

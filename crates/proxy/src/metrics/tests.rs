@@ -8,7 +8,7 @@ use watch::client::{Exchange, Observer as _};
 use super::packets::{PacketCounts, Packets};
 use super::*;
 
-/// Every metric that a healthy proxy of the reference shows, with a value each.
+/// Every metric that a healthy proxy of upstream shows, each with a value.
 fn in_use(mode: ProxyMode) -> Metrics {
     let metrics = Metrics::new(mode);
     metrics.describe(&Build::reported_as(KUBERNETES), &Gates::resolve(&BTreeMap::new()).unwrap());
@@ -42,7 +42,7 @@ fn in_use(mode: ProxyMode) -> Metrics {
     metrics
 }
 
-/// The page without values, except where they are part of what is known beforehand.
+/// The page without values, except for those that are always the same.
 fn shape(page: &str) -> Vec<String> {
     let strip = |line: &str| match line.rsplit_once(' ') {
         _ if line.starts_with('#') || line.starts_with("kubernetes_feature_enabled") => line.to_owned(),
@@ -58,14 +58,14 @@ fn shape(page: &str) -> Vec<String> {
 }
 
 fn assert_same(page: &str, golden: &str) {
-    for (ours, reference) in shape(page).iter().zip(golden.lines()) {
-        assert_eq!(ours, reference);
+    for (ours, upstream) in shape(page).iter().zip(golden.lines()) {
+        assert_eq!(ours, upstream);
     }
     assert_eq!(shape(page).len(), golden.lines().count());
 }
 
 #[test]
-fn names_help_types_labels_and_buckets_are_those_of_the_reference() {
+fn names_help_types_labels_and_buckets_are_those_of_upstream() {
     assert_same(&in_use(Nftables).page(), include_str!("../../tests/fixtures/metrics/nftables.txt"));
     let metrics = in_use(Iptables);
     metrics.collect(Box::new(PacketCounts::new(|| Packets {
@@ -76,7 +76,7 @@ fn names_help_types_labels_and_buckets_are_those_of_the_reference() {
 }
 
 #[test]
-fn a_mode_shows_nothing_of_the_others() {
+fn a_mode_shows_no_metrics_of_other_modes() {
     for (mode, failures, absent) in [
         (Nftables, 2, "iptables"),
         (Iptables, 2, "nftables"),
@@ -115,7 +115,7 @@ fn names_are_unique_and_labels_in_order() {
 }
 
 #[test]
-fn a_watch_is_counted_but_not_measured_and_no_answer_is_an_error() {
+fn a_watch_is_counted_without_its_duration_and_a_missing_response_is_an_error() {
     let metrics = Metrics::new(Nftables);
     let took = Duration::from_secs(300);
     let exchange =
@@ -127,7 +127,7 @@ fn a_watch_is_counted_but_not_measured_and_no_answer_is_an_error() {
 }
 
 #[test]
-fn a_watch_grows_old_until_it_brings_something() {
+fn the_age_of_a_watch_grows_until_its_next_message() {
     let metrics = Metrics::new(Nftables);
     assert!(!metrics.page().contains("sluice_watch"));
     let age = || {
@@ -152,20 +152,20 @@ fn the_book_explains_every_metric() {
     let chapter = std::fs::read_to_string(chapter).unwrap();
     let explained: BTreeSet<&str> = chapter.split('`').collect();
     let mut names = BTreeSet::new();
-    for mode in EVERYWHERE {
+    for mode in ALL_MODES {
         let metrics = Metrics::new(*mode);
         names.extend(metrics.registered().iter().map(|metric| metric.about().name));
     }
-    let asked = PacketCounts::new(|| Packets {
+    let packets = PacketCounts::new(|| Packets {
         ct_state_invalid_dropped: Some(0),
         localhost_nodeports_accepted: Some(0),
     });
     let counted = connections::NewConnections::new(Family::V4, || Ok(Vec::new()));
-    let collectors: [Box<dyn Collector>; 2] = [Box::new(asked), Box::new(counted)];
-    let mut pages = text::page(Process::here().entries());
+    let collectors: [Box<dyn Collector>; 2] = [Box::new(packets), Box::new(counted)];
+    let mut pages = text::page(Process::current().entries());
     pages.extend(collectors.into_iter().map(|mut collector| text::page(collector.entries())));
     names.extend(pages.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()));
-    // Those have no page while there is nothing to count.
+    // These have no samples while there is nothing to count.
     names.extend(["sluice_service_new_connections_total", "sluice_endpoint_new_connections_total"]);
     let missing: Vec<_> = names.iter().filter(|name| !explained.contains(**name)).collect();
     assert!(names.len() > 40 && missing.is_empty(), "docs/src/metrics.md lacks {missing:?}");

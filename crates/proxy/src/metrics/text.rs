@@ -1,4 +1,4 @@
-//! Metrics as Prometheus reads them, byte for byte as Go's library writes them.
+//! The text format of Prometheus, byte for byte as Go's library writes it.
 
 use std::fmt::Write as _;
 
@@ -9,13 +9,13 @@ use settings::go::double_text;
 pub struct About {
     pub name: &'static str,
     pub help: &'static str,
-    pub kind: Kind,
-    /// How long users may rely on it, told in its help text.
+    pub kind: MetricType,
+    /// Shown at the beginning of the help text, if there is one.
     pub stability: Option<Stability>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     Counter,
     Gauge,
     Histogram,
@@ -28,7 +28,7 @@ pub enum Stability {
     Stable,
 }
 
-impl Kind {
+impl MetricType {
     fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -60,12 +60,12 @@ impl Entry {
         Self { about, samples: String::new() }
     }
 
-    /// Adds a sample; labels come in the order of their names.
+    /// Adds a sample. Labels must be sorted by name.
     pub fn sample<'a>(&mut self, labels: impl IntoIterator<Item = (&'a str, &'a str)>, value: f64) {
         self.part("", labels, value);
     }
 
-    /// Adds one of the several samples that make a histogram.
+    /// Adds one of the samples of a histogram.
     pub fn part<'a>(
         &mut self,
         suffix: &str,
@@ -92,7 +92,7 @@ impl Entry {
     }
 }
 
-/// The whole page: sorted by name, without the metrics that have no sample. Entries of one name become one.
+/// The whole page, sorted by name, without metrics that have no sample. Entries with the same name are merged.
 pub fn page(mut entries: Vec<Entry>) -> String {
     entries.retain(|entry| !entry.samples.is_empty());
     entries.sort_by_key(|entry| entry.about.name);
@@ -130,11 +130,11 @@ mod tests {
     use super::*;
 
     fn about(name: &'static str, help: &'static str, stability: Option<Stability>) -> About {
-        About { name, help, kind: Kind::Gauge, stability }
+        About { name, help, kind: MetricType::Gauge, stability }
     }
 
     #[test]
-    fn a_page_is_sorted_and_leaves_out_what_has_no_value() {
+    fn a_page_is_sorted_and_leaves_out_metrics_without_samples() {
         let mut last = Entry::new(about("z", "Last.", None));
         last.sample([], 262_144.0);
         let mut first = Entry::new(about("a", "A \"back\\slash\"\nand a line", Some(Stability::Beta)));

@@ -1,9 +1,9 @@
-//! Which form of a page a client accepts. Structured ones have to be asked for by their full name, so that nobody comes
-//! to depend on them by accident.
+//! Negotiates the format of a page. Clients have to request a structured format with its full name, so that they do not depend on
+//! it by accident.
 
-/// The form to answer in.
+/// The format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ResponseFormat {
     Text,
     Structured { encoding: Encoding, version: Version },
 }
@@ -40,17 +40,17 @@ impl Version {
     }
 }
 
-/// The form the client likes best of those there are of this kind of page, if any.
-pub fn negotiate(accept: &str, kind: &str) -> Option<Form> {
+/// The format that the client prefers among those of this kind of page; `None` if it accepts none of them.
+pub fn negotiate(accept: &str, kind: &str) -> Option<ResponseFormat> {
     if accept.trim().is_empty() {
-        return Some(Form::Text);
+        return Some(ResponseFormat::Text);
     }
     let mut clauses: Vec<_> = accept.split(',').map(Clause::parse).collect();
     clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
-    clauses.iter().find_map(|clause| clause.form(kind))
+    clauses.iter().find_map(|clause| clause.format(kind))
 }
 
-/// One of the things a client accepts: `application/json;g=config.k8s.io;v=v1beta1;as=Statusz;q=0.9`.
+/// One clause of the `Accept` header: `application/json;g=config.k8s.io;v=v1beta1;as=Statusz;q=0.9`.
 #[derive(Debug)]
 struct Clause<'a> {
     media_type: &'a str,
@@ -77,7 +77,7 @@ impl<'a> Clause<'a> {
         clause
     }
 
-    fn form(&self, kind: &str) -> Option<Form> {
+    fn format(&self, kind: &str) -> Option<ResponseFormat> {
         let version = match (self.group, self.version, self.kind) {
             (None, None, None) => None,
             (Some(GROUP), Some("v1beta1"), Some(named)) if named == kind => Some(Version::V1beta1),
@@ -85,12 +85,12 @@ impl<'a> Clause<'a> {
             _ => return None,
         };
         match (self.media_type, version) {
-            ("text/plain" | "text/*" | "*/*", None) => Some(Form::Text),
+            ("text/plain" | "text/*" | "*/*", None) => Some(ResponseFormat::Text),
             ("application/json", Some(version)) => {
-                Some(Form::Structured { encoding: Encoding::Json, version })
+                Some(ResponseFormat::Structured { encoding: Encoding::Json, version })
             }
             ("application/yaml", Some(version)) => {
-                Some(Form::Structured { encoding: Encoding::Yaml, version })
+                Some(ResponseFormat::Structured { encoding: Encoding::Yaml, version })
             }
             _ => None,
         }
@@ -102,15 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_are_those_the_reference_chooses() {
-        let structured = |encoding, version| Some(Form::Structured { encoding, version });
+    fn formats_are_those_that_upstream_chooses() {
+        let structured = |encoding, version| Some(ResponseFormat::Structured { encoding, version });
         let json = structured(Encoding::Json, Version::V1beta1);
         for (accept, want) in [
-            ("", Some(Form::Text)),
-            ("*/*", Some(Form::Text)),
-            ("text/plain", Some(Form::Text)),
-            ("text/*", Some(Form::Text)),
-            ("text/html,*/*;q=0.8", Some(Form::Text)),
+            ("", Some(ResponseFormat::Text)),
+            ("*/*", Some(ResponseFormat::Text)),
+            ("text/plain", Some(ResponseFormat::Text)),
+            ("text/*", Some(ResponseFormat::Text)),
+            ("text/html,*/*;q=0.8", Some(ResponseFormat::Text)),
             ("application/json;g=config.k8s.io;v=v1beta1;as=Statusz", json),
             ("application/json;as=Statusz;v=v1beta1;g=config.k8s.io, text/plain", json),
             ("text/plain;q=0.5, application/json;as=Statusz;v=v1beta1;g=config.k8s.io", json),

@@ -1,30 +1,31 @@
-//! What `--profiling` opens: the verbosity, and the place where Go keeps its profiles.
+//! What `--profiling` enables: changing the verbosity, and the path of Go's profiles.
 //!
-//! There are no profiles here. Those of Go come from its runtime; ours would need signal handlers and symbols that the
-//! binary does not carry, and `perf` does better from outside. The page says so rather than pretend.
+//! There are no profiles. Those of Go come from its runtime; ours would need signal handlers, and symbols that the binary does not
+//! contain, and `perf` does better from outside. The page says so.
 
 use http::header::{HeaderName, LOCATION};
 use http::{Method, StatusCode};
 use settings::go::parse_level;
 use settings::logs::Logs;
 
-use crate::http::answer::{HTML, answer, nosniff, plain, with_header};
-use crate::http::{Answer, Request};
+use crate::http::response::{HTML, nosniff, plain, response, with_header};
+use crate::http::{ServerRequest, ServerResponse};
 
 const PPROF: &str = "/debug/pprof/";
 const FLAGS: &str = "/debug/flags/";
 
-pub fn find(request: &Request, logs: &Logs) -> Option<Answer> {
+/// The page at the path of a request; `None` if there is none.
+pub fn page(request: &ServerRequest, logs: &Logs) -> Option<ServerResponse> {
     let path = request.uri().path();
     match path {
         "/debug/pprof" => {
             let page = format!("<a href=\"{PPROF}\">Found</a>.\n\n");
-            Some(with_header(answer(StatusCode::FOUND, HTML, page), LOCATION, PPROF))
+            Some(with_header(response(StatusCode::FOUND, HTML, page), LOCATION, PPROF))
         }
-        PPROF => Some(nosniff(answer(StatusCode::OK, HTML, profiles_page()))),
+        PPROF => Some(nosniff(response(StatusCode::OK, HTML, profiles_page()))),
         "/debug/flags/v" => Some(verbosity(request, logs)),
-        "/debug/flags" => Some(answer(StatusCode::OK, HTML, FLAGS_PAGE)),
-        _ if path.starts_with(FLAGS) => Some(answer(StatusCode::OK, HTML, FLAGS_PAGE)),
+        "/debug/flags" => Some(response(StatusCode::OK, HTML, FLAGS_PAGE)),
+        _ if path.starts_with(FLAGS) => Some(response(StatusCode::OK, HTML, FLAGS_PAGE)),
         _ if path.starts_with(PPROF) => {
             let unknown = plain(StatusCode::NOT_FOUND, "Unknown profile\n");
             Some(with_header(unknown, HeaderName::from_static("x-go-pprof"), "1"))
@@ -60,15 +61,15 @@ full flags configurable<br>
 </html>
 ";
 
-fn verbosity(request: &Request, logs: &Logs) -> Answer {
-    let (status, words) = match change_verbosity(request, logs) {
-        Ok(words) => (StatusCode::OK, words),
+fn verbosity(request: &ServerRequest, logs: &Logs) -> ServerResponse {
+    let (status, text) = match change_verbosity(request, logs) {
+        Ok(text) => (StatusCode::OK, text),
         Err(refusal) => refusal,
     };
-    nosniff(answer(status, "text/plain", words + "\n"))
+    nosniff(response(status, "text/plain", text + "\n"))
 }
 
-fn change_verbosity(request: &Request, logs: &Logs) -> Result<String, (StatusCode, String)> {
+fn change_verbosity(request: &ServerRequest, logs: &Logs) -> Result<String, (StatusCode, String)> {
     if request.method() != Method::PUT {
         return Err((StatusCode::NOT_ACCEPTABLE, "unsupported http method".to_owned()));
     }

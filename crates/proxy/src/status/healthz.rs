@@ -1,33 +1,33 @@
-//! `/healthz` at the metrics port: whether the process answers at all, and how often that was asked.
+//! `/healthz` at the metrics port: succeeds if the process responds, and counts the checks.
 
 use http::StatusCode;
 use settings::go::quote;
 
-use crate::http::Answer;
-use crate::http::answer::plain;
-use crate::metrics::kinds::{Counter, Gauge, Metric as _};
+use crate::http::ServerResponse;
+use crate::http::response::plain;
+use crate::metrics::kinds::{CounterVec, GaugeVec, Metric as _};
 use crate::metrics::process::Process;
 use crate::metrics::text::{self, Stability};
 
 const PING: &str = "ping";
 
-/// The one check there is always succeeds.
+/// The only check always succeeds.
 #[derive(Debug)]
 pub struct Healthz {
-    last: Gauge<2>,
-    all: Counter<3>,
+    last: GaugeVec<2>,
+    all: CounterVec<3>,
 }
 
 impl Default for Healthz {
     fn default() -> Self {
         Self {
-            last: Gauge::new(
+            last: GaugeVec::new(
                 Stability::Stable,
                 "kubernetes_healthcheck",
                 ["name", "type"],
                 "This metric records the result of a single healthcheck.",
             ),
-            all: Counter::new(
+            all: CounterVec::new(
                 Stability::Stable,
                 "kubernetes_healthchecks_total",
                 ["name", "status", "type"],
@@ -38,7 +38,7 @@ impl Default for Healthz {
 }
 
 impl Healthz {
-    pub fn answer(&self, query: &str) -> Answer {
+    pub fn response(&self, query: &str) -> ServerResponse {
         let parameters = || query.split('&').map(|part| part.split_once('=').unwrap_or((part, "")));
         let mut excluded: Vec<_> =
             parameters().filter(|(name, _)| *name == "exclude").map(|(_, check)| check).collect();
@@ -66,11 +66,11 @@ impl Healthz {
     /// `/metrics/slis`.
     pub fn page(&self) -> String {
         let mut entries = vec![self.last.entry(), self.all.entry()];
-        entries.extend(Process::here().start_time_entry());
+        entries.extend(Process::current().start_time_entry());
         text::page(entries)
     }
 
-    pub fn forget(&self) {
+    pub fn clear(&self) {
         self.last.clear();
         self.all.clear();
     }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_question_gets_the_answer_of_the_reference() {
+    fn every_query_gets_the_response_of_upstream() {
         let healthz = Healthz::default();
         for (query, want) in [
             ("", "ok"),
@@ -94,13 +94,13 @@ mod tests {
                 "[+]ping ok\nwarn: some health checks cannot be excluded: no matches for \"foo\"\nhealthz check passed\n",
             ),
         ] {
-            assert_eq!(healthz.answer(query).body(), want, "{query}");
+            assert_eq!(healthz.response(query).body(), want, "{query}");
         }
         let page = healthz.page();
         assert!(page.contains("\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"), "{page}");
         let all = "\nkubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 4\n";
         assert!(page.contains(all), "{page}");
-        healthz.forget();
+        healthz.clear();
         assert!(healthz.page().starts_with("# HELP process_start_time_seconds [ALPHA] "));
     }
 }

@@ -1,5 +1,5 @@
-//! What the subcommands of this program ask a running proxy. Answered only to who is on this node: it tells more about
-//! the cluster than metrics do, and takes the families' time.
+//! The server's side of the debug API, for the subcommands of this program. Only clients on this node are served: the responses
+//! reveal more about the cluster than metrics do, and take time of the family workers.
 
 use std::sync::Arc;
 
@@ -8,102 +8,101 @@ use http::StatusCode;
 use model::address::Family;
 use serde::Serialize;
 
-use crate::connections::{Census, Page};
+use crate::connections::{ConnectionCounter, ConnectionsPage};
 use crate::debug_api::findings::Findings;
-use crate::debug_api::question::Question;
+use crate::debug_api::packet_query::PacketQuery;
 use crate::debug_api::{PREFIX, VERIFY};
 use crate::family::{Families, FamilyHandle};
-use crate::http::answer::{JSON, answer, nosniff, plain};
-use crate::http::{Answer, Local, Reply, Request};
+use crate::http::response::{JSON, nosniff, plain, response};
+use crate::http::{Local, Reply, ServerRequest, ServerResponse};
 
-/// Whom to ask, and about what.
+/// What the debug API reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Here<'a> {
+pub struct DebugContext<'a> {
     pub node_name: &'a str,
     pub mode: &'static str,
     pub families: &'a Families,
-    pub census: &'a Arc<Census>,
+    pub connection_counter: &'a Arc<ConnectionCounter>,
 }
 
-/// Nothing if it is not one of these questions.
-pub fn find(request: &Request, here: Here<'_>) -> Option<Reply> {
-    let question = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
+/// The reply of the debug API; `None` if the request is not for it.
+pub fn reply(request: &ServerRequest, context: DebugContext<'_>) -> Option<Reply> {
+    let path = request.uri().path().strip_prefix(PREFIX)?.strip_prefix('/')?;
     if request.extensions().get::<Local>().is_none() {
-        let refusal =
-            "only answered to who asks from this node, by its address or as localhost and through no proxy\n";
+        let refusal = "only served to clients on this node that use its address or localhost, and no proxy\n";
         let refusal = plain(StatusCode::FORBIDDEN, refusal);
         return Some(Reply::Now(refusal));
     }
-    match question {
-        "connections" => Some(connections(here)),
-        "explain" => Some(explain(request.uri().query().unwrap_or_default(), here.families)),
-        VERIFY => Some(compare(here.families)),
+    match path {
+        "connections" => Some(connections(context)),
+        "explain" => Some(explain(request.uri().query().unwrap_or_default(), context.families)),
+        VERIFY => Some(compare(context.families)),
         _ => None,
     }
 }
 
-/// How many new connections there were.
-fn connections(Here { node_name, mode, census, .. }: Here<'_>) -> Reply {
+/// The number of new connections.
+fn connections(DebugContext { node_name, mode, connection_counter, .. }: DebugContext<'_>) -> Reply {
     if mode != "nftables" {
         let refusal = format!("new connections are counted in nftables mode only, and this is {mode} mode\n");
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
-    let (node_name, census) = (node_name.to_owned(), census.clone());
+    let (node_name, connection_counter) = (node_name.to_owned(), connection_counter.clone());
     long(move || {
-        let count = census.count();
+        let count = connection_counter.count();
         let mut all = Vec::new();
         for family in count.families.keys() {
             let counted = count.of(*family).with_context(|| format!("counting {family} connections"))?;
             all.extend(counted.iter().cloned().map(|one| (one, *family == Family::V6)));
         }
-        let page = Page::new(&node_name, mode, all);
-        Ok(Page { counted_at: count.at, good_for: count.good_for(), ..page })
+        let page = ConnectionsPage::new(&node_name, mode, all);
+        Ok(ConnectionsPage { counted_at: count.at, good_for: count.good_for(), ..page })
     })
 }
 
 /// What would happen to a packet.
 fn explain(query: &str, families: &Families) -> Reply {
-    let question = match Question::from_query(query) {
-        Ok(question) => question,
+    let query = match PacketQuery::from_query(query) {
+        Ok(query) => query,
         Err(error) => return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("{error:#}\n"))),
     };
-    let family = Family::of(question.destination.ip());
+    let family = Family::of(query.destination.ip());
     let Some(worker) = families.get(&family).cloned() else {
         return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("this proxy does not serve {family}\n")));
     };
-    long(move || worker.explain(question))
+    long(move || worker.explain(query))
 }
 
-/// What the kernel holds otherwise than it should. The workers only say what it should hold: they have no time to compare.
+/// How the kernel differs from the desired state. Workers only return the desired state: comparing would delay their syncs.
 fn compare(families: &Families) -> Reply {
     let families = families.clone();
     long(move || families.values().map(findings).collect::<anyhow::Result<Vec<_>>>())
 }
 
-/// A sync may come between what is desired and what is found: a difference that is real stays.
+/// A sync may run between reading the desired and the actual state, so only differences that persist are returned.
 fn findings(worker: &FamilyHandle) -> anyhow::Result<Findings> {
-    let look = || Findings::of(worker.family(), worker.desired()?);
-    let mut found = look()?;
+    let compare = || Findings::of(worker.family(), worker.desired()?);
+    let mut found = compare()?;
     for _ in 0..2 {
         if found.differences.is_empty() {
             break;
         }
-        let before = std::mem::replace(&mut found, look()?);
-        found.keep_what_was_in(&before);
+        let before = std::mem::replace(&mut found, compare()?);
+        found.retain_found_in(&before);
     }
     Ok(found)
 }
 
-fn long<T: Serialize>(work_out: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
+fn long<T: Serialize>(work: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Reply {
     Reply::Long(Box::new(move || {
-        let json = work_out().and_then(|found| Ok(serde_json::to_vec(&found)?));
+        let json = work().and_then(|found| Ok(serde_json::to_vec(&found)?));
         match json {
-            Ok(json) => nosniff(answer(StatusCode::OK, JSON, json)),
-            Err(error) => trouble(&error),
+            Ok(json) => nosniff(response(StatusCode::OK, JSON, json)),
+            Err(error) => unavailable(&error),
         }
     }))
 }
 
-fn trouble(error: &anyhow::Error) -> Answer {
+fn unavailable(error: &anyhow::Error) -> ServerResponse {
     plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n"))
 }

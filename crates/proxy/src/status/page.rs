@@ -1,4 +1,4 @@
-//! `/statusz` and `/flagz`: for people as text, for programs that insist as an object.
+//! `/statusz` and `/flagz`: text for operators, or an object for programs that request one.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use settings::config::yaml;
 use settings::version::{Build, KUBERNETES, MAJOR, MINOR};
 
-use super::accept::{Encoding, Form, GROUP, Version, negotiate};
-use crate::http::answer::{JSON, TEXT, answer, with_header};
-use crate::http::{Answer, Request};
+use super::accept::{Encoding, GROUP, ResponseFormat, Version, negotiate};
+use crate::http::response::{JSON, TEXT, response, with_header};
+use crate::http::{ServerRequest, ServerResponse};
 
-/// One of them is chosen by chance: whoever parses the text learns early that it isn't meant for that.
+/// One of them is chosen at random, as upstream does, so that programs do not come to parse the text.
 const DELIMITERS: [&str; 4] = [":", ": ", "=", " "];
 
 /// What is running, and since when.
@@ -34,10 +34,15 @@ impl Statusz {
         Self { started, go_version: build.go_version, paths }
     }
 
-    /// `watches`: for how long the watch of each resource has brought nothing.
-    pub fn answer(&self, request: &Request, now: Timestamp, watches: &[(&'static str, Duration)]) -> Answer {
+    /// `watches` has the time since the last message of each resource's watch.
+    pub fn response(
+        &self,
+        request: &ServerRequest,
+        now: Timestamp,
+        watches: &[(&'static str, Duration)],
+    ) -> ServerResponse {
         let text = || self.text(now, random_delimiter(), watches);
-        present(request, "Statusz", text, || self.fields(now))
+        negotiated(request, "Statusz", text, || self.fields(now))
     }
 
     fn up(&self, now: Timestamp) -> i64 {
@@ -92,8 +97,8 @@ impl Flagz {
         Self { flags, delimiter: random_delimiter() }
     }
 
-    pub fn answer(&self, request: &Request) -> Answer {
-        present(request, "Flagz", || self.text(), || self.fields())
+    pub fn response(&self, request: &ServerRequest) -> ServerResponse {
+        negotiated(request, "Flagz", || self.text(), || self.fields())
     }
 
     fn text(&self) -> String {
@@ -125,59 +130,61 @@ fn emulation_version() -> String {
 }
 
 fn random_delimiter() -> &'static str {
-    let chance = RandomState::new().build_hasher().finish();
+    let random = RandomState::new().build_hasher().finish();
     let count = DELIMITERS.len() as u64;
-    DELIMITERS.iter().zip(0..).find(|(_, n)| *n == chance % count).map_or(":", |(delimiter, _)| delimiter)
+    DELIMITERS.iter().zip(0..).find(|(_, n)| *n == random % count).map_or(":", |(delimiter, _)| delimiter)
 }
 
-/// Answers in the form the client accepts.
-fn present(
-    request: &Request,
+/// Responds in a format that the client accepts.
+fn negotiated(
+    request: &ServerRequest,
     kind: &str,
     text: impl FnOnce() -> String,
     fields: impl FnOnce() -> Fields,
-) -> Answer {
+) -> ServerResponse {
     let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match negotiate(accept, kind) {
-        Some(Form::Text) => answer(StatusCode::OK, TEXT, text()),
-        Some(Form::Structured { encoding, version }) => structured(encoding, version, kind, fields()),
+        Some(ResponseFormat::Text) => response(StatusCode::OK, TEXT, text()),
+        Some(ResponseFormat::Structured { encoding, version }) => {
+            structured(encoding, version, kind, fields())
+        }
         None => not_acceptable(),
     }
 }
 
-fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) -> Answer {
+fn structured(encoding: Encoding, version: Version, kind: &str, fields: Fields) -> ServerResponse {
     let head = [
         ("kind", kind.into()),
         ("apiVersion", format!("{GROUP}/{}", version.name()).into()),
         ("metadata", json!({ "name": "kube-proxy" })),
     ];
-    let object = Object(head.into_iter().chain(fields).collect());
+    let object = OrderedObject(head.into_iter().chain(fields).collect());
     let body = match encoding {
         Encoding::Json => serde_json::to_string_pretty(&object).unwrap_or_default(),
         Encoding::Yaml => yaml::write(&object).unwrap_or_default(),
     };
-    let mut answer = answer(StatusCode::OK, encoding.media_type(), body);
+    let mut response = response(StatusCode::OK, encoding.media_type(), body);
     let (media_type, version_name) = (encoding.media_type(), version.name());
     let full_type = format!("{media_type};g={GROUP};v={version_name};as={kind}");
     if let Ok(full_type) = HeaderValue::from_str(&full_type) {
-        answer.headers_mut().insert(CONTENT_TYPE, full_type);
+        response.headers_mut().insert(CONTENT_TYPE, full_type);
     }
     match version {
-        Version::V1beta1 => answer,
+        Version::V1beta1 => response,
         Version::V1alpha1 => {
             let page = kind.to_ascii_lowercase();
             let warning = format!(
                 "299 - \"This version of the {page} endpoint is deprecated. Please use a newer version.\""
             );
-            with_header(answer, WARNING, &warning)
+            with_header(response, WARNING, &warning)
         }
     }
 }
 
-fn not_acceptable() -> Answer {
+fn not_acceptable() -> ServerResponse {
     let message =
         "only the following media types are accepted: application/json, application/yaml, text/plain";
-    let status = Object(vec![
+    let status = OrderedObject(vec![
         ("kind", "Status".into()),
         ("apiVersion", "v1".into()),
         ("metadata", json!({})),
@@ -186,15 +193,15 @@ fn not_acceptable() -> Answer {
         ("reason", "NotAcceptable".into()),
         ("code", 406.into()),
     ]);
-    answer(StatusCode::NOT_ACCEPTABLE, JSON, serde_json::to_string_pretty(&status).unwrap_or_default())
+    response(StatusCode::NOT_ACCEPTABLE, JSON, serde_json::to_string_pretty(&status).unwrap_or_default())
 }
 
 type Fields = Vec<(&'static str, Value)>;
 
-/// An object whose fields stay in order.
-struct Object(Fields);
+/// A JSON object that keeps the order of its fields.
+struct OrderedObject(Fields);
 
-impl Serialize for Object {
+impl Serialize for OrderedObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
     }
@@ -210,16 +217,16 @@ mod tests {
         (page, "2026-11-07T20:28:50Z".parse().unwrap())
     }
 
-    fn ask(accept: &str) -> Request {
+    fn ask(accept: &str) -> ServerRequest {
         http::Request::builder().header(ACCEPT, accept).body(bytes::Bytes::new()).unwrap()
     }
 
-    fn body(answer: Answer) -> String {
-        String::from_utf8(answer.into_body().to_vec()).unwrap()
+    fn body(response: ServerResponse) -> String {
+        String::from_utf8(response.into_body().to_vec()).unwrap()
     }
 
     #[test]
-    fn status_reads_like_that_of_the_reference() {
+    fn status_has_the_text_of_upstream() {
         let (page, now) = statusz();
         let want = "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n
 Started= Fri Nov  6 18:27:23 UTC 2026
@@ -236,9 +243,9 @@ Paths= /configz /metrics
     }
 
     #[test]
-    fn status_is_an_object_for_whoever_asks_for_one() {
+    fn status_is_an_object_if_the_client_requests_one() {
         let (page, now) = statusz();
-        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Statusz"), now, &[]);
+        let json = page.response(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Statusz"), now, &[]);
         let media_type = "application/json;g=config.k8s.io;v=v1beta1;as=Statusz";
         assert_eq!(json.headers()[CONTENT_TYPE], media_type);
         assert!(!json.headers().contains_key(WARNING));
@@ -260,7 +267,7 @@ Paths= /configz /metrics
 }"#;
         assert_eq!(body(json), want);
 
-        let yaml = page.answer(&ask("application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz"), now, &[]);
+        let yaml = page.response(&ask("application/yaml;g=config.k8s.io;v=v1alpha1;as=Statusz"), now, &[]);
         let warning =
             "299 - \"This version of the statusz endpoint is deprecated. Please use a newer version.\"";
         assert_eq!(yaml.headers()[WARNING], warning);
@@ -285,15 +292,15 @@ uptimeSeconds: 93686
         let flags = [("v", "2".to_owned()), ("config", String::new())];
         let page = Flagz { delimiter: ": ", ..Flagz::new(&flags) };
         assert!(page.text().ends_with("debugging purposes only.\nconfig: \nv: 2\n"), "{}", page.text());
-        let json = page.answer(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Flagz"));
+        let json = page.response(&ask("application/json;g=config.k8s.io;v=v1beta1;as=Flagz"));
         assert!(body(json).ends_with("\n  \"flags\": {\n    \"config\": \"\",\n    \"v\": \"2\"\n  }\n}"));
     }
 
     #[test]
-    fn what_nobody_can_give_is_refused_with_a_status() {
-        let answer = statusz().0.answer(&ask("application/json"), Timestamp::now(), &[]);
-        assert_eq!(answer.status(), StatusCode::NOT_ACCEPTABLE);
-        assert_eq!(answer.headers()[CONTENT_TYPE], "application/json");
-        assert_eq!(answer.body().len(), 237, "as long as that of the reference");
+    fn a_format_that_does_not_exist_is_refused_with_a_status() {
+        let response = statusz().0.response(&ask("application/json"), Timestamp::now(), &[]);
+        assert_eq!(response.status(), StatusCode::NOT_ACCEPTABLE);
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
+        assert_eq!(response.body().len(), 237, "as long as that of upstream");
     }
 }

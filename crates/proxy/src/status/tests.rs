@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use watch::client::Observer as _;
 
 use super::*;
-use crate::http::tests::ask;
+use crate::http::tests::request;
 
 fn facts() -> Facts {
     let gates = Gates::resolve(&BTreeMap::new()).unwrap();
@@ -19,7 +19,7 @@ fn facts() -> Facts {
         logs: Logs::unused(),
         metrics,
         families: Families::new(),
-        census: Arc::new(Census::new(Families::new())),
+        connection_counter: Arc::new(ConnectionCounter::new(Families::new())),
         node_name: "node-1".to_owned(),
     }
 }
@@ -32,12 +32,12 @@ const TEXT_HEADER: &str = "Content-Type: text/plain; charset=utf-8";
 const NOSNIFF: &str = "X-Content-Type-Options: nosniff";
 
 #[test]
-fn every_page_has_the_status_headers_and_body_of_the_reference() {
+fn every_page_has_the_status_headers_and_body_of_upstream() {
     let not_found = (404, &[TEXT_HEADER, NOSNIFF, "Content-Length: 19"][..], "404 page not found\n");
     let html = &["Content-Type: text/html; charset=utf-8"][..];
     let bare = "Content-Type: text/plain\r\n";
     let site = status();
-    for (request, (code, headers, body)) in [
+    for (text, (code, headers, body)) in [
         ("GET /healthz", (200, &[TEXT_HEADER, NOSNIFF][..], "ok")),
         ("GET /healthz?verbose", (200, &[TEXT_HEADER, NOSNIFF], "[+]ping ok\nhealthz check passed\n")),
         ("GET /healthz/ping", (200, &[TEXT_HEADER], "ok")),
@@ -63,35 +63,35 @@ fn every_page_has_the_status_headers_and_body_of_the_reference() {
         ("GET /debug/pprof", (302, &["Location: /debug/pprof/"], "<a href=\"/debug/pprof/\">Found</a>.\n\n")),
         ("GET /debug/pprof/heap", (404, &[TEXT_HEADER, NOSNIFF, "X-Go-Pprof: 1"], "Unknown profile\n")),
     ] {
-        let (head, told) = ask(site.clone(), request);
-        assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{request}: {head}");
-        assert_eq!(told, body, "{request}");
+        let (head, received) = request(site.clone(), text);
+        assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{text}: {head}");
+        assert_eq!(received, body, "{text}");
         for header in headers {
-            assert!(format!("{head}\r\n").contains(header), "{request}: {header} in {head}");
+            assert!(format!("{head}\r\n").contains(header), "{text}: {header} in {head}");
         }
     }
     for path in ["/debug/flags", "/debug/flags/", "/debug/flags/x"] {
-        let (head, body) = ask(site.clone(), &format!("GET {path}"));
+        let (head, body) = request(site.clone(), &format!("GET {path}"));
         assert!(head.contains(html[0]) && body.len() == 168, "{path}: {head} {body}");
     }
 }
 
 #[test]
-fn metrics_are_shown_as_prometheus_wants_them() {
+fn metrics_have_the_format_of_prometheus() {
     let site = status();
-    let (head, body) = ask(site.clone(), "GET /metrics");
+    let (head, body) = request(site.clone(), "GET /metrics");
     let media_type = "Content-Type: text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
     assert!(head.contains(media_type), "{head}");
     assert!(head.contains("\r\nProcess-Start-Time-Unix: 1"), "{head}");
     assert!(body.contains("\nkubernetes_build_info{"), "{body}");
     assert!(body.contains("\nprocess_resident_memory_bytes "));
-    let (head, zipped) = ask(site.clone(), "GET /metrics\nAccept-Encoding: deflate, gzip");
+    let (head, compressed) = request(site.clone(), "GET /metrics\nAccept-Encoding: deflate, gzip");
     assert!(head.contains("Content-Encoding: gzip"), "{head}");
-    assert!(zipped.len() * 2 < body.len());
-    let (head, _) = ask(site.clone(), "GET /metrics\nAccept-Encoding: gzip;q=0");
+    assert!(compressed.len() * 2 < body.len());
+    let (head, _) = request(site.clone(), "GET /metrics\nAccept-Encoding: gzip;q=0");
     assert!(!head.contains("Content-Encoding"), "{head}");
-    ask(site.clone(), "GET /healthz");
-    let (head, body) = ask(site, "GET /metrics/slis");
+    request(site.clone(), "GET /healthz");
+    let (head, body) = request(site, "GET /metrics/slis");
     assert!(head.contains(media_type), "{head}");
     assert!(
         body.contains("kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1\n")
@@ -99,30 +99,30 @@ fn metrics_are_shown_as_prometheus_wants_them() {
 }
 
 #[test]
-fn the_configuration_is_shown_as_it_is() {
-    let (head, body) = ask(status(), "GET /configz");
+fn configz_shows_the_configuration() {
+    let (head, body) = request(status(), "GET /configz");
     assert!(head.contains("Content-Type: application/json\r\n") && head.contains(NOSNIFF), "{head}");
     let json = KubeProxyConfiguration::with_defaults().to_json().unwrap();
     assert_eq!(body, format!("{{\"kubeproxy.config.k8s.io\":{json}}}"));
 }
 
 #[test]
-fn pages_are_there_only_while_their_gates_are_open() {
-    let closed = [("ComponentFlagz", false), ("ComponentStatusz", false)];
-    let closed = closed.map(|(name, on)| (name.to_owned(), on)).into_iter().collect();
-    let shut = Facts { gates: Gates::resolve(&closed).unwrap(), profiling: false, ..facts() };
-    let shut: Arc<dyn Site> = Arc::new(Status::new(shut));
+fn pages_exist_only_if_their_gates_are_enabled() {
+    let disabled = [("ComponentFlagz", false), ("ComponentStatusz", false)];
+    let disabled = disabled.map(|(name, on)| (name.to_owned(), on)).into_iter().collect();
+    let without = Facts { gates: Gates::resolve(&disabled).unwrap(), profiling: false, ..facts() };
+    let without: Arc<dyn Site> = Arc::new(Status::new(without));
     for path in ["/flagz", "/statusz", "/debug/pprof", "/debug/pprof/", "/debug/flags/v", "/debug/flags"] {
-        let request = format!("GET {path}");
-        assert!(!ask(status(), &request).0.starts_with("HTTP/1.1 404"), "{path}");
-        assert!(ask(shut.clone(), &request).0.starts_with("HTTP/1.1 404"), "{path}");
+        let text = format!("GET {path}");
+        assert!(!request(status(), &text).0.starts_with("HTTP/1.1 404"), "{path}");
+        assert!(request(without.clone(), &text).0.starts_with("HTTP/1.1 404"), "{path}");
     }
-    let (_, statusz) = ask(status(), "GET /statusz");
+    let (_, statusz) = request(status(), "GET /statusz");
     assert!(statusz.contains(" /configz /flagz /healthz /metrics /proxyMode\n"), "{statusz}");
     assert!(!statusz.contains("watch"), "{statusz}");
-    let followed = facts();
-    followed.metrics.message("services");
-    let (_, statusz) = ask(Arc::new(Status::new(followed)), "GET /statusz");
+    let watching = facts();
+    watching.metrics.message("services");
+    let (_, statusz) = request(Arc::new(Status::new(watching)), "GET /statusz");
     assert!(statusz.contains(" services ") && statusz.ends_with(" s ago\n"), "{statusz}");
 }
 
@@ -130,13 +130,13 @@ fn pages_are_there_only_while_their_gates_are_open() {
 fn the_verbosity_changes_while_running() {
     let facts = facts();
     let logs = facts.logs.clone();
-    ask(Arc::new(Status::new(facts)), "PUT /debug/flags/v\n\n7");
+    request(Arc::new(Status::new(facts)), "PUT /debug/flags/v\n\n7");
     assert_eq!(logs.verbosity(), 7);
 }
 
 #[test]
-fn connections_are_told_of_where_the_kernel_counts_them() {
-    let (head, body) = ask(status(), "GET /debug/sluice/connections");
+fn connections_are_served_in_the_mode_that_counts_them() {
+    let (head, body) = request(status(), "GET /debug/sluice/connections");
     assert!(
         head.starts_with("HTTP/1.1 200 ") && head.contains("Content-Type: application/json\r\n"),
         "{head}"
@@ -144,32 +144,32 @@ fn connections_are_told_of_where_the_kernel_counts_them() {
     assert!(body.starts_with(r#"{"node":"node-1","mode":"nftables","countedAt":{"#), "{body}");
     assert!(body.ends_with(r#""servicePorts":[]}"#), "{body}");
     let site = Arc::new(Status::new(Facts { mode: ProxyMode::Iptables, ..facts() }));
-    let (head, body) = ask(site, "GET /debug/sluice/connections");
+    let (head, body) = request(site, "GET /debug/sluice/connections");
     assert!(head.starts_with("HTTP/1.1 501 "), "{head}");
     assert_eq!(body, "new connections are counted in nftables mode only, and this is iptables mode\n");
 }
 
 #[test]
-fn questions_about_packets_are_answered_or_refused_with_the_reason() {
-    for (question, want) in [
+fn invalid_packet_queries_are_refused_with_the_reason() {
+    for (query, want) in [
         ("", "protocol: tcp, udp or sctp\n"),
-        ("?protocol=tcp&to=10.96.0.10", "to: no address with a port\n"),
+        ("?protocol=tcp&to=10.96.0.10", "to: not an address with a port\n"),
         ("?protocol=tcp&to=10.96.0.10:80", "this proxy does not serve IPv4\n"),
         ("?protocol=udp&to=[fd00::1]:53&from=fd00::2", "this proxy does not serve IPv6\n"),
     ] {
-        let (head, body) = ask(status(), &format!("GET /debug/sluice/explain{question}"));
-        assert!(head.starts_with("HTTP/1.1 400 "), "{question}: {head}");
-        assert_eq!(body, want, "{question}");
+        let (head, body) = request(status(), &format!("GET /debug/sluice/explain{query}"));
+        assert!(head.starts_with("HTTP/1.1 400 "), "{query}: {head}");
+        assert_eq!(body, want, "{query}");
     }
 }
 
 #[test]
-fn who_asks_through_a_proxy_on_this_node_is_refused_what_is_for_this_node() {
+fn a_request_through_a_proxy_on_this_node_is_refused_by_the_debug_api() {
     for header in ["X-Forwarded-For: 192.0.2.1", "Via: 1.1 node-1", "Host: rebound.example.com:10249"] {
-        let (head, body) = ask(status(), &format!("GET /debug/sluice/connections\n{header}"));
+        let (head, body) = request(status(), &format!("GET /debug/sluice/connections\n{header}"));
         assert!(head.starts_with("HTTP/1.1 403 "), "{header}: {head}");
-        assert!(body.starts_with("only answered to who asks from this node"), "{header}: {body}");
-        let (head, _) = ask(status(), &format!("GET /metrics\n{header}"));
+        assert!(body.starts_with("only served to clients on this node"), "{header}: {body}");
+        let (head, _) = request(status(), &format!("GET /metrics\n{header}"));
         assert!(head.starts_with("HTTP/1.1 200 "), "{header}: {head}");
     }
 }

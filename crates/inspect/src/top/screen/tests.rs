@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossterm::event::KeyCode;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proxy::connections::{Endpoint, Frontend, Page, ServicePort};
+use proxy::connections::{ConnectionsPage, EndpointConnections, FrontendConnections, ServicePortConnections};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -187,28 +187,28 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z0-9.:/-]{0,70}", "\\PC{0,20}"]
 }
 
-fn any_page() -> impl Strategy<Value = Page> {
+fn any_page() -> impl Strategy<Value = ConnectionsPage> {
     let endpoint = (any_text(), any::<u32>());
     let frontend = (any_text(), any::<u32>(), vec(endpoint, 0..12));
     let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4));
-    let endpoint = |(address, count): (String, u32)| Endpoint { address, connections: count.into() };
-    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| Frontend {
+    let endpoint =
+        |(address, count): (String, u32)| EndpointConnections { address, connections: count.into() };
+    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| FrontendConnections {
         address,
         connections: count.into(),
         endpoints: endpoints.into_iter().map(endpoint).collect(),
     };
-    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| ServicePort {
-        namespace,
-        service,
-        port,
-        protocol: "SCTP".to_owned(),
-        frontends: frontends.into_iter().map(frontend).collect(),
+    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| {
+        ServicePortConnections {
+            namespace,
+            service,
+            port,
+            protocol: "SCTP".to_owned(),
+            frontends: frontends.into_iter().map(frontend).collect(),
+        }
     };
-    (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| Page {
-        node,
-        mode,
-        service_ports,
-        ..Page::default()
+    (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| {
+        ConnectionsPage { node, mode, service_ports, ..ConnectionsPage::default() }
     })
 }
 

@@ -34,8 +34,8 @@ fn gone(name: &str) -> [(NamespacedName, Option<HealthCheck>); 1] {
     [(NamespacedName::new("default", name), None)]
 }
 
-/// The status, weight and body at a port; nothing if nobody answers.
-fn told(port: Port) -> Option<(String, String, String)> {
+/// The status, weight and body at a port; `None` if the port is closed.
+fn response(port: Port) -> Option<(String, String, String)> {
     TcpStream::connect(at(port.get())).ok()?;
     let (head, body) = exchange(at(port.get()), "GET /any/path");
     let weight = head.lines().find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "));
@@ -46,19 +46,19 @@ fn told(port: Port) -> Option<(String, String, String)> {
 }
 
 fn code_and_weight(port: Port) -> Option<(String, String)> {
-    told(port).map(|(code, weight, _)| (code, weight))
+    response(port).map(|(code, weight, _)| (code, weight))
 }
 
-fn says(code: &str, weight: &str) -> Option<(String, String)> {
+fn expected(code: &str, weight: &str) -> Option<(String, String)> {
     Some((code.to_owned(), weight.to_owned()))
 }
 
 #[test]
-fn a_load_balancer_is_told_in_the_words_of_the_reference() {
+fn a_load_balancer_gets_the_responses_of_upstream() {
     let (mut health, node) = service_health();
     let port = free_port();
-    health.hear(check("lb", port, 1));
-    assert_eq!(told(port), None, "nothing shows before rules are in place");
+    health.apply(check("lb", port, 1));
+    assert_eq!(response(port), None, "nothing is visible before the rules are committed");
     health.settle();
     let body = "{
 \t\"service\": {
@@ -68,17 +68,17 @@ fn a_load_balancer_is_told_in_the_words_of_the_reference() {
 \t\"localEndpoints\": 1,
 \t\"serviceProxyHealthy\": true
 }";
-    assert_eq!(told(port), Some(("200".to_owned(), "1".to_owned(), body.to_owned())));
-    health.hear(check("lb", port, 0));
+    assert_eq!(response(port), Some(("200".to_owned(), "1".to_owned(), body.to_owned())));
+    health.apply(check("lb", port, 0));
     health.settle();
-    assert_eq!(code_and_weight(port), says("503", "0"));
-    health.hear(check("lb", port, 3));
+    assert_eq!(code_and_weight(port), expected("503", "0"));
+    health.apply(check("lb", port, 3));
     health.settle();
-    assert_eq!(code_and_weight(port), says("200", "3"));
-    // With a sync period of zero, whatever is due is overdue.
+    assert_eq!(code_and_weight(port), expected("200", "3"));
+    // With a sync period of zero, a sync that is due is overdue.
     node.synced(Family::V4);
     node.queued(Family::V4);
-    let (code, weight, body) = told(port).unwrap();
+    let (code, weight, body) = response(port).unwrap();
     assert_eq!((code.as_str(), weight.as_str()), ("503", "3"), "the weight does not change");
     assert!(body.ends_with("\"serviceProxyHealthy\": false\n}"), "{body}");
 }
@@ -87,52 +87,52 @@ fn a_load_balancer_is_told_in_the_words_of_the_reference() {
 fn ports_follow_their_services() {
     let (mut health, _) = service_health();
     let (one, two) = (free_port(), free_port());
-    health.hear(check("a", one, 1));
+    health.apply(check("a", one, 1));
     health.settle();
-    health.hear(check("a", two, 1));
-    health.hear(check("b", one, 2));
+    health.apply(check("a", two, 1));
+    health.apply(check("b", one, 2));
     health.settle();
-    assert_eq!(code_and_weight(one), says("200", "2"), "taken over within one pass");
-    assert_eq!(code_and_weight(two), says("200", "1"));
-    health.hear(gone("b"));
+    assert_eq!(code_and_weight(one), expected("200", "2"), "moved within one settle");
+    assert_eq!(code_and_weight(two), expected("200", "1"));
+    health.apply(gone("b"));
     health.settle();
-    assert_eq!(told(one), None);
-    assert_eq!(code_and_weight(two), says("200", "1"));
+    assert_eq!(response(one), None);
+    assert_eq!(code_and_weight(two), expected("200", "1"));
 }
 
 #[test]
-fn a_port_that_is_taken_is_tried_again_and_troubles_nobody_else() {
+fn a_port_that_is_in_use_is_retried_and_does_not_affect_others() {
     let (mut health, _) = service_health();
     let (taken, free) = (free_port(), free_port());
     let holder = listen(at(taken.get())).unwrap();
-    health.hear(check("a", taken, 1));
-    health.hear(check("b", free, 1));
+    health.apply(check("a", taken, 1));
+    health.apply(check("b", free, 1));
     health.settle();
-    assert_eq!(code_and_weight(free), says("200", "1"));
-    assert_eq!(health.told.len(), 1);
+    assert_eq!(code_and_weight(free), expected("200", "1"));
+    assert_eq!(health.open_errors.len(), 1);
     drop(holder);
     health.settle();
-    assert_eq!(code_and_weight(taken), says("200", "1"), "with nothing new heard");
+    assert_eq!(code_and_weight(taken), expected("200", "1"), "without a change");
 }
 
 #[test]
-fn what_is_gone_before_it_could_be_opened_is_forgotten() {
+fn a_service_that_is_deleted_before_its_port_was_opened_is_forgotten() {
     let (mut health, _) = service_health();
     let port = free_port();
-    health.hear(check("a", port, 1));
-    health.hear(gone("a"));
+    health.apply(check("a", port, 1));
+    health.apply(gone("a"));
     health.settle();
-    assert_eq!(told(port), None);
+    assert_eq!(response(port), None);
     assert!(
-        health.told.is_empty()
+        health.open_errors.is_empty()
             && health.unsettled.is_empty()
             && health.open.is_empty()
-            && health.wanted.is_empty()
+            && health.desired.is_empty()
     );
 }
 
 #[test]
-fn a_family_listens_wherever_its_node_ports_answer() {
+fn a_family_listens_at_the_addresses_of_its_node_ports() {
     let everywhere = |family| addresses(family, &NodePortAddresses::new(family, &[]));
     assert_eq!(everywhere(Family::V4), [IpAddr::from(Ipv4Addr::UNSPECIFIED)]);
     assert_eq!(everywhere(Family::V6), [IpAddr::from(Ipv6Addr::UNSPECIFIED)]);
@@ -141,7 +141,7 @@ fn a_family_listens_wherever_its_node_ports_answer() {
 }
 
 #[test]
-fn whatever_a_service_is_called_the_answer_is_json() {
+fn the_response_is_json_for_any_name_of_a_service() {
     let text = body(&NamespacedName::new("shop", "we\"b\n"), 1, true);
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["service"]["name"], "we\"b\n");
