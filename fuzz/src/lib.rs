@@ -6,7 +6,7 @@
 //! not.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// The name of a target, which is also that of its folder in `fuzz/corpus`, and the function that the fuzzer calls.
@@ -18,18 +18,30 @@ pub type FuzzTarget = (&'static str, fn(&[u8]));
 ///
 /// If a corpus is missing, empty or unreadable.
 pub fn run_corpus(targets: &[FuzzTarget]) -> io::Result<()> {
-    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for (name, target) in targets {
-        let mut inputs = 0;
-        for entry in fs::read_dir(corpora.join(name))? {
-            let path = entry?.path();
+        for (path, input) in corpus(name)? {
             eprintln!("{}", path.display());
-            target(&fs::read(path)?);
-            inputs += 1;
-        }
-        if inputs == 0 {
-            return Err(io::Error::other(format!("the corpus of {name} is empty")));
+            target(&input);
         }
     }
     Ok(())
+}
+
+/// The inputs of a target, with their files.
+///
+/// # Errors
+///
+/// If there are none, or one is unreadable.
+pub fn corpus(target: &str) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let mut inputs = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let input = fs::read(&path)?;
+        inputs.push((path, input));
+    }
+    if inputs.is_empty() {
+        return Err(io::Error::other(format!("the corpus of {target} is empty")));
+    }
+    Ok(inputs)
 }

@@ -322,6 +322,3 @@ fn whole(header: Header, body: &[u8]) -> Vec<u8> {
     let header = header.to_wire();
     [&length[..], header.get(4..).unwrap_or_default(), body].concat()
 }
-
-#[cfg(test)]
-mod tests;

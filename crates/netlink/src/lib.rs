@@ -17,7 +17,7 @@ pub mod attributes;
 pub mod buffer;
 mod calls;
 pub mod conntrack;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod faults;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -26,7 +26,7 @@ pub mod nftables;
 pub mod route;
 pub mod socket;
 mod sys;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod testing;
 
 use std::fmt;

@@ -319,4 +319,16 @@ pub(crate) fn decode_all(message: &Message<'_>) {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::message::Header;
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_do_not_panic(kind in 14_u16..30, body in prop::collection::vec(any::<u8>(), 0..200)) {
+            decode_all(&Message { header: Header { kind, flags: 0, sequence: 0, port: 0 }, body: &body });
+        }
+    }
+}

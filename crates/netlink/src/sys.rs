@@ -24,7 +24,7 @@ pub(crate) fn enable_netlink_option(socket: impl AsFd, name: c_int) -> io::Resul
 }
 
 /// Moves only the calling thread into a new network namespace.
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub(crate) fn enter_new_network_namespace() -> io::Result<()> {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
     // SAFETY: NEWNET touches neither file descriptors nor memory maps.

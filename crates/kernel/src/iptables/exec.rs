@@ -198,7 +198,9 @@ mod tests {
 
     #[test]
     fn a_missing_program_and_a_killed_one_are_different_errors() {
-        let missing = run("no-such-program", &[], &[]).unwrap_err();
+        // In a folder that can be read, unlike those which the PATH of another user may list.
+        let folder = Programs::of(env!("CARGO_MANIFEST_DIR"));
+        let missing = folder.run("no-such-program", &[], &[]).unwrap_err();
         assert!(missing.is_missing(), "{missing}");
         let killed = run("sh", &["-c", "kill -9 $$"], &[]).unwrap_err();
         assert!(matches!(killed, Error::Killed { signal: 9, .. }), "{killed}");

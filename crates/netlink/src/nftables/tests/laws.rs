@@ -86,6 +86,11 @@ proptest! {
     }
 }
 
+/// What the kernel has sent.
+fn corpus() -> Vec<Vec<u8>> {
+    fuzz::corpus("netlink-nftables").unwrap().into_iter().map(|(_, bytes)| bytes).collect()
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_do_not_panic(
@@ -98,11 +103,10 @@ proptest! {
 
     #[test]
     fn damaged_messages_do_not_panic(
-        family in prop::sample::select(vec![Family::Ipv4, Family::Ipv6]),
+        mut bytes in prop::sample::select(corpus()),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
         length: prop::sample::Index,
     ) {
-        let mut bytes = super::program::program(family).as_bytes().to_vec();
         for (place, value) in damage {
             let place = place.index(bytes.len());
             bytes[place] = value;

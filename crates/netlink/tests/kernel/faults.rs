@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::*;
-use crate::Family::Ipv4;
-use crate::nftables::{Batch, CommitError, Element, Event, Field, Monitor, Set, Table, Value};
-use crate::testing::{in_fresh_netns, run};
-use crate::{accounting, conntrack, nftables, route};
+use netlink::Family::Ipv4;
+use netlink::faults::{Fault, Faults};
+use netlink::nftables::{Batch, CommitError, Element, Event, Field, Monitor, Set, Table, Value};
+use netlink::testing::{in_fresh_netns, run};
+use netlink::{accounting, conntrack, nftables, route};
+use rustix::io::Errno;
 
 const SEEDS: u64 = 400;
 const RATE: usize = 100;

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
+use netlink::Family::{self, Ipv4, Ipv6};
+use netlink::nftables::*;
+use netlink::testing::{in_fresh_netns, receive, run};
+
 use super::program::*;
 use super::{FAMILIES, commit};
-use crate::Family::{self, Ipv4, Ipv6};
-use crate::nftables::*;
-use crate::testing::{in_fresh_netns, receive, run};
 
 /// Sends one datagram to an address of this namespace. Ignores errors.
 fn send_datagram(to: IpAddr, port: u16) {

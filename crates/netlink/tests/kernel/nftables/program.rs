@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::Family;
-use crate::nftables::*;
+use netlink::Family;
+use netlink::nftables::*;
 
 pub(super) const TABLE: &str = "kube-proxy";
 

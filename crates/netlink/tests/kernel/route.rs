@@ -1,8 +1,10 @@
-use proptest::prelude::*;
+//! Reads links, addresses and routes, and receives changes of addresses.
 
-use super::*;
-use crate::message::Header;
-use crate::testing::{in_fresh_netns, run};
+use std::time::Duration;
+
+use netlink::Family;
+use netlink::route::{AddressChanges, Connection};
+use netlink::testing::{in_fresh_netns, run};
 
 fn ip_command(arguments: &str) {
     run(&format!("ip {arguments}"));
@@ -145,11 +147,4 @@ fn added_and_deleted_addresses_are_reported() {
             assert!(changes.seen_within(deadline).unwrap(), "{command}");
         }
     });
-}
-
-proptest! {
-    #[test]
-    fn arbitrary_bytes_do_not_panic(kind in 14_u16..30, body in prop::collection::vec(any::<u8>(), 0..200)) {
-        decode_all(&Message { header: Header { kind, flags: 0, sequence: 0, port: 0 }, body: &body });
-    }
 }

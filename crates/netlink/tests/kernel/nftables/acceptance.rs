@@ -1,11 +1,12 @@
-//! The kernel accepts what is encoded, and `nft` prints it. Each test has a network namespace of its own.
+//! The kernel accepts what is encoded, and `nft` prints it.
+
+use netlink::Family::{Ipv4, Ipv6};
+use netlink::nftables::*;
+use netlink::testing::{in_fresh_netns, run};
 
 use super::program::*;
 use super::refusals::refusal;
 use super::{FAMILIES, commit};
-use crate::Family::{Ipv4, Ipv6};
-use crate::nftables::*;
-use crate::testing::{in_fresh_netns, run};
 
 #[test]
 fn the_program_is_accepted_and_read_back() {

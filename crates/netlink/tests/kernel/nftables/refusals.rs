@@ -1,10 +1,11 @@
 //! Errors of rejected batches.
 
+use netlink::Family::Ipv4;
+use netlink::nftables::*;
+use netlink::testing::in_fresh_netns;
+
 use super::program::*;
 use super::table_with;
-use crate::Family::Ipv4;
-use crate::nftables::*;
-use crate::testing::in_fresh_netns;
 
 #[track_caller]
 pub(super) fn refusal(result: Result<(), CommitError>) -> (String, String, i32) {
@@ -146,5 +147,20 @@ fn a_batch_for_another_generation_is_stale() {
         batch.add_chain(&Chain { name: "d", hook: None, comment: None });
         assert!(matches!(connection.commit_at(before, &batch), Err(CommitError::Stale)));
         assert_eq!(connection.chains(Ipv4, TABLE).unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_batch_larger_than_the_send_buffer_is_too_large() {
+    in_fresh_netns(|| {
+        let mut connection = Connection::open().unwrap();
+        connection.keep_send_buffer();
+        let mut batch = Batch::new(Ipv4, TABLE);
+        batch.add_table(&Table::default());
+        batch.add_set(&Set::new("s", &[Field::Mark]));
+        connection.commit(&batch).expect("a small one fits");
+        batch.add_elements("s", (0..1_000_000_u32).map(|number| Element::new(number.to_ne_bytes())));
+        let refused = connection.commit(&batch).unwrap_err();
+        assert!(matches!(refused, CommitError::TooLarge { bytes } if bytes == batch.len()), "{refused:?}");
     });
 }

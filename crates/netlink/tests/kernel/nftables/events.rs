@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use netlink::Family::{Ipv4, Ipv6};
+use netlink::nftables::*;
+use netlink::testing::{in_fresh_netns, run};
+
 use super::program::*;
 use super::table_with;
-use crate::Family::{Ipv4, Ipv6};
-use crate::nftables::*;
-use crate::testing::{in_fresh_netns, run};
 
 #[derive(Debug, Default)]
 struct Seen {
