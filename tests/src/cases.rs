@@ -117,7 +117,7 @@ fn policies_and_masquerading() -> Vec<Case> {
         // What a cluster IP does to the address of its client.
         let inside = if masquerade_all { masqueraded } else { plain };
         let outside = if masquerade_all || detects { masqueraded } else { plain };
-        // Who is not told from outside clients gets what they get.
+        // A client that rules cannot tell from outside clients is treated as one.
         let circuit = if detects { plain(&[A, R]) } else { plain(&[A]) };
         cases.extend([
             named("policy Cluster")
@@ -177,7 +177,7 @@ fn without_endpoints() -> Vec<Case> {
             .expect(&[Outside], EXTERNAL, masqueraded(&[A, R]))
             .hold([web(&[]).into()])
             .expect_refusal_everywhere(),
-        case("no local endpoint for external policy Local: clients outside hear nothing")
+        case("no local endpoint for external policy Local: clients outside time out")
             .hold([web(&[R]).external_local().into()])
             .expect(&[Outside], EXTERNAL, Silence)
             .expect(PODS, EVERYWHERE, plain(&[R]))
@@ -375,7 +375,7 @@ fn frontends() -> Vec<Case> {
                 .into()])
             .expect(&[Outside], &[EXTERNAL_IP], plain(&[A]))
             .expect(&[Pod], &[EXTERNAL_IP, OTHER_CLUSTER_IP], plain(&[A, R])),
-        case("a policy of external traffic binds nobody where there is none")
+        case("an external traffic policy without external frontends changes nothing")
             .hold([Service::other(&[R]).external_local().into()])
             .expect(PODS, &[OTHER_CLUSTER_IP], plain(&[R]))
             .expect(NOT_PODS, &[OTHER_CLUSTER_IP], masqueraded(&[R])),
@@ -428,7 +428,7 @@ fn telling_pods() -> Vec<Case> {
     ];
     let mut cases: Vec<Case> = (ways.into_iter())
         .map(|(name, way)| {
-            case(format!("pods are told by {name}"))
+            case(format!("pods are detected by {name}"))
                 .with(by(way))
                 .hold([web(&[A, R]).external_local().into()])
                 .expect(&[Pod], EVERYWHERE, plain(&[A, R]))
@@ -442,7 +442,7 @@ fn telling_pods() -> Vec<Case> {
     for way in [DetectLocal::Bridge("cbr"), DetectLocal::Bridge("cbr01"), DetectLocal::InterfacePrefix("br0")]
     {
         cases.push(
-            case(format!("pods are told by nothing that is there: {way:?}"))
+            case(format!("pod detection matches no pod: {way:?}"))
                 .with(by(way))
                 .hold([web(&[A, R]).external_local().into()])
                 .expect(&[Pod, Node, Outside], &[CLUSTER_IP], masqueraded(&[A, R]))

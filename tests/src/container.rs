@@ -13,7 +13,7 @@ use testkit::namespace::Namespace;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The uid and gid of the user `nobody`.
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED_ID: u32 = 65_534;
 
 /// The privileges and limits of a container.
 #[derive(Clone, Debug)]
@@ -32,7 +32,13 @@ impl Confinement {
     /// User `nobody` with `CAP_NET_ADMIN`, 64 descriptors and 64 MiB.
     pub fn with_seccomp(profile: &'static str) -> Self {
         let capabilities = vec!["CAP_NET_ADMIN"];
-        Self { user: NOBODY, capabilities, seccomp: Some(profile), descriptors: 64, memory: 64 << 20 }
+        Self {
+            user: UNPRIVILEGED_ID,
+            capabilities,
+            seccomp: Some(profile),
+            descriptors: 64,
+            memory: 64 << 20,
+        }
     }
 }
 

@@ -115,11 +115,11 @@ pub enum Fate {
     Sticks(Vec<Reached>),
     Refused,
     Silence,
-    /// Nobody translates it or stops it.
+    /// No rule translates or stops it.
     Strays,
     /// The node's own server answers: to the proxy it is nothing special.
     Untouched,
-    /// One thing in nftables mode, another in iptables mode, as with the reference.
+    /// One thing in nftables mode, another in iptables mode, as in upstream.
     Differs(Box<Self>, Box<Self>),
 }
 
@@ -140,7 +140,7 @@ pub fn masqueraded(endpoints: &[Endpoint]) -> Fate {
     Fate::Reaches(reached(endpoints, true))
 }
 
-/// The modes of the reference do not agree.
+/// Upstream's modes do not agree.
 pub fn differs(nftables: Fate, iptables: Fate) -> Fate {
     Fate::Differs(nftables.into(), iptables.into())
 }
@@ -365,7 +365,7 @@ fn own(namespace: &Namespace, ip: IpAddr) {
     namespace.enter(|| eventually("an address", || std::net::UdpSocket::bind((ip, 0)).is_ok()));
 }
 
-/// Sends probes at the same time. Only what could hear each other's errors goes one after the other.
+/// Sends probes at the same time. Probes that could receive each other's ICMP errors run one after the other.
 fn send(lab: &Lab, family: Family, mode: Mode, flows: &Flows, probes: &[&Probe]) -> Vec<String> {
     let mut lines: BTreeMap<_, Vec<&Probe>> = BTreeMap::new();
     for probe in probes {
@@ -414,11 +414,11 @@ impl Probe {
             Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
             Fate::Reaches(endpoints) => {
                 let mut answers = Vec::new();
-                let mut heard = BTreeSet::new();
-                while answers.len() < attempts(self.from) || heard.len() < endpoints.len() {
+                let mut answered = BTreeSet::new();
+                while answers.len() < attempts(self.from) || answered.len() < endpoints.len() {
                     let answer = ask(answers.len(), patient);
                     if let Answer::From { endpoint, .. } = answer {
-                        heard.insert(endpoint);
+                        answered.insert(endpoint);
                     }
                     answers.push(answer);
                     if answers.len() > 60 * endpoints.len().max(2)
@@ -434,7 +434,7 @@ impl Probe {
         self.judge(family, fate, to, &seen).map_err(|why| {
             let counts = count(&seen);
             format!(
-                "{family} {:?} to {to}/{}: {why}; wanted {}, got {counts:?}",
+                "{family} {:?} to {to}/{}: {why}; expected {}, got {counts:?}",
                 self.from, self.protocol, fate
             )
         })
@@ -447,8 +447,9 @@ impl Probe {
         to: SocketAddr,
         seen: &[Answer],
     ) -> Result<(), &'static str> {
-        let only =
-            |wanted: &Answer| seen.iter().all(|answer| answer == wanted).then_some(()).ok_or("another fate");
+        let only = |expected: &Answer| {
+            seen.iter().all(|answer| answer == expected).then_some(()).ok_or("another fate")
+        };
         let among = |endpoints: &[Reached]| {
             let right = |attempt: usize, answer: &Answer| match answer {
                 Answer::From { endpoint, client } => endpoints.iter().any(|reached| {
@@ -465,7 +466,7 @@ impl Probe {
             let wrong = seen.iter().enumerate().any(|(attempt, answer)| !right(attempt, answer));
             if wrong { Err("a wrong answer") } else { Ok(()) }
         };
-        let heard: BTreeSet<_> = seen
+        let answered: BTreeSet<_> = seen
             .iter()
             .filter_map(|answer| match answer {
                 Answer::From { endpoint, .. } => Some(*endpoint),
@@ -480,12 +481,12 @@ impl Probe {
             Fate::Untouched => only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) }),
             Fate::Reaches(endpoints) => {
                 among(endpoints)?;
-                let all = endpoints.iter().all(|reached| heard.contains(&reached.address(family)));
+                let all = endpoints.iter().all(|reached| answered.contains(&reached.address(family)));
                 all.then_some(()).ok_or("an endpoint never answered")
             }
             Fate::Sticks(endpoints) => {
                 among(endpoints)?;
-                (heard.len() == 1).then_some(()).ok_or("it did not stick")
+                (answered.len() == 1).then_some(()).ok_or("it did not stick")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What nobody hears of is found by looking: the legacy iptables tells of no change, and one rule less makes no canary go.
+//! The audit finds drift that no monitor reports: legacy iptables notifies of no change, and the canary chain stays when one rule goes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn eventually(what: &str, so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_rule_that_nobody_heard_go_is_missed_and_written_again() {
+fn the_audit_finds_a_deleted_rule_and_has_it_repaired() {
     for family in Family::BOTH {
         let proxy = LabProxy::legacy(KUBE_PROXY, family, &["--audit-interval=50ms"]);
         proxy.apply(web(&[A, B]));
@@ -46,7 +46,7 @@ fn a_rule_that_nobody_heard_go_is_missed_and_written_again() {
         assert_eq!(
             proxy.log().matches("The kernel does not hold").count(),
             before,
-            "once it is mended, all is well"
+            "after the repair there is no difference"
         );
     }
 }

@@ -47,7 +47,7 @@ fn trouble(output: &Output) -> String {
 }
 
 #[test]
-fn whoever_looks_at_the_wrong_mode_is_told_so() {
+fn explain_live_names_the_rules_of_another_mode() {
     in_fresh_netns(|| {
         let nothing = of_demo("nftables", &["--live", "tcp", "10.96.0.10:80"]);
         assert!(nothing.ends_with("  the kernel DISAGREES: it does not handle it\n"), "{nothing}");
@@ -393,7 +393,7 @@ fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
         eventually("the proxy has eight endpoints", || has(&ask(&[]), 8));
         hold(&all);
         eventually("the proxy has nine endpoints", || has(&ask(&[]), 9));
-        // Who came last sits last, though a proxy that starts anew would seat them in order.
+        // The newest endpoint has the last slot, though a proxy that starts now would assign slots in order.
         assert_eq!(least(&ask(&[])), "10.244.0.1:8080");
         let anew = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
         assert_eq!(least(&ask(&anew)), "10.244.0.9:8080");
@@ -427,7 +427,7 @@ endpoints:
 - {addresses: [10.244.1.5], nodeName: node-2}
 ";
 
-/// What a load balancer hears there; nothing if nobody listens.
+/// What a load balancer receives there; `None` if nothing listens.
 fn health_check(address: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
@@ -437,7 +437,7 @@ fn health_check(address: &str) -> Option<String> {
 }
 
 #[test]
-fn what_a_health_check_is_told_is_said() {
+fn explain_answers_for_health_check_node_ports() {
     in_fresh_netns(|| {
         run("ip link set lo up");
         run("ip address add 192.0.2.11/32 dev lo");

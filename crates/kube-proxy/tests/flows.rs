@@ -217,7 +217,7 @@ fn a_flow_follows_a_changed_target_port() {
     });
 }
 
-/// Adds so many unrelated entries to the node's conntrack table that a scan takes a while.
+/// Fills the node's conntrack table with unrelated entries, so that a scan takes a while.
 fn fill_conntrack_table(proxy: &LabProxy) {
     let (here, there): (IpAddr, IpAddr) = match proxy.family {
         Family::V4 => ([198, 18, 9, 1].into(), [198, 18, 9, 2].into()),

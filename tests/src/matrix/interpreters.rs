@@ -266,7 +266,7 @@ impl<'a> Node<'a> {
         let fate = probe.fate.in_mode(self.mode);
         let to = SocketAddr::new(probe.to.address.ip(self.family), probe.to.port);
         let surprise = |source: IpAddr, why: &str, seen: &[Seen]| {
-            Err(format!("{source} to {to}/{}: {why}; wanted {fate}, got {seen:?}", probe.protocol))
+            Err(format!("{source} to {to}/{}: {why}; expected {fate}, got {seen:?}", probe.protocol))
         };
         // One of a crowd asks once, others until they come to where they came before.
         let attempts = 4;

@@ -84,8 +84,7 @@ const EXCUSES: &[Excuse] = &[
     Excuse {
         reason: "what comes in by an interface is not from an address of the node, and what the node sends comes in by none",
         fits: |mutant| {
-            let is =
-                |wanted: fn(&Statement) -> bool| move |rule: &ProgramRule| rule.statements.iter().any(wanted);
+            let is = |has: fn(&Statement) -> bool| move |rule: &ProgramRule| rule.statements.iter().any(has);
             mutant.swaps(
                 is(|it| matches!(it, Statement::FromInterface(_))),
                 is(|it| matches!(it, Statement::IsLocal(PacketField::Source))),
@@ -95,9 +94,9 @@ const EXCUSES: &[Excuse] = &[
     Excuse {
         reason: "a frontend is in no more than one of the two sets",
         fits: |mutant| {
-            let is = |wanted: fn(Set) -> bool| {
+            let is = |matches: fn(Set) -> bool| {
                 move |rule: &ProgramRule| {
-                    rule.statements.iter().any(|it| matches!(it, Statement::In(_, set) if wanted(*set)))
+                    rule.statements.iter().any(|it| matches!(it, Statement::In(_, set) if matches(*set)))
                 }
             };
             mutant.swaps(
@@ -325,7 +324,7 @@ impl Subject {
     }
 }
 
-/// A frontend with endpoints in the slots that it is given, and nothing else. After so many draws they move.
+/// A frontend with endpoints in the slots that it is given, and nothing else. They move after the given number of random picks.
 struct Slots {
     draws: Draws,
     before: Arc<[(u32, SocketAddr)]>,

@@ -26,7 +26,7 @@ use tests::chains::IptablesNode;
 use tests::node::NftablesNode;
 use tests::options::{DetectLocal, Options};
 
-/// For each mode: so many configurations, in both families, with so many states, and so many packets for each.
+/// For each mode: the number of configurations, of cluster states in each, and of packets for each state, in both families.
 const CONFIGURATIONS: u64 = 5;
 const STATES: usize = 3;
 const PACKETS: usize = 16;
@@ -222,7 +222,7 @@ fn look(
     })
 }
 
-/// Sends packets at the same time. Only what could hear each other's errors goes one after the other.
+/// Sends packets at the same time. Packets whose senders could receive each other's ICMP errors are sent one after the other.
 fn send(lab: &Lab, family: Family, explained: &[(Question, Explanation)]) -> Vec<String> {
     let mut lines: BTreeMap<_, Vec<&(Question, Explanation)>> = BTreeMap::new();
     for one in explained {
@@ -334,7 +334,7 @@ impl Question {
             }
             (Fate::Refused, Answer::Refused) | (Fate::Dropped, Answer::TimedOut) => true,
             (Fate::Untouched, answer) if explanation.to_this_node => match answer {
-                // The node has servers of its own at one port; who asks at others is told by the node.
+                // The node has servers of its own at one port, and refuses connections to others.
                 Answer::From { endpoint, client } => {
                     self.to.port() == NODE_PORT && *endpoint == self.to && *client == own
                 }

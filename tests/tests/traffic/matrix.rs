@@ -30,8 +30,8 @@ fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
 fn check(mode: Mode, start: Start<'_>) {
     let mut cases = cases::of(mode);
     // To look at a few of them more closely.
-    if let Ok(wanted) = std::env::var("CASE") {
-        cases.retain(|case| case.name.contains(&wanted));
+    if let Ok(name) = std::env::var("CASE") {
+        cases.retain(|case| case.name.contains(&name));
     }
     let surprises = prove(&cases, Subject { mode, start });
     let probes: usize = cases.iter().map(Case::probes).sum();

@@ -136,7 +136,7 @@ pub fn sticky() -> String {
 
 pub const NOTHING: (i32, String) = (0, String::new());
 
-pub fn as_nobody(cluster: &Cluster, tool: &str, more: &[&str]) -> (i32, String) {
+pub fn without_privileges(cluster: &Cluster, tool: &str, more: &[&str]) -> (i32, String) {
     // The build folder may be closed to others.
     let copy = cluster.folder.path().join("kube-proxy");
     fs::copy(env!("CARGO_BIN_EXE_kube-proxy"), &copy).unwrap();

@@ -49,7 +49,7 @@ fn a_change_of_modes_says_what_clients_will_notice() {
     });
 }
 
-/// The modes differ in what serves node ports if nobody says it.
+/// Without --nodeport-addresses the modes differ in which addresses serve node ports.
 #[test]
 fn a_change_of_modes_names_the_addresses_that_fall_silent() {
     in_fresh_netns(|| {

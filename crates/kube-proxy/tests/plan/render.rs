@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use netlink::testing::{in_fresh_netns, run};
 
-use crate::cluster::{Cluster, as_nobody};
+use crate::cluster::{Cluster, without_privileges};
 
 #[test]
 fn what_is_rendered_is_what_the_kernel_lists() {
@@ -59,7 +59,7 @@ fn rendering_takes_no_privileges_and_loads() {
         let cluster = Cluster::new("iptables");
         cluster.open_to_all();
         for (family, restore) in [("ipv4", "iptables"), ("ipv6", "ip6tables")] {
-            let (code, text) = as_nobody(&cluster, "render", &["--family", family]);
+            let (code, text) = without_privileges(&cluster, "render", &["--family", family]);
             assert_eq!(code, 0, "{text}");
             for variant in ["legacy", "nft"] {
                 feed(&[&format!("{restore}-{variant}-restore"), "--test", "--noflush"], &text);

@@ -4,14 +4,14 @@ use std::process::Command;
 
 use netlink::testing::in_fresh_netns;
 
-use crate::cluster::{Cluster, as_nobody, outcome, web};
+use crate::cluster::{Cluster, outcome, web, without_privileges};
 
 #[test]
-fn who_may_not_look_is_told_so() {
+fn plan_without_privileges_fails_with_a_clear_error() {
     in_fresh_netns(|| {
         let cluster = Cluster::new("nftables");
         cluster.open_to_all();
-        let (code, text) = as_nobody(&cluster, "plan", &[]);
+        let (code, text) = without_privileges(&cluster, "plan", &[]);
         assert_eq!(code, 1, "{text}");
         assert!(
             text.starts_with(

@@ -99,7 +99,7 @@ impl Installation {
         });
         std::fs::write(self.file("audit-policy.yaml"), policy.to_string()).unwrap();
         // A test that needs a token writes one here and restarts the API server.
-        std::fs::write(self.file("tokens.csv"), "unused,nobody,nobody\n").unwrap();
+        std::fs::write(self.file("tokens.csv"), "unused,none,none\n").unwrap();
     }
 
     fn start_etcd(&self) -> Process {
