@@ -29,7 +29,9 @@ fn main() {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).env("TZ", "UTC").output().ok()?;
+    // `git status` would update the index, which makes cargo run this script again.
+    let environment = [("TZ", "UTC"), ("GIT_OPTIONAL_LOCKS", "0")];
+    let output = Command::new(program).args(arguments).envs(environment).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
 }
