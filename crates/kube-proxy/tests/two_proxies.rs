@@ -68,7 +68,7 @@ fn two_proxies_with_the_same_objects_stop_writing() {
         let one = start(dir.path(), "one", &both);
         eventually("the first proxy serves", || serves(1));
         let other = start(dir.path(), "other", &both);
-        let settled = || count(&one, "they are as they should be") > 0 && writes(&other) > 0;
+        let settled = || count(&one, "ours are unchanged") > 0 && writes(&other) > 0;
         eventually("the first proxy finds that the other wrote the same rules", settled);
         for endpoint in 2..5 {
             manifests(dir.path(), "both", endpoint);
