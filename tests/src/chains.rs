@@ -50,7 +50,7 @@ impl IptablesNode {
         let mut node =
             Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };
         replace(&mut node.cluster, "");
-        node.rules.move_to(&node_port_ips);
+        node.rules.set_node_port_ips(&node_port_ips);
         node.sync();
         node
     }

@@ -119,8 +119,8 @@ impl IptablesSync {
         }
     }
 
-    pub fn move_to(&mut self, node_port_ips: &[IpAddr]) -> Vec<IpAddr> {
-        self.plan.move_to(node_port_ips)
+    pub fn set_node_port_ips(&mut self, node_port_ips: &[IpAddr]) -> Vec<IpAddr> {
+        self.plan.set_node_port_ips(node_port_ips)
     }
 
     pub fn suspect_drift(&mut self) {

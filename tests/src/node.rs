@@ -47,7 +47,7 @@ impl NftablesNode {
             (NftablesSync::open(settings).unwrap(), addresses.among(&all))
         });
         let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), table };
-        node.table.plan.move_to(node_port_ips);
+        node.table.plan.set_node_port_ips(node_port_ips);
         replace(&mut node.cluster, manifests);
         let outcome = node.sync();
         (node, outcome)

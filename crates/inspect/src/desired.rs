@@ -147,7 +147,7 @@ impl Desired {
             if let Some(object) = &node.object {
                 cluster.apply(&Event::NodeApplied(object.clone()));
             }
-            cluster.move_to(node.ips.of(family));
+            cluster.set_node_ip(node.ips.of(family));
             clusters.insert(family, cluster);
         }
         Ok(Self { config, node, clusters, left_out })

@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     /// Sets this node's address, which may become known after the first events.
-    pub fn move_to(&mut self, node_ip: IpAddr) {
+    pub fn set_node_ip(&mut self, node_ip: IpAddr) {
         self.all_changed |= self.here.node_ip != node_ip;
         self.here.node_ip = node_ip;
     }

@@ -33,7 +33,7 @@ fn after_one_restore(machine: &Machine<'_>) -> Saved {
     let mut settings = machine.options.settings();
     settings.abilities.counters = Counters::default();
     let mut plan = IptablesPlan::new(settings, RestoreLimits::LEGACY, Duration::from_secs(30));
-    plan.move_to(&interfaces());
+    plan.set_node_port_ips(&interfaces());
     for (name, routing) in machine.cluster.routings() {
         plan.replace(name.clone(), Some(routing.clone()));
     }

@@ -105,7 +105,7 @@ impl Follower {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.move_to(&self.interfaces);
+            self.rules.set_node_port_ips(&self.interfaces);
         }
         self.rules.sync(Changes { endpoints, ..changes })
     }
@@ -145,7 +145,7 @@ impl Follower {
             endpoints: Some(self.cluster.counts().endpoints),
             ..Changes::default()
         };
-        fresh.rules.move_to(&self.interfaces);
+        fresh.rules.set_node_port_ips(&self.interfaces);
         fresh.rules.sync(changes).unwrap();
         rig.saved()
     }

@@ -36,7 +36,7 @@ fn run_history(machine: &mut Machine<'_>, ops: Vec<Op>) {
     for op in ops {
         match op {
             Op::Say(line) => _ = machine.apply_lines(&translated(&line, machine.options.family())),
-            Op::Move(kept) => machine.move_to(kept.iter().map(|at| interfaces()[*at]).collect()),
+            Op::Move(kept) => machine.set_node_port_ips(kept.iter().map(|at| interfaces()[*at]).collect()),
             Op::Grow(large) => {
                 was_large |= large;
                 machine.imagined = if large { 2_000 } else { 0 };

@@ -45,7 +45,7 @@ impl<'a> Machine<'a> {
         again.cluster = cluster;
         again.has_moved = false;
         again.interfaces = self.interfaces;
-        again.rules.move_to(&again.interfaces);
+        again.rules.set_node_port_ips(&again.interfaces);
         again.rules.sync(Changes { routings, endpoints, ..Changes::default() }).unwrap();
         again
     }
@@ -59,7 +59,7 @@ impl<'a> Machine<'a> {
         self.cluster.apply(event);
     }
 
-    pub fn move_to(&mut self, interfaces: Vec<IpAddr>) {
+    pub fn set_node_port_ips(&mut self, interfaces: Vec<IpAddr>) {
         self.interfaces = interfaces;
         self.has_moved = true;
     }
@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.move_to(&self.interfaces);
+            self.rules.set_node_port_ips(&self.interfaces);
         }
         self.rules.sync(Changes { endpoints, ..changes })
     }

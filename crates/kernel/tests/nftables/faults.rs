@@ -204,7 +204,7 @@ impl Follower {
             has_failed: true,
             tally: Tally::default(),
         };
-        new.move_to(1);
+        new.set_node_port_ips(1);
         new
     }
 
@@ -234,9 +234,9 @@ impl Follower {
         outcome
     }
 
-    fn move_to(&mut self, count: u8) {
+    fn set_node_port_ips(&mut self, count: u8) {
         self.node_port_ips = some_ips(self.family, count);
-        self.table.plan.move_to(self.node_port_ips.clone());
+        self.table.plan.set_node_port_ips(self.node_port_ips.clone());
     }
 
     /// A new process, which has received the objects but does not know what the first one did.
@@ -253,7 +253,7 @@ impl Follower {
             service_cidrs: Some(self.cluster.service_cidrs()),
             ..Changes::default()
         };
-        self.table.plan.move_to(self.node_port_ips.clone());
+        self.table.plan.set_node_port_ips(self.node_port_ips.clone());
         self.has_failed = faults.during(|| self.table.sync(changes)).is_err();
         self.observer.borrow_mut().observe();
     }
@@ -313,7 +313,7 @@ fn run_history(seed: u64, family: Family, writers: Writers) -> Tally {
         }
         match chance.below(60) {
             0 => follower.restart(&mut faults),
-            1 => follower.move_to(u8::try_from(chance.below(4)).unwrap()),
+            1 => follower.set_node_port_ips(u8::try_from(chance.below(4)).unwrap()),
             2..4 if writers == Writers::Any => {
                 follower.observer.borrow_mut().interfere();
                 follower.table.plan.suspect_drift();

@@ -160,7 +160,7 @@ fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> Nft
     let table = KernelTable::open(family).unwrap();
     let abilities = to(table.abilities());
     let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
-    table.plan.move_to(node_port_ips(family));
+    table.plan.set_node_port_ips(node_port_ips(family));
     table
 }
 

@@ -252,9 +252,9 @@ mod test_service_to_service_map {
         world.service("ns/api 10.96.0.11 p:80");
         world.service("ns/web 10.96.0.10 LoadBalancer p:80 lb-ips=203.0.113.1 ranges=192.168.0.2/32");
         world.take();
-        world.cluster.move_to("192.168.0.1".parse().unwrap());
+        world.cluster.set_node_ip("192.168.0.1".parse().unwrap());
         assert!(!world.cluster.has_changes(), "the same address is no news");
-        world.cluster.move_to("192.168.0.2".parse().unwrap());
+        world.cluster.set_node_ip("192.168.0.2".parse().unwrap());
         assert_eq!(world.take().routings, ["ns/web:p/TCP"]);
         assert!(world.routing("ns/web:p/TCP").ranges_admit_node);
     }

@@ -208,7 +208,7 @@ impl IptablesPlan {
     }
 
     /// Sets the addresses of the node. Returns those that should serve node ports but cannot.
-    pub fn move_to(&mut self, interfaces: &[IpAddr]) -> Vec<IpAddr> {
+    pub fn set_node_port_ips(&mut self, interfaces: &[IpAddr]) -> Vec<IpAddr> {
         let (served, refused) = self.settings.node_port_ips(interfaces);
         self.node_port_ips = served;
         refused

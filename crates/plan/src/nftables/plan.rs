@@ -69,7 +69,7 @@ impl NftablesPlan {
 
     /// Replaces the node's addresses that serve node ports. Returns whether they changed, which is never so if all addresses
     /// serve node ports.
-    pub fn move_to(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
+    pub fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
         let before = matches!(self.known, Known::Unverified(None)).then(|| self.desired.clone());
         let has_moved = self.desired.replace_node_port_ips(node_port_ips);
         if let Some(before) = before.filter(|_| has_moved) {

@@ -41,7 +41,7 @@ proptest! {
                 Op::Say(line) => drop(world.apply_lines(&line)),
                 Op::Move(kept) => {
                     let interfaces: Vec<_> = kept.iter().map(|at| interfaces()[*at]).collect();
-                    world.move_to(&interfaces);
+                    world.set_node_port_ips(&interfaces);
                 }
                 Op::Wait(seconds) => drop(world.wait(seconds)),
                 Op::Grow(large) => world.imagined = if large { 2_000 } else { 0 },

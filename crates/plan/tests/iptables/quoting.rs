@@ -68,7 +68,7 @@ impl Names {
             cluster.apply(&event);
         }
         let mut plan = IptablesPlan::new(options.settings(), RestoreLimits::LEGACY, Duration::from_secs(30));
-        plan.move_to(&interfaces());
+        plan.set_node_port_ips(&interfaces());
         for (name, routing) in cluster.take_changes().routings {
             plan.replace(name, routing);
         }

@@ -180,13 +180,13 @@ fn an_address_that_comes_or_goes_changes_one_line() {
     world.apply_lines(TWO_SERVICES).sync();
     let mut addresses = interfaces();
     addresses.push("192.168.7.7".parse().unwrap());
-    world.move_to(&addresses);
+    world.set_node_port_ips(&addresses);
     let tail = r#"-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain""#;
     assert_eq!(
         world.sync().texts,
         [format!("*nat\n-I KUBE-SERVICES 5 {tail} -d 192.168.7.7 -j KUBE-NODEPORTS\nCOMMIT\n")]
     );
-    world.move_to(&interfaces());
+    world.set_node_port_ips(&interfaces());
     assert_eq!(world.sync().texts, ["*nat\n-D KUBE-SERVICES 5\nCOMMIT\n"]);
     assert_eq!(world.kernel, world.ideal());
 }

@@ -42,7 +42,7 @@ impl World {
 
     pub fn with_limits(options: Options, limits: RestoreLimits) -> Self {
         let mut plan = IptablesPlan::new(options.settings(), limits, SYNC_PERIOD);
-        plan.move_to(&interfaces());
+        plan.set_node_port_ips(&interfaces());
         Self {
             plan,
             cluster: Cluster::new(options.here()),
@@ -67,9 +67,9 @@ impl World {
         self
     }
 
-    pub fn move_to(&mut self, interfaces: &[IpAddr]) {
+    pub fn set_node_port_ips(&mut self, interfaces: &[IpAddr]) {
         self.interfaces = interfaces.to_vec();
-        self.plan.move_to(interfaces);
+        self.plan.set_node_port_ips(interfaces);
     }
 
     fn endpoints(&self) -> usize {
@@ -129,7 +129,7 @@ impl World {
     /// What the kernel would hold if all had been written at once.
     pub fn ideal(&self) -> Kernel {
         let mut plan = IptablesPlan::new(self.options.settings(), RestoreLimits::LEGACY, SYNC_PERIOD);
-        plan.move_to(&self.interfaces);
+        plan.set_node_port_ips(&self.interfaces);
         for (name, routing) in self.cluster.routings() {
             plan.replace(name.clone(), Some(routing.clone()));
         }

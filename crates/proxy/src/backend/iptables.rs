@@ -125,7 +125,7 @@ impl Backend for Iptables {
     }
 
     fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
-        let unserved = self.plan.move_to(&node_port_ips);
+        let unserved = self.plan.set_node_port_ips(&node_port_ips);
         if !unserved.is_empty() {
             let family = self.rules.family();
             tracing::error!(ipFamily = %family, ips = ?unserved, "--nodeport-addresses includes localhost but localhost NodePorts are not supported");

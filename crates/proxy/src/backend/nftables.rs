@@ -110,7 +110,7 @@ impl Backend for Nftables {
     }
 
     fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
-        self.plan.move_to(node_port_ips);
+        self.plan.set_node_port_ips(node_port_ips);
     }
 
     fn suspect_drift(&mut self) {

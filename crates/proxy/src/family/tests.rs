@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
+use kernel::nftables::TableSnapshot;
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Changes;
@@ -17,6 +18,8 @@ use plan::explain;
 use plan::flows::Contended;
 use plan::mark::Mark;
 use plan::mode::Mode;
+use plan::nftables::desired::DesiredTable;
+use plan::nftables::program::ProgramSettings;
 use watch::recorder::Recorder;
 
 use super::*;
@@ -73,7 +76,13 @@ impl Backend for FakeBackend {
     }
 
     fn desired(&self) -> DesiredState {
-        unimplemented!("not compared")
+        DesiredState::Nftables(Box::new(TableSnapshot::from(DesiredTable::new(ProgramSettings {
+            family: Family::V4,
+            mark: Mark::from_bit(14).unwrap(),
+            masquerade_all: false,
+            from_pod: None,
+            node_ports_everywhere: true,
+        }))))
     }
 
     fn mode(&self) -> &'static str {

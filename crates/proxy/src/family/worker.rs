@@ -125,7 +125,7 @@ impl Worker {
     fn start(&mut self, start: Start) {
         let Start { node_ip, backend, flows, node_port_addresses, explain_settings, .. } = start;
         let Start { min_interval, sync_period, health, service_health, take_over, .. } = start;
-        self.cluster.move_to(node_ip);
+        self.cluster.set_node_ip(node_ip);
         let family = self.family;
         let intervals = (min_interval, sync_period);
         let syncing =
