@@ -5,15 +5,15 @@ use std::time::Duration;
 use model::address::Family;
 use model::names::Protocol;
 
-use crate::matrix::Fate::{Refused, Silence, Strays, Untouched};
+use crate::matrix::Expected::{Refused, Silence, Strays, Untouched};
 use crate::matrix::{
-    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, Frontend, LOAD_BALANCER_IP, Mode,
-    NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, case, differs, masqueraded, plain,
+    CLUSTER_IP, Case, EVERYONE, EVERYWHERE, EXTERNAL, EXTERNAL_IP, LOAD_BALANCER_IP, Mode,
+    NODE_PORT_AT_NODE_IP, OTHER_CLUSTER_IP, ProbeTarget, case, differs, masqueraded, plain,
 };
 use crate::options::{DetectLocal, Options};
 use testkit::lab::ClientPlace::{Crowd, Node, Outside, Pod, PodA, RemotePod};
 use testkit::lab::{Address, NODE_PORT, OTHER_TARGET, TARGET};
-use testkit::manifests::{A, ALL, B, HOST, Object, Port, R, S, Service, State, web};
+use testkit::manifests::{A, ALL, B, HOST, Manifest, PortManifest, R, S, ServiceManifest, State, web};
 
 const TCP: &[Protocol] = &[Protocol::Tcp];
 const UDP: &[Protocol] = &[Protocol::Udp];
@@ -246,22 +246,22 @@ fn hints() -> Vec<Case> {
     let zoned = [A.for_zone("east"), R.for_zone("west"), S.for_zone("west")];
     vec![
         case("endpoints of this zone are preferred, but not for what must stay here")
-            .hold([Object::Zone("west"), web(&zoned).external_local().into()])
+            .hold([Manifest::Zone("west"), web(&zoned).external_local().into()])
             .expect(&[Pod], EVERYWHERE, plain(&[R, S]))
             .expect(&[Outside], EXTERNAL, plain(&[A]))
-            .hold([Object::Zone("east"), web(&zoned).into()])
+            .hold([Manifest::Zone("east"), web(&zoned).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
             .expect(&[Outside], EXTERNAL, masqueraded(&[A])),
         case("zone hints count only if all have them and this zone is among them")
-            .hold([Object::Zone("north"), web(&zoned).into()])
+            .hold([Manifest::Zone("north"), web(&zoned).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R, S]))
-            .hold([Object::Zone("west"), web(&[A, R.for_zone("west")]).into()])
+            .hold([Manifest::Zone("west"), web(&[A, R.for_zone("west")]).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
-            .hold([web(&zoned).into(), Object::Zone("west")])
+            .hold([web(&zoned).into(), Manifest::Zone("west")])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[R, S])),
         case("node hints go before zone hints")
             .hold([
-                Object::Zone("west"),
+                Manifest::Zone("west"),
                 web(&[A.for_zone("east").for_node("node-1"), R.for_zone("west").for_node("node-2")]).into(),
             ])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
@@ -270,14 +270,14 @@ fn hints() -> Vec<Case> {
 }
 
 fn frontends() -> Vec<Case> {
-    let port = |number, target, node_port, protocols| Port { number, target, node_port, protocols };
+    let port = |number, target, node_port, protocols| PortManifest { number, target, node_port, protocols };
     let wrong_port = CLUSTER_IP.port(81);
     let unused = CLUSTER_IP.at(Address::UnusedClusterIp);
-    let several = Service {
+    let several = ServiceManifest {
         ports: vec![port(80, TARGET, Some(NODE_PORT), ALL), port(81, OTHER_TARGET, Some(30081), ALL)],
         ..web(&[A, R])
     };
-    let apart = Service {
+    let apart = ServiceManifest {
         ports: vec![
             port(80, TARGET, Some(NODE_PORT), TCP),
             port(80, OTHER_TARGET, Some(NODE_PORT), UDP),
@@ -285,15 +285,16 @@ fn frontends() -> Vec<Case> {
         ],
         ..web(&[A, R])
     };
-    let proxied = Service {
+    let proxied = ServiceManifest {
         load_balancer_ips: vec![
             (Address::LoadBalancerIp, Some("Proxy")),
             (Address::OtherLoadBalancerIp, Some("VIP")),
         ],
         ..web(&[A, R])
     };
-    let at_node_ip = |endpoints: &[_]| Service { external_ips: vec![Address::NodeIp], ..web(endpoints) };
-    let plain_node_port = |service: Service| Service {
+    let at_node_ip =
+        |endpoints: &[_]| ServiceManifest { external_ips: vec![Address::NodeIp], ..web(endpoints) };
+    let plain_node_port = |service: ServiceManifest| ServiceManifest {
         kind: "NodePort",
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
@@ -305,18 +306,18 @@ fn frontends() -> Vec<Case> {
             .expect(EVERYONE, &[wrong_port], differs(Refused, Strays))
             .expect(EVERYONE, &[EXTERNAL_IP.port(81), LOAD_BALANCER_IP.port(81), unused], Strays),
         case("an unused cluster IP is silent once the range of cluster IPs is known")
-            .hold([Object::ServiceCidr, web(&[A, R]).into()])
+            .hold([Manifest::ServiceCidr, web(&[A, R]).into()])
             .expect(EVERYONE, &[unused], differs(Silence, Strays))
             .expect(EVERYONE, &[wrong_port], differs(Refused, Strays))
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
-            .hold([Object::ServiceCidr])
+            .hold([Manifest::ServiceCidr])
             .expect(EVERYONE, &[CLUSTER_IP], differs(Silence, Strays))
             .hold([web(&[A, R]).into()])
             .expect(&[Pod, Outside], &[unused], Strays),
         case("a service that goes leaves nothing behind")
-            .hold([web(&[A, R]).external_local().into(), Service::other(&[B]).into()])
+            .hold([web(&[A, R]).external_local().into(), ServiceManifest::other(&[B]).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
-            .hold([Service::other(&[B]).into()])
+            .hold([ServiceManifest::other(&[B]).into()])
             .expect(EVERYONE, &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP], Strays)
             .expect(&[Outside, Node], &[NODE_PORT_AT_NODE_IP], Untouched)
             .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[B])),
@@ -362,21 +363,31 @@ fn frontends() -> Vec<Case> {
             .hold([plain_node_port(web(&[A, R])).into()])
             .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[A, R]))
             .expect(&[Outside], &[EXTERNAL_IP, LOAD_BALANCER_IP], Strays)
-            .hold([Service { name: "web", cluster_ip: Address::ClusterIp, ..Service::other(&[A, R]) }.into()])
+            .hold([ServiceManifest {
+                name: "web",
+                cluster_ip: Address::ClusterIp,
+                ..ServiceManifest::other(&[A, R])
+            }
+            .into()])
             .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], Untouched)
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R])),
         case("a load balancer without node ports")
-            .hold([Service { ports: Service::other(&[]).ports, ..web(&[A, R]) }.external_local().into()])
+            .hold([ServiceManifest { ports: ServiceManifest::other(&[]).ports, ..web(&[A, R]) }
+                .external_local()
+                .into()])
             .expect(&[Outside], &[EXTERNAL_IP, LOAD_BALANCER_IP], plain(&[A]))
             .expect(EVERYONE, &[NODE_PORT_AT_NODE_IP], Untouched),
         case("an external IP is all a service needs for an external policy")
-            .hold([Service { external_ips: vec![Address::ExternalIp], ..Service::other(&[A, R]) }
-                .external_local()
-                .into()])
+            .hold([ServiceManifest {
+                external_ips: vec![Address::ExternalIp],
+                ..ServiceManifest::other(&[A, R])
+            }
+            .external_local()
+            .into()])
             .expect(&[Outside], &[EXTERNAL_IP], plain(&[A]))
             .expect(&[Pod], &[EXTERNAL_IP, OTHER_CLUSTER_IP], plain(&[A, R])),
         case("an external traffic policy without external frontends changes nothing")
-            .hold([Service::other(&[R]).external_local().into()])
+            .hold([ServiceManifest::other(&[R]).external_local().into()])
             .expect(PODS, &[OTHER_CLUSTER_IP], plain(&[R]))
             .expect(NOT_PODS, &[OTHER_CLUSTER_IP], masqueraded(&[R])),
         case("an endpoint on the node itself")
@@ -388,7 +399,7 @@ fn frontends() -> Vec<Case> {
             .expect(&[Outside], EXTERNAL, plain(&[HOST]))
             .expect(&[Pod], EVERYWHERE, plain(&[HOST, R])),
         case("addresses with leading zeros")
-            .hold([Service { leading_zeros: true, ..web(&[A, R]) }
+            .hold([ServiceManifest { leading_zeros: true, ..web(&[A, R]) }
                 .only_for(&["192.000.002.000/024", "2001:db8:2::/64"])
                 .into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A, R]))
@@ -413,7 +424,7 @@ fn hairpin() -> Vec<Case> {
             .hold([web(&[A]).external_local().into()])
             .expect(&[PodA], EVERYWHERE, masqueraded(&[A])),
         case("a pod that reaches itself by either of two services, until one is gone")
-            .hold([web(&[A]).into(), Service::other(&[A]).into()])
+            .hold([web(&[A]).into(), ServiceManifest::other(&[A]).into()])
             .expect(&[PodA], &[CLUSTER_IP, OTHER_CLUSTER_IP], masqueraded(&[A]))
             .hold([web(&[A]).into()])
             .expect(&[PodA], &[CLUSTER_IP], masqueraded(&[A])),
@@ -455,7 +466,10 @@ fn telling_pods() -> Vec<Case> {
 fn marks() -> Vec<Case> {
     let bit = |masquerade_bit| Options { masquerade_bit, ..Options::default() };
     let everything = |case: Case| {
-        let other = Service { external_ips: vec![Address::OtherLoadBalancerIp], ..Service::other(&[A]) };
+        let other = ServiceManifest {
+            external_ips: vec![Address::OtherLoadBalancerIp],
+            ..ServiceManifest::other(&[A])
+        };
         let at_other = EXTERNAL_IP.at(Address::OtherLoadBalancerIp);
         case.hold([web(&[A, R]).external_local().into(), other.into()])
             .expect(&[Pod], EVERYWHERE, plain(&[A, R]))
@@ -507,7 +521,7 @@ fn node_ports() -> Vec<Case> {
             .hold([web(&[A, R]).into()])
             .expect(EVERYONE, &[main, second, bridge], masqueraded(&[A, R])),
         case("a service without node ports leaves the node's own alone")
-            .hold([Service::other(&[A, R]).into()])
+            .hold([ServiceManifest::other(&[A, R]).into()])
             .expect(EVERYONE, &[main, second, bridge], Untouched),
     ]
 }
@@ -523,9 +537,9 @@ fn source_ranges() -> Vec<Case> {
         "192.0.2.0/25", "192.0.2.128/25", "192.0.2.200/32", "100.64.7.0/27", "100.64.7.32/27", "100.64.7.64/26",
         "2001:db8:2::/65", "2001:db8:2:0:8000::/65", "2001:db8:2::200/128", "2001:db8:7::/120", "2001:db8:7::/64",
     ];
-    let elsewhere: &[Frontend] = &[EXTERNAL_IP, NODE_PORT_AT_NODE_IP];
+    let elsewhere: &[ProbeTarget] = &[EXTERNAL_IP, NODE_PORT_AT_NODE_IP];
     let other_balancer = LOAD_BALANCER_IP.at(Address::OtherLoadBalancerIp);
-    let two_balancers = Service {
+    let two_balancers = ServiceManifest {
         load_balancer_ips: vec![(Address::LoadBalancerIp, None), (Address::OtherLoadBalancerIp, None)],
         ..web(&[A, R])
     };
@@ -653,9 +667,9 @@ fn affinity() -> Vec<Case> {
             .expect(&[Outside], EVERYWHERE, masqueraded(&[A]))
             .expect(&[Crowd], EVERYWHERE, masqueraded(&[A, R])),
         case("one service's clients stick, another's do not")
-            .hold([sticky(&[A]).into(), Service::other(&[A]).into()])
+            .hold([sticky(&[A]).into(), ServiceManifest::other(&[A]).into()])
             .expect(&[Pod], &[CLUSTER_IP, OTHER_CLUSTER_IP], plain(&[A]))
-            .hold([sticky(&[A, R]).into(), Service::other(&[A, R]).into()])
+            .hold([sticky(&[A, R]).into(), ServiceManifest::other(&[A, R]).into()])
             .expect(&[Pod], &[CLUSTER_IP], plain(&[A]))
             .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[A, R])),
     ]
@@ -663,11 +677,11 @@ fn affinity() -> Vec<Case> {
 
 /// What several services, or a service and the node, have the same address and port for.
 fn shared_addresses() -> Vec<Case> {
-    let port = |number, node_port| vec![Port { number, target: TARGET, node_port, protocols: ALL }];
+    let port = |number, node_port| vec![PortManifest { number, target: TARGET, node_port, protocols: ALL }];
     let restricted =
         Options { node_port_addresses: &["192.0.2.0/24", "2001:db8:2::/64"], ..Options::default() };
     let bridge = EXTERNAL_IP.at(Address::BridgeIp);
-    let at_bridge = Service { external_ips: vec![Address::BridgeIp], ..web(&[A, R]) };
+    let at_bridge = ServiceManifest { external_ips: vec![Address::BridgeIp], ..web(&[A, R]) };
     let elsewhere = CLUSTER_IP.at(Address::OtherClusterIp).port(82);
     let mut cases = vec![
         case("the node counts as a pod where it speaks from a pod's address")
@@ -676,24 +690,24 @@ fn shared_addresses() -> Vec<Case> {
         // In nftables mode the address alone says what is a cluster IP.
         case("an external IP that is the cluster IP of another service")
             .hold([
-                Service {
+                ServiceManifest {
                     external_ips: vec![Address::OtherClusterIp],
                     ports: port(82, None),
                     ..web(&[A, R])
                 }
                 .external_local()
                 .into(),
-                Service::other(&[B]).into(),
+                ServiceManifest::other(&[B]).into(),
             ])
             .expect(&[Pod], &[elsewhere], differs(plain(&[A]), plain(&[A, R])))
             .expect(&[Outside], &[elsewhere], differs(masqueraded(&[A]), plain(&[A])))
             .expect(&[Pod], &[OTHER_CLUSTER_IP], plain(&[B])),
     ];
     for (name, options) in [("everywhere", Options::default()), ("at one address", restricted)] {
-        let other = |endpoints: &[_]| Service {
+        let other = |endpoints: &[_]| ServiceManifest {
             external_ips: vec![Address::NodeIp],
             ports: port(NODE_PORT, None),
-            ..Service::other(endpoints)
+            ..ServiceManifest::other(endpoints)
         };
         cases.push(
             case(format!("an external IP goes before a node port of the same number, {name}"))
@@ -713,8 +727,11 @@ fn shared_addresses() -> Vec<Case> {
                 .expect(&[Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[B])),
         );
     }
-    let refusing =
-        Service { external_ips: vec![Address::NodeIp], ports: port(TARGET, None), ..Service::other(&[]) };
+    let refusing = ServiceManifest {
+        external_ips: vec![Address::NodeIp],
+        ports: port(TARGET, None),
+        ..ServiceManifest::other(&[])
+    };
     let sticky = |endpoints: &[_]| web(endpoints).sticky(THREE_HOURS);
     cases.push(
         // In iptables mode a client is remembered where its connection is translated.
@@ -802,10 +819,10 @@ fn affinity_by_frontend() -> Vec<Case> {
 fn older_flows() -> Vec<Case> {
     vec![
         case("what was first sent before the service was there is dropped, not refused")
-            .hold([Service::other(&[A]).into()])
+            .hold([ServiceManifest::other(&[A]).into()])
             .open_flow(Pod, CLUSTER_IP)
             .open_flow(Outside, CLUSTER_IP)
-            .hold([web(&[A, R]).into(), Service::other(&[A]).into()])
+            .hold([web(&[A, R]).into(), ServiceManifest::other(&[A]).into()])
             .expect_in_flow(Pod, CLUSTER_IP, differs(Silence, Strays))
             .expect_in_flow(Outside, CLUSTER_IP, differs(Silence, Strays)),
     ]

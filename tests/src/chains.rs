@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::drive::IptablesSync;
 use crate::feed::{cluster, replace};
-use crate::matrix::Backend;
+use crate::matrix::ProxyUnderTest;
 use crate::options::Options;
 use testkit::lab_proxy::link_iptables;
 use testkit::namespace::Namespace;
@@ -68,7 +68,7 @@ impl IptablesNode {
     }
 }
 
-impl Backend for IptablesNode {
+impl ProxyUnderTest for IptablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }

@@ -18,25 +18,25 @@ use model::names::Protocol;
 use crate::options::Options;
 pub use plan::mode::Mode;
 use testkit::lab::{Address, CROWD, ClientPlace, Lab, NODE_PORT, Place, TARGET};
-use testkit::manifests::{ALL, Endpoint, Object, write};
+use testkit::manifests::{ALL, EndpointManifest, Manifest, write};
 use testkit::namespace::Namespace;
 use testkit::probe::{Answer, UdpFlow, probe_here};
 use testkit::wait::eventually;
 
 /// A proxy in a node's namespace.
-pub trait Backend {
+pub trait ProxyUnderTest {
     /// Makes these manifests all there is, and returns when the kernel knows.
     fn hold(&mut self, manifests: &str);
 }
 
 /// How a backend is started: where, for which family, with which configuration.
-pub type Start<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Backend> + Sync);
+pub type StartProxy<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn ProxyUnderTest> + Sync);
 
 /// What is put to the proof.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     pub mode: Mode,
-    pub start: Start<'a>,
+    pub start: StartProxy<'a>,
 }
 
 /// Something that must be true of packets.
@@ -53,7 +53,7 @@ pub struct Case {
 #[derive(Clone, Debug)]
 enum Step {
     /// From here on the cluster holds these and nothing else.
-    Hold(Vec<Object>),
+    Hold(Vec<Manifest>),
     /// Neighbours of the same kind are sent at the same time.
     Probe(Probe),
     /// Time that the kernel needs to forget something. What comes after it is not sent at the same time as what came before.
@@ -63,7 +63,7 @@ enum Step {
     /// Others mark every packet with this before the proxy sees it, and drop what leaves the node with another mark.
     KeepMark(u32),
     /// Sends the first datagram of a flow that lasts, which no rule must stop.
-    OpenFlow(ClientPlace, Frontend),
+    OpenFlow(ClientPlace, ProbeTarget),
 }
 
 /// One question, asked until its answer is certain.
@@ -71,32 +71,32 @@ enum Step {
 struct Probe {
     from: ClientPlace,
     protocol: Protocol,
-    to: Frontend,
-    fate: Fate,
+    to: ProbeTarget,
+    expected: Expected,
     /// In the flow that was opened before, rather than in a new one.
     in_flow: bool,
 }
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Frontend {
+pub struct ProbeTarget {
     address: Address,
     port: u16,
 }
 
-pub const CLUSTER_IP: Frontend = Frontend { address: Address::ClusterIp, port: 80 };
-pub const OTHER_CLUSTER_IP: Frontend = Frontend { address: Address::OtherClusterIp, port: 80 };
-pub const EXTERNAL_IP: Frontend = Frontend { address: Address::ExternalIp, port: 80 };
-pub const LOAD_BALANCER_IP: Frontend = Frontend { address: Address::LoadBalancerIp, port: 80 };
-pub const NODE_PORT_AT_NODE_IP: Frontend = Frontend { address: Address::NodeIp, port: NODE_PORT };
+pub const CLUSTER_IP: ProbeTarget = ProbeTarget { address: Address::ClusterIp, port: 80 };
+pub const OTHER_CLUSTER_IP: ProbeTarget = ProbeTarget { address: Address::OtherClusterIp, port: 80 };
+pub const EXTERNAL_IP: ProbeTarget = ProbeTarget { address: Address::ExternalIp, port: 80 };
+pub const LOAD_BALANCER_IP: ProbeTarget = ProbeTarget { address: Address::LoadBalancerIp, port: 80 };
+pub const NODE_PORT_AT_NODE_IP: ProbeTarget = ProbeTarget { address: Address::NodeIp, port: NODE_PORT };
 
 /// Every frontend that clients outside the cluster are meant to use.
-pub const EXTERNAL: &[Frontend] = &[EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
-pub const EVERYWHERE: &[Frontend] = &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
+pub const EXTERNAL: &[ProbeTarget] = &[EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
+pub const EVERYWHERE: &[ProbeTarget] = &[CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT_AT_NODE_IP];
 pub const EVERYONE: &[ClientPlace] =
     &[ClientPlace::Pod, ClientPlace::RemotePod, ClientPlace::Node, ClientPlace::Outside];
 
-impl Frontend {
+impl ProbeTarget {
     pub const fn at(self, address: Address) -> Self {
         Self { address, ..self }
     }
@@ -108,7 +108,7 @@ impl Frontend {
 
 /// What becomes of a question.
 #[derive(Clone, Debug)]
-pub enum Fate {
+pub enum Expected {
     /// Any of these answers, and all of them do sooner or later.
     Reaches(Vec<Reached>),
     /// One of these answers, always the same.
@@ -131,25 +131,25 @@ pub struct Reached {
 }
 
 /// The endpoints, which see the client's own address.
-pub fn plain(endpoints: &[Endpoint]) -> Fate {
-    Fate::Reaches(reached(endpoints, false))
+pub fn plain(endpoints: &[EndpointManifest]) -> Expected {
+    Expected::Reaches(reached(endpoints, false))
 }
 
 /// The endpoints, which see the node's address instead of the client's.
-pub fn masqueraded(endpoints: &[Endpoint]) -> Fate {
-    Fate::Reaches(reached(endpoints, true))
+pub fn masqueraded(endpoints: &[EndpointManifest]) -> Expected {
+    Expected::Reaches(reached(endpoints, true))
 }
 
 /// Upstream's modes do not agree.
-pub fn differs(nftables: Fate, iptables: Fate) -> Fate {
-    Fate::Differs(nftables.into(), iptables.into())
+pub fn differs(nftables: Expected, iptables: Expected) -> Expected {
+    Expected::Differs(nftables.into(), iptables.into())
 }
 
-fn reached(endpoints: &[Endpoint], masqueraded: bool) -> Vec<Reached> {
+fn reached(endpoints: &[EndpointManifest], masqueraded: bool) -> Vec<Reached> {
     endpoints.iter().map(|endpoint| Reached { place: endpoint.place, port: TARGET, masqueraded }).collect()
 }
 
-impl Fate {
+impl Expected {
     fn in_mode(&self, mode: Mode) -> &Self {
         match (self, mode) {
             (Self::Differs(nftables, _), Mode::Nftables) => nftables,
@@ -210,7 +210,7 @@ impl Case {
         Self { families, ..self }
     }
 
-    pub fn hold<const N: usize>(self, objects: [Object; N]) -> Self {
+    pub fn hold<const N: usize>(self, objects: [Manifest; N]) -> Self {
         self.then(Step::Hold(objects.into()))
     }
 
@@ -220,12 +220,12 @@ impl Case {
     }
 
     /// From each to each, the same must happen.
-    pub fn expect(mut self, from: &[ClientPlace], to: &[Frontend], fate: Fate) -> Self {
+    pub fn expect(mut self, from: &[ClientPlace], to: &[ProbeTarget], expected: Expected) -> Self {
         for from in from {
             for to in to {
                 for protocol in self.over {
-                    let (from, to, protocol, fate) = (*from, *to, *protocol, fate.clone());
-                    self.steps.push(Step::Probe(Probe { from, protocol, to, fate, in_flow: false }));
+                    let (from, to, protocol, expected) = (*from, *to, *protocol, expected.clone());
+                    self.steps.push(Step::Probe(Probe { from, protocol, to, expected, in_flow: false }));
                 }
             }
         }
@@ -246,13 +246,13 @@ impl Case {
     }
 
     /// A UDP flow that begins now, before there is a service at its destination.
-    pub fn open_flow(self, from: ClientPlace, to: Frontend) -> Self {
+    pub fn open_flow(self, from: ClientPlace, to: ProbeTarget) -> Self {
         self.then(Step::OpenFlow(from, to))
     }
 
     /// What becomes of the next datagram of a flow that was opened.
-    pub fn expect_in_flow(self, from: ClientPlace, to: Frontend, fate: Fate) -> Self {
-        self.then(Step::Probe(Probe { from, protocol: Protocol::Udp, to, fate, in_flow: true }))
+    pub fn expect_in_flow(self, from: ClientPlace, to: ProbeTarget, expected: Expected) -> Self {
+        self.then(Step::Probe(Probe { from, protocol: Protocol::Udp, to, expected, in_flow: true }))
     }
 
     fn then(mut self, step: Step) -> Self {
@@ -260,7 +260,7 @@ impl Case {
         self
     }
 
-    /// How many questions with a fate of their own it has.
+    /// How many probes it has.
     pub fn probes(&self) -> usize {
         let per_family = self.steps.iter().filter(|step| matches!(step, Step::Probe(_))).count();
         per_family * self.families.len()
@@ -345,7 +345,7 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
     surprises
 }
 
-type Flows = BTreeMap<(ClientPlace, Frontend), UdpFlow>;
+type Flows = BTreeMap<(ClientPlace, ProbeTarget), UdpFlow>;
 
 /// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same.
 fn keep_mark(mark: u32, family: Family) -> String {
@@ -394,7 +394,7 @@ fn attempts(from: ClientPlace) -> usize {
 
 impl Probe {
     fn send(&self, lab: &Lab, family: Family, mode: Mode, flows: &Flows) -> Result<(), String> {
-        let fate = self.fate.in_mode(mode);
+        let expected = self.expected.in_mode(mode);
         let to = SocketAddr::new(self.to.address.ip(family), self.to.port);
         let flow = flows.get(&(self.from, self.to)).filter(|_| self.in_flow);
         let ask = |attempt: usize, patience| match flow {
@@ -403,16 +403,18 @@ impl Probe {
         };
         let namespace = lab.namespace(self.from);
         let patient = Duration::from_secs(5);
-        let seen = namespace.enter(|| match fate {
-            _ if self.in_flow && matches!(fate, Fate::Silence) => vec![ask(0, Duration::from_millis(250))],
-            Fate::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
-            Fate::Refused | Fate::Strays | Fate::Untouched => {
+        let seen = namespace.enter(|| match expected {
+            _ if self.in_flow && matches!(expected, Expected::Silence) => {
+                vec![ask(0, Duration::from_millis(250))]
+            }
+            Expected::Silence => at_once(4, namespace, |attempt| ask(attempt, Duration::from_millis(250))),
+            Expected::Refused | Expected::Strays | Expected::Untouched => {
                 // All of a crowd, who may be remembered for it.
                 let times = if self.from == ClientPlace::Crowd { CROWD } else { 4 };
                 (0..times).map(|attempt| ask(attempt, patient)).collect()
             }
-            Fate::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
-            Fate::Reaches(endpoints) => {
+            Expected::Sticks(_) => (0..attempts(self.from)).map(|attempt| ask(attempt, patient)).collect(),
+            Expected::Reaches(endpoints) => {
                 let mut answers = Vec::new();
                 let mut answered = BTreeSet::new();
                 while answers.len() < attempts(self.from) || answered.len() < endpoints.len() {
@@ -429,13 +431,13 @@ impl Probe {
                 }
                 answers
             }
-            Fate::Differs(..) => unreachable!("a mode makes up its mind"),
+            Expected::Differs(..) => unreachable!("a mode makes up its mind"),
         });
-        self.judge(family, fate, to, &seen).map_err(|why| {
+        self.judge(family, expected, to, &seen).map_err(|why| {
             let counts = count(&seen);
             format!(
                 "{family} {:?} to {to}/{}: {why}; expected {}, got {counts:?}",
-                self.from, self.protocol, fate
+                self.from, self.protocol, expected
             )
         })
     }
@@ -443,12 +445,12 @@ impl Probe {
     fn judge(
         &self,
         family: Family,
-        fate: &Fate,
+        expected: &Expected,
         to: SocketAddr,
         seen: &[Answer],
     ) -> Result<(), &'static str> {
-        let only = |expected: &Answer| {
-            seen.iter().all(|answer| answer == expected).then_some(()).ok_or("another fate")
+        let only = |single: &Answer| {
+            seen.iter().all(|answer| answer == single).then_some(()).ok_or("another result")
         };
         let among = |endpoints: &[Reached]| {
             let right = |attempt: usize, answer: &Answer| match answer {
@@ -473,18 +475,20 @@ impl Probe {
                 Answer::Refused | Answer::TimedOut | Answer::LeftNode => None,
             })
             .collect();
-        match fate {
-            Fate::Differs(..) => Err("a fate that no mode has"),
-            Fate::Refused => only(&Answer::Refused),
-            Fate::Silence => only(&Answer::TimedOut),
-            Fate::Strays => only(&Answer::LeftNode),
-            Fate::Untouched => only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) }),
-            Fate::Reaches(endpoints) => {
+        match expected {
+            Expected::Differs(..) => Err("a result that no mode has"),
+            Expected::Refused => only(&Answer::Refused),
+            Expected::Silence => only(&Answer::TimedOut),
+            Expected::Strays => only(&Answer::LeftNode),
+            Expected::Untouched => {
+                only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) })
+            }
+            Expected::Reaches(endpoints) => {
                 among(endpoints)?;
                 let all = endpoints.iter().all(|reached| answered.contains(&reached.address(family)));
                 all.then_some(()).ok_or("an endpoint never answered")
             }
-            Fate::Sticks(endpoints) => {
+            Expected::Sticks(endpoints) => {
                 among(endpoints)?;
                 (answered.len() == 1).then_some(()).ok_or("it did not stick")
             }
@@ -521,7 +525,7 @@ impl Reached {
     }
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reaches(endpoints) => write!(f, "all of {endpoints:?}"),

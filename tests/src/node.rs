@@ -10,7 +10,7 @@ use plan::nftables::program::ProgramSettings;
 
 use crate::drive::NftablesSync;
 use crate::feed::{add, cluster, replace};
-use crate::matrix::Backend;
+use crate::matrix::ProxyUnderTest;
 use crate::options::Options;
 use testkit::namespace::Namespace;
 
@@ -85,7 +85,7 @@ impl NftablesNode {
     }
 }
 
-impl Backend for NftablesNode {
+impl ProxyUnderTest for NftablesNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }

@@ -16,7 +16,7 @@ use model::event::{Event, Kind};
 use proxy::metrics::Metrics;
 use proxy::modes;
 use proxy::node::{self, LocalNode};
-use proxy::run::{self, Options};
+use proxy::run::{self, RunOptions};
 use proxy::source::MainMessage;
 use settings::config::{self, Config};
 use settings::logs::{LogSettings, Logs};
@@ -73,7 +73,7 @@ pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
 }
 
 /// The configuration that the proxy would run with, given the same flags. Warnings and errors go to standard error.
-pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> {
+pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, RunOptions)> {
     let mut flags = arguments::from_matches(matches).map_err(anyhow::Error::msg)?;
     let logs = Logs::install()?;
     // Without this, completing the configuration would log to the terminal.
@@ -83,7 +83,7 @@ pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, Options)> 
     settings.quiet = settings.verbosity == 0;
     logs.apply(settings)?;
     let config = run::validate(completed, &flags)?;
-    Ok((config, Options::new(&flags, logs)))
+    Ok((config, RunOptions::new(&flags, logs)))
 }
 
 /// The configuration, the node and the objects, read once.
@@ -99,12 +99,12 @@ pub struct Desired {
 
 impl Desired {
     /// Reads the objects of the families that the kernel supports.
-    pub fn read(config: Config, options: &Options) -> anyhow::Result<Self> {
+    pub fn read(config: Config, options: &RunOptions) -> anyhow::Result<Self> {
         Self::read_for(&modes::families_of_kernel(), config, options)
     }
 
     /// Reads the objects of these families, whether the kernel supports them or not.
-    pub fn read_for(families: &[Family], config: Config, options: &Options) -> anyhow::Result<Self> {
+    pub fn read_for(families: &[Family], config: Config, options: &RunOptions) -> anyhow::Result<Self> {
         let name = node::name(&config)?;
         let metrics = Metrics::new(config.mode).into();
         let (source, _recorder) = run::source(&config, options, &name, &metrics).context(

@@ -19,7 +19,7 @@ use model::address::{Family, parse_ip};
 use plan::explain::{self, Explanation};
 use proxy::debug_api::packet_query::{self, PacketQuery, route_source};
 use proxy::modes;
-use proxy::run::Options;
+use proxy::run::RunOptions;
 use serde::Serialize;
 use settings::config::Config;
 
@@ -150,7 +150,7 @@ fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<E
 fn from_objects(
     question: &PacketQuery,
     config: Config,
-    options: &Options,
+    options: &RunOptions,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
     let Desired { config, node, mut clusters, left_out } = Desired::read(config, options)?;
     let family = Family::of(question.destination.ip());

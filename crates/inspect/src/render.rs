@@ -14,7 +14,7 @@ use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
 use plan::iptables::rules::RuleUnit;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::text::{self, Content};
+use plan::nftables::text::{self, SetContents};
 use proxy::modes;
 use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
@@ -71,7 +71,7 @@ fn nftables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow:
     let routings = inputs.routings.iter();
     desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
     let program = desired.program();
-    let content = Content {
+    let content = SetContents {
         elements: &desired.elements(),
         service_cidrs: &inputs.service_cidrs,
         node_port_ips: &inputs.node_port_ips_for_nftables(config, node),

@@ -29,7 +29,7 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use model::local::FromPod;
-use netlink::nftables::{Batch, Connection};
+use netlink::nftables::{Batch, NftablesSocket};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
@@ -366,7 +366,7 @@ fn prepared(size: Size) -> Batch {
 fn replay(batch: &Batch) -> Spent {
     // Creates the table with its program only. It has no owner once this connection is closed.
     NftablesSync::open(settings()).unwrap().sync(Changes::default()).unwrap();
-    let mut connection = Connection::open().unwrap();
+    let mut connection = NftablesSocket::open().unwrap();
     Spent::by(|| connection.commit(batch).unwrap()).0
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use model::address::Family;
 use model::names::Protocol;
-use netlink::conntrack::{self as wire, Connection, Handle};
+use netlink::conntrack::{self as wire, ConntrackSocket, Handle};
 use plan::flows::{FlowFilter, TrackedFlow};
 
 use crate::wire_family;
@@ -13,7 +13,7 @@ use crate::wire_family;
 #[derive(Debug)]
 pub struct ConntrackTable {
     family: Family,
-    connection: Connection,
+    connection: ConntrackSocket,
 }
 
 /// A flow that was listed, with the kernel's handle of it.
@@ -25,7 +25,7 @@ pub struct Listed {
 
 impl ConntrackTable {
     pub fn open(family: Family) -> io::Result<Self> {
-        Ok(Self { family, connection: Connection::open()? })
+        Ok(Self { family, connection: ConntrackSocket::open()? })
     }
 
     /// The flows that match `filter` and that `keep` accepts. After an error the caller has to open the table again, since the

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use model::address::Family;
-use netlink::route::{AddressChanges, Connection};
+use netlink::route::{AddressChanges, RouteSocket};
 
 /// The addresses of all interfaces, in the kernel's order.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
-    Ok(Connection::open()?.addresses()?.into_iter().map(|found| found.address).collect())
+    Ok(RouteSocket::open()?.addresses()?.into_iter().map(|found| found.address).collect())
 }
 
 /// Interfaces with addresses of Services, which upstream's ipvs mode and NodeLocal DNSCache create.
@@ -17,13 +17,13 @@ const SERVICE_INTERFACES: [&str; 2] = ["kube-ipvs0", "nodelocaldns"];
 
 /// The addresses of all interfaces but those that carry addresses of Services.
 pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    let all = Connection::open()?.addresses()?.into_iter();
+    let all = RouteSocket::open()?.addresses()?.into_iter();
     Ok(all.filter(|found| !SERVICE_INTERFACES.contains(&&*found.name)).map(|found| found.address).collect())
 }
 
 /// The address from which the node sends along its default route.
 pub fn default_address(family: Family) -> io::Result<Option<IpAddr>> {
-    let source = Connection::open()?.default_source(crate::wire_family(family))?;
+    let source = RouteSocket::open()?.default_source(crate::wire_family(family))?;
     Ok(source.map(|source| source.address))
 }
 

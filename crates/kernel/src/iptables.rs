@@ -44,7 +44,7 @@ pub use version::Variant;
 #[derive(Debug)]
 pub struct Rules {
     runner: Arc<Runner>,
-    counters: Option<accounting::Connection>,
+    counters: Option<accounting::AccountingSocket>,
     tcp_liberal: bool,
 }
 
@@ -75,7 +75,7 @@ impl Rules {
         runner.check_presence()?;
         let random_fully = runner.has_random_fully();
         tracing::debug!(v = 2, ipFamily = %family, variant = ?runner.variant(), random_fully, "Using iptables");
-        let counters = accounting::Connection::open()
+        let counters = accounting::AccountingSocket::open()
             .inspect_err(|error| {
                 tracing::info!(ipFamily = %family, err = %error, "Packet counters are not supported, doing without");
             })
@@ -154,7 +154,7 @@ impl Rules {
     fn ensure_counters(&mut self) -> Counters {
         let family = self.family();
         if self.counters.is_none() {
-            self.counters = accounting::Connection::open().ok();
+            self.counters = accounting::AccountingSocket::open().ok();
         }
         let Some(connection) = &mut self.counters else { return Counters::default() };
         let mut ensure = |name: &str| {
@@ -202,7 +202,7 @@ pub struct CountedPackets {
 
 /// Reads the packet counters. An error if the kernel does not support them.
 pub fn counted_packets() -> io::Result<CountedPackets> {
-    let mut connection = accounting::Connection::open()?;
+    let mut connection = accounting::AccountingSocket::open()?;
     let mut packets = |name| Ok::<_, io::Error>(connection.get(name)?.map(|counter| counter.packets));
     Ok(CountedPackets {
         invalid_dropped: packets(INVALID_DROPPED)?,

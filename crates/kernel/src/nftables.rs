@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use model::address::Family;
 pub use netlink::nftables::CommitError;
-use netlink::nftables::{self as nft, Batch, Connection, Ownership};
+use netlink::nftables::{self as nft, Batch, NftablesSocket, Ownership};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::steps::{ActualState, ActualTable, Steps};
@@ -45,7 +45,7 @@ const MAX_LISTED: usize = 50_000;
 /// Access to the kernel's table of one family.
 #[derive(Debug)]
 pub struct KernelTable {
-    connection: Connection,
+    connection: NftablesSocket,
     family: Family,
     abilities: TableAbilities,
     /// The sets that a failed read-back has read. Kept only while the table is owned, so that no other process can change it.
@@ -66,7 +66,7 @@ pub struct TableAbilities {
 impl KernelTable {
     /// Detects what the kernel supports, and changes nothing. The table is that of the calling thread's network namespace.
     pub fn open(family: Family) -> Result<Self, CommitError> {
-        let mut connection = Connection::open()?;
+        let mut connection = NftablesSocket::open()?;
         let owners = can_own(&mut connection, family)?;
         // Kernels that do not report counts leave them out of sets.
         let abilities = TableAbilities { owners, counts: true, max_listed: MAX_LISTED };
@@ -154,7 +154,7 @@ impl KernelTable {
 
     /// Removes the table, if it exists.
     pub fn remove(family: Family) -> Result<(), CommitError> {
-        let mut connection = Connection::open()?;
+        let mut connection = NftablesSocket::open()?;
         let tables = connection.tables(wire_family(family))?;
         if tables.iter().all(|table| table.name != TABLE) {
             return Ok(());
@@ -244,12 +244,12 @@ pub fn on_foreign_change(
             return Ok(());
         }
         monitor.receive_within(Duration::from_secs(3_600), |event| match event {
-            nft::Event::Added { family: of, table, port, .. }
-            | nft::Event::Deleted { family: of, table, port, .. } => {
+            nft::Notification::Added { family: of, table, port, .. }
+            | nft::Notification::Deleted { family: of, table, port, .. } => {
                 changed |= of == family && table == TABLE && port != our_port;
             }
-            nft::Event::Lost => drift = Some(Drift::Detected(None)),
-            nft::Event::Committed { generation, .. } => {
+            nft::Notification::Lost => drift = Some(Drift::Detected(None)),
+            nft::Notification::Committed { generation, .. } => {
                 if std::mem::take(&mut changed) {
                     drift = Some(Drift::Detected(Some(generation.into())));
                 }
@@ -260,7 +260,7 @@ pub fn on_foreign_change(
 
 /// Whether a table can have an owner and outlive it. The kernel only checks the transaction that creates such a table, and does
 /// not commit it.
-fn can_own(connection: &mut Connection, family: Family) -> Result<bool, CommitError> {
+fn can_own(connection: &mut NftablesSocket, family: Family) -> Result<bool, CommitError> {
     let mut can = |ownership: Ownership| {
         let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
         batch.add_table(&nft::Table { ownership, comment: Some(TABLE_COMMENT) });

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 
-use proxy::run::{self, Options};
+use proxy::run::{self, RunOptions};
 use settings::config::{self, Completed, Config};
 use settings::flags::{self, Flags};
 use settings::go::{os_error, quote_list};
@@ -104,7 +104,7 @@ fn write_or_run(config: Config, flags: Flags, logs: &Logs) -> anyhow::Result<()>
     if !flags.write_config_to.is_empty() {
         return write_config(&config, &flags.write_config_to);
     }
-    run::run(config, Options::new(&flags, logs.clone()))
+    run::run(config, RunOptions::new(&flags, logs.clone()))
 }
 
 fn write_config(config: &Config, path: &str) -> anyhow::Result<()> {

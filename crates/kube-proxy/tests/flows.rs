@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
-use netlink::conntrack::{Connection, Direction, Flow};
+use netlink::conntrack::{ConntrackSocket, Flow, Tuple};
 use testkit::lab::{Address, ClientPlace, OTHER_TARGET, Place, TARGET};
 use testkit::lab_proxy::LabProxy;
-use testkit::manifests::{self, A, B, Endpoint, Port, R, Service, State, web};
+use testkit::manifests::{self, A, B, EndpointManifest, PortManifest, R, ServiceManifest, State, web};
 use testkit::namespace::Namespace;
 use testkit::probe::{connect_and_read, receive};
 use testkit::wait::{Deadline, eventually};
@@ -104,10 +104,10 @@ impl Client {
 /// A node port at which the node runs no server of its own.
 const FREE_NODE_PORT: u16 = 30090;
 
-fn at_free_node_port(endpoints: &[Endpoint]) -> Service {
+fn at_free_node_port(endpoints: &[EndpointManifest]) -> ServiceManifest {
     let service = web(endpoints);
-    let port = |port: &Port| Port { node_port: Some(FREE_NODE_PORT), ..*port };
-    Service { ports: service.ports.iter().map(port).collect(), ..service }
+    let port = |port: &PortManifest| PortManifest { node_port: Some(FREE_NODE_PORT), ..*port };
+    ServiceManifest { ports: service.ports.iter().map(port).collect(), ..service }
 }
 
 fn in_each_mode_and_family(test: impl Fn(LabProxy) + Sync) {
@@ -126,7 +126,7 @@ fn for_each_mode_and_family(test: impl Fn(&'static str, Family) + Sync) {
 }
 
 /// Replaces the pod behind a frontend again and again; the client must follow.
-fn replace_pods(proxy: &LabProxy, client: &Client, service: impl Fn(&[Endpoint]) -> Service) {
+fn replace_pods(proxy: &LabProxy, client: &Client, service: impl Fn(&[EndpointManifest]) -> ServiceManifest) {
     for endpoint in [A, B, A] {
         proxy.apply(service(&[endpoint]));
         client.wait_for_endpoint(Some(endpoint.place), TARGET);
@@ -208,10 +208,10 @@ fn a_flow_follows_a_changed_target_port() {
     in_each_mode_and_family(|proxy| {
         let client = client(&proxy, ClientPlace::Pod, Address::ClusterIp, 80);
         for target in [TARGET, OTHER_TARGET, TARGET] {
-            let port = |port: Port| Port { target, ..port };
+            let port = |port: PortManifest| PortManifest { target, ..port };
             let service = web(&[A]);
             let ports = service.ports.iter().copied().map(port).collect();
-            proxy.apply(Service { ports, ..service });
+            proxy.apply(ServiceManifest { ports, ..service });
             client.wait_for_endpoint(Some(Place::PodA), target);
         }
     });
@@ -224,7 +224,7 @@ fn fill_conntrack_table(proxy: &LabProxy) {
         Family::V6 => ("2001:db8:9::1".parse().unwrap(), "2001:db8:9::2".parse().unwrap()),
     };
     let connection = |port| {
-        Flow::untranslated(Direction {
+        Flow::untranslated(Tuple {
             protocol: 6,
             source: SocketAddr::new(here, port),
             destination: SocketAddr::new(there, 443),
@@ -235,7 +235,7 @@ fn fill_conntrack_table(proxy: &LabProxy) {
         Family::V4 => netlink::Family::Ipv4,
         Family::V6 => netlink::Family::Ipv6,
     };
-    let make = || Connection::open().unwrap().make(family, &connections).unwrap();
+    let make = || ConntrackSocket::open().unwrap().make(family, &connections).unwrap();
     proxy.lab.network.node.enter(make);
 }
 
@@ -386,8 +386,8 @@ fn connections_begun_before_the_proxy_starts_succeed() {
 #[test]
 fn connections_begun_before_the_service_is_created_succeed() {
     in_each_mode_and_family(|proxy| {
-        let text = |service: Service| manifests::write(&[service.into()], proxy.family);
-        let (other, web) = (text(Service::other(&[A])), text(web(&[A])));
+        let text = |service: ServiceManifest| manifests::write(&[service.into()], proxy.family);
+        let (other, web) = (text(ServiceManifest::other(&[A])), text(web(&[A])));
         // The endpoints exist first: a Service without endpoints refuses connections.
         let (_, slice) = web.rsplit_once("---").unwrap();
         proxy.apply_text(&format!("{other}---{slice}"));

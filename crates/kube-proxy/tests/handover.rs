@@ -12,16 +12,17 @@ use testkit::echo;
 use testkit::hammer::{Hammer, Load};
 use testkit::lab::{Address, ClientPlace, NODE_PORT, Place};
 use testkit::lab_proxy::LabProxy;
-use testkit::manifests::{A, B, Port, R, Service, web};
+use testkit::manifests::{A, B, PortManifest, R, ServiceManifest, web};
 use testkit::network::of;
 use testkit::wait::eventually;
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 
 /// The port of the echo servers.
-const ECHO: Port = Port { number: 7, target: 8082, node_port: Some(30007), protocols: &[Protocol::Tcp] };
+const ECHO: PortManifest =
+    PortManifest { number: 7, target: 8082, node_port: Some(30007), protocols: &[Protocol::Tcp] };
 
-fn service() -> Service {
+fn service() -> ServiceManifest {
     let mut service = web(&[A, B, R]);
     service.ports.push(ECHO);
     service

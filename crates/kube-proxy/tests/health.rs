@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use netlink::Family;
-use netlink::nftables::{Batch, Connection, Ownership, Table};
+use netlink::nftables::{Batch, NftablesSocket, Ownership, Table};
 use netlink::testing::{in_fresh_netns, run};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
@@ -74,7 +74,7 @@ fn a_proxy_is_unready_while_another_process_owns_its_table_and_recovers_afterwar
     in_fresh_netns(|| {
         run("ip link set lo up");
         let folder = Folder::new();
-        let mut owner = Connection::open().unwrap();
+        let mut owner = NftablesSocket::open().unwrap();
         let mut batch = Batch::new(Family::Ipv4, "kube-proxy");
         batch.add_table(&Table { ownership: Ownership::OwnedPersistent, comment: None });
         owner.commit(&batch).unwrap();
@@ -100,7 +100,7 @@ fn a_sync_that_keeps_failing_makes_the_proxy_unhealthy_after_two_sync_periods() 
     in_fresh_netns(|| {
         run("ip link set lo up");
         let folder = Folder::new();
-        let mut owner = Connection::open().unwrap();
+        let mut owner = NftablesSocket::open().unwrap();
         let mut batch = Batch::new(Family::Ipv4, "kube-proxy");
         batch.add_table(&Table { ownership: Ownership::OwnedPersistent, comment: None });
         owner.commit(&batch).unwrap();

@@ -13,7 +13,7 @@ use model::address::Family;
 use model::names::Protocol;
 use tempfile::TempDir;
 use testkit::lab::{Address, ClientPlace, Lab, Place, TARGET};
-use testkit::manifests::{A, B, Endpoint, web, write};
+use testkit::manifests::{A, B, EndpointManifest, web, write};
 use testkit::namespace::Namespace;
 use testkit::probe::{Answer, probe};
 use testkit::proxy::service_with_endpoints;
@@ -68,7 +68,7 @@ impl ContainerLab {
         ]
     }
 
-    fn apply(&self, endpoints: &[Endpoint]) {
+    fn apply(&self, endpoints: &[EndpointManifest]) {
         for family in Family::BOTH {
             let mut service = web(endpoints);
             service.name = if family == Family::V4 { "web4" } else { "web6" };

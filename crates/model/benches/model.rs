@@ -13,7 +13,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group};
 use model::api;
 use model::cluster::Cluster;
 use model::event::{Event, Kind};
-use testkit::bench::clusters::{self, Fate, here, sticky_service as service};
+use testkit::bench::clusters::{self, EndpointChange, here, sticky_service as service};
 use testkit::bench::record::Record;
 
 #[global_allocator]
@@ -195,7 +195,7 @@ fn alternating(services: usize) -> std::vec::IntoIter<&'static Event> {
 }
 
 fn slice(number: usize, first_is_ready: bool) -> Event {
-    clusters::slice(number, ENDPOINTS, (!first_is_ready).then_some((0, Fate::Unready)))
+    clusters::slice(number, ENDPOINTS, (!first_is_ready).then_some((0, EndpointChange::Unready)))
 }
 
 /// The resident set size of this process.

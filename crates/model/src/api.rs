@@ -141,14 +141,14 @@ pub struct EndpointSlice {
     #[serde(deserialize_with = "nullable")]
     pub address_type: String,
     #[serde(deserialize_with = "nullable")]
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<SliceEndpoint>,
     #[serde(deserialize_with = "nullable")]
     pub ports: Vec<EndpointPort>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Endpoint {
+pub struct SliceEndpoint {
     #[serde(deserialize_with = "nullable")]
     pub addresses: Vec<String>,
     #[serde(deserialize_with = "nullable")]

@@ -25,7 +25,7 @@ use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
 use crate::pending::Pending;
 use crate::routing::{Frontend, Routing, Traffic};
-use crate::service::{Service, ServicePort, TrafficPolicy};
+use crate::service::{ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::{Candidate, PortCandidates, Slice, SliceReader, Zones, merge};
 use crate::topology::{Unused, unused};
 
@@ -57,7 +57,7 @@ pub struct Cluster {
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
 
-    pending_services: Pending<Service>,
+    pending_services: Pending<ServiceInfo>,
     pending_slices: Pending<Slice>,
     /// Whether something has changed that every routing may depend on.
     all_changed: bool,
@@ -76,7 +76,7 @@ type Map<V> = HashMap<NamespacedName, V, RandomState>;
 /// A Service, its slices, and what was last taken of it. Removed when all of these are gone.
 #[derive(Debug, Default, PartialEq)]
 struct ServiceEntry {
-    service: Option<Service>,
+    service: Option<ServiceInfo>,
     /// Names of its slices, sorted: they are merged in this order.
     slices: Vec<Arc<str>>,
     /// As last taken, sorted like the ports of a Service.
@@ -248,7 +248,7 @@ impl Cluster {
     }
 
     /// The current state of the service ports that `select` accepts, sorted by name. Walks all Services.
-    pub fn consider(&self, select: impl Fn(&Service, &ServicePort) -> bool) -> Vec<Considered<'_>> {
+    pub fn consider(&self, select: impl Fn(&ServiceInfo, &ServicePortInfo) -> bool) -> Vec<Considered<'_>> {
         let zone = self.zone.as_deref();
         let mut found = Vec::new();
         for (name, entry) in &self.services {
@@ -372,14 +372,14 @@ impl Cluster {
     fn apply_service(&mut self, service: &api::Service, notes: &mut Vec<Note>) {
         let name = self.service_name(&service.metadata.namespace, &service.metadata.name);
         let Here { family, serve_external_ips, .. } = self.here;
-        let current = Service::from_api(service, family, serve_external_ips, &mut self.names, notes);
+        let current = ServiceInfo::from_api(service, family, serve_external_ips, &mut self.names, notes);
         self.mark_listed(Kind::Service, &name);
         self.replace_service(&name, current);
     }
 
-    fn replace_service(&mut self, name: &NamespacedName, current: Option<Service>) {
+    fn replace_service(&mut self, name: &NamespacedName, current: Option<ServiceInfo>) {
         self.counts.service_changes += 1;
-        let count = |service: &Option<Service>| service.as_ref().map_or(0, |service| service.ports.len());
+        let count = |service: &Option<ServiceInfo>| service.as_ref().map_or(0, |service| service.ports.len());
         if current.is_none() && !self.services.contains_key(name) {
             return;
         }
@@ -560,19 +560,19 @@ fn candidates(name: &NamespacedName, entry: &ServiceEntry, slices: &Map<Slice>) 
 }
 
 /// The candidates of one port. `candidates` is sorted by name and protocol.
-fn of_port<'a>(candidates: &'a [PortCandidates], port: &ServicePort) -> &'a [Candidate] {
+fn of_port<'a>(candidates: &'a [PortCandidates], port: &ServicePortInfo) -> &'a [Candidate] {
     let found = candidates.binary_search_by(|c| (&c.name, c.protocol).cmp(&(&port.name, port.protocol)));
     found.ok().and_then(|at| candidates.get(at)).map_or(&[][..], |found| &found.candidates)
 }
 
-fn service_port_name(service: &NamespacedName, port: &ServicePort) -> ServicePortName {
+fn service_port_name(service: &NamespacedName, port: &ServicePortInfo) -> ServicePortName {
     ServicePortName { service: service.clone(), port: port.name.clone(), protocol: port.protocol }
 }
 
 /// The routings of all ports of a Service, sorted like the ports.
 fn route(
     name: &NamespacedName,
-    service: &Service,
+    service: &ServiceInfo,
     candidates: &[PortCandidates],
     zone: Option<&str>,
     node_ip: IpAddr,
@@ -657,7 +657,7 @@ fn lacks_local(routing: Option<&Routing>) -> (bool, bool) {
     routing.map_or((false, false), |routing| (lacks(routing.internal), lacks(routing.external)))
 }
 
-fn health_check(service: &Service, ports: &[PortCandidates]) -> Option<HealthCheck> {
+fn health_check(service: &ServiceInfo, ports: &[PortCandidates]) -> Option<HealthCheck> {
     let port = service.health_check_node_port?;
     let candidates = ports.iter().flat_map(|port| &port.candidates);
     let local = candidates.filter(|c| c.conditions.local && c.conditions.ready);

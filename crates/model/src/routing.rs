@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::address::host_port;
 use crate::names::{Port, Protocol};
-use crate::service::{Addresses, Created, Service, ServicePort, TrafficPolicy};
+use crate::service::{Addresses, Created, ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::Candidate;
 use crate::topology::{Choice, Uses, choose};
 
@@ -40,7 +40,7 @@ pub struct Routing {
     /// Whether the load-balancer source ranges contain this node's address, so that the node may use the load-balancer IPs.
     /// Meaningless without ranges.
     pub ranges_admit_node: bool,
-    /// Also true for external IPs that a feature gate disables: see [`Service::has_external_ips`].
+    /// Also true for external IPs that a feature gate disables: see [`ServiceInfo::has_external_ips`].
     pub is_externally_accessible: bool,
     /// The port at which load balancers check whether this node has endpoints; the same for all ports of a Service.
     pub health_check_node_port: Option<Port>,
@@ -86,8 +86,8 @@ pub enum Frontend {
 impl Routing {
     /// Decides what one port of a Service does. `candidates` are sorted by their text.
     pub fn decide(
-        service: &Service,
-        port: &ServicePort,
+        service: &ServiceInfo,
+        port: &ServicePortInfo,
         candidates: &[Candidate],
         zone: Option<&str>,
         node_ip: IpAddr,

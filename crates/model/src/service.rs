@@ -20,11 +20,11 @@ pub enum TrafficPolicy {
 
 /// A Service in one family. There is none for a Service that has no cluster IP or no port in it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct ServiceInfo {
     pub addresses: Arc<Addresses>,
     pub created: Created,
     /// Sorted by name and protocol, which are unique; never empty.
-    pub ports: Box<[ServicePort]>,
+    pub ports: Box<[ServicePortInfo]>,
     /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
     pub internal_policy: TrafficPolicy,
@@ -61,7 +61,7 @@ pub struct Addresses {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct ServicePort {
+pub struct ServicePortInfo {
     pub name: Arc<str>,
     pub protocol: Protocol,
     pub port: Port,
@@ -71,7 +71,7 @@ pub struct ServicePort {
 /// The API server's default, for objects that are older than the field.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
-impl Service {
+impl ServiceInfo {
     /// `None` if the Service is headless, of type ExternalName, or has no cluster IP or no valid port in this family.
     pub fn from_api(
         service: &api::Service,
@@ -116,7 +116,7 @@ impl Service {
     }
 
     /// Whether clients outside the cluster can reach this port, by its node port or an address of the Service.
-    pub fn is_externally_accessible(&self, port: &ServicePort) -> bool {
+    pub fn is_externally_accessible(&self, port: &ServicePortInfo) -> bool {
         port.node_port.is_some() || self.has_external_ips || !self.addresses.load_balancer_ips.is_empty()
     }
 }
@@ -142,8 +142,8 @@ impl Reader<'_> {
         if ranges.iter().any(|range| range.prefix_len() == 0) { Box::default() } else { ranges.into() }
     }
 
-    fn ports(&mut self, ports: &[api::ServicePort], names: &mut Interner<str>) -> Box<[ServicePort]> {
-        let mut read: Vec<ServicePort> = ports.iter().filter_map(|port| self.port(port, names)).collect();
+    fn ports(&mut self, ports: &[api::ServicePort], names: &mut Interner<str>) -> Box<[ServicePortInfo]> {
+        let mut read: Vec<ServicePortInfo> = ports.iter().filter_map(|port| self.port(port, names)).collect();
         // The API server rejects two ports with the same name and protocol. Should they occur, the last one wins.
         read.reverse();
         read.sort_by(|a, b| (&a.name, a.protocol).cmp(&(&b.name, b.protocol)));
@@ -151,7 +151,7 @@ impl Reader<'_> {
         read.into()
     }
 
-    fn port(&mut self, port: &api::ServicePort, names: &mut Interner<str>) -> Option<ServicePort> {
+    fn port(&mut self, port: &api::ServicePort, names: &mut Interner<str>) -> Option<ServicePortInfo> {
         let Some(protocol) = Protocol::from_api(port.protocol.as_deref()) else {
             self.note(
                 "Ignoring service port with unknown protocol",
@@ -170,7 +170,7 @@ impl Reader<'_> {
         {
             self.note("Ignoring node port outside 1-65535", "nodePort", &number.to_string());
         }
-        Some(ServicePort {
+        Some(ServicePortInfo {
             name: names.intern(&port.name),
             protocol,
             port: number,
@@ -281,7 +281,8 @@ mod tests {
             );
             let (object, mut found): (api::Service, _) = (serde_json::from_str(&text).unwrap(), Vec::new());
             let service =
-                Service::from_api(&object, Family::V4, true, &mut Interner::default(), &mut found).unwrap();
+                ServiceInfo::from_api(&object, Family::V4, true, &mut Interner::default(), &mut found)
+                    .unwrap();
             assert_eq!((service.created, found.len()), (created, notes), "{json}");
         }
     }

@@ -139,7 +139,7 @@ impl SliceReader<'_> {
         Some(SlicePort { name: self.names.intern(name), protocol, port: number })
     }
 
-    fn endpoint(&mut self, object: &api::Metadata, endpoint: &api::Endpoint) -> Option<SliceEndpoint> {
+    fn endpoint(&mut self, object: &api::Metadata, endpoint: &api::SliceEndpoint) -> Option<SliceEndpoint> {
         let Some(text) = endpoint.addresses.first() else {
             self.notes.push(Note::new("Ignoring endpoint with no addresses", object));
             return None;

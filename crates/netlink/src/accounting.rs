@@ -5,7 +5,7 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::message::{Message, NLM_F_CREATE};
-use crate::socket::{Protocol, Request, Socket, is};
+use crate::socket::{NetlinkProtocol, Request, Socket, is};
 
 // include/uapi/linux/netfilter/nfnetlink.h
 const NFNL_SUBSYS_ACCT: u8 = 7;
@@ -25,13 +25,13 @@ const fn kind(message: u8) -> u16 {
 
 /// The state of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counter {
+pub struct AccountingCounter {
     pub name: String,
     pub packets: u64,
     pub bytes: u64,
 }
 
-impl Counter {
+impl AccountingCounter {
     /// `None` unless the message is a complete counter.
     fn from_wire(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes(FIXED.len());
@@ -45,23 +45,23 @@ impl Counter {
 
 /// Reads and creates the counters of one network namespace.
 #[derive(Debug)]
-pub struct Connection {
+pub struct AccountingSocket {
     socket: Socket,
 }
 
-impl Connection {
+impl AccountingSocket {
     /// Belongs to the network namespace of the calling thread. Fails if the kernel has no support for such counters.
     pub fn open() -> io::Result<Self> {
-        let mut connection = Self { socket: Socket::open(Protocol::Netfilter)? };
+        let mut connection = Self { socket: Socket::open(NetlinkProtocol::Netfilter)? };
         connection.get("any")?;
         Ok(connection)
     }
 
     /// `None` if there is no counter of that name.
-    pub fn get(&mut self, name: &str) -> io::Result<Option<Counter>> {
+    pub fn get(&mut self, name: &str) -> io::Result<Option<AccountingCounter>> {
         let request = Request { kind: kind(NFNL_MSG_ACCT_GET), flags: 0, fixed: &FIXED };
         check_name(name)?;
-        match self.socket.ask(request, |m| m.string(NFACCT_NAME, name), Counter::from_wire) {
+        match self.socket.ask(request, |m| m.string(NFACCT_NAME, name), AccountingCounter::from_wire) {
             Ok(found) => Ok(found.into_iter().next()),
             Err(error) if is(&error, Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
@@ -97,7 +97,7 @@ fn check_name(name: &str) -> io::Result<()> {
 /// Runs every decoder of this module over one message; see [`crate::fuzz`].
 #[cfg(any(test, fuzzing))]
 pub(crate) fn decode_all(message: &Message<'_>) {
-    let _ = Counter::from_wire(message);
+    let _ = AccountingCounter::from_wire(message);
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
         let decode = |body: fn(&mut Buffer)| {
             let mut buffer = Buffer::new();
             buffer.message(Header { kind: kind(0), flags: 0, sequence: 0, port: 0 }, &FIXED, body);
-            Counter::from_wire(&Messages::new(buffer.as_bytes()).next().unwrap())
+            AccountingCounter::from_wire(&Messages::new(buffer.as_bytes()).next().unwrap())
         };
         let whole = decode(|m| {
             m.be32(7, 1);
@@ -120,7 +120,7 @@ mod tests {
             m.string(NFACCT_NAME, "hits");
             m.be64(NFACCT_PKTS, 6);
         });
-        assert_eq!(whole, Some(Counter { name: "hits".into(), packets: 6, bytes: 600 }));
+        assert_eq!(whole, Some(AccountingCounter { name: "hits".into(), packets: 6, bytes: 600 }));
         assert_eq!(decode(|m| m.string(NFACCT_NAME, "hits")), None);
         let short = decode(|m| {
             m.string(NFACCT_NAME, "hits");

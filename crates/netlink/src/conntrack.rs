@@ -9,7 +9,7 @@ use crate::Family;
 use crate::attributes::Attributes;
 use crate::buffer::Buffer;
 use crate::message::Message;
-use crate::socket::{Protocol, Request, Socket, is};
+use crate::socket::{NetlinkProtocol, Request, Socket, is};
 
 // include/uapi/linux/netfilter/nfnetlink.h
 const NFNL_SUBSYS_CTNETLINK: u8 = 1;
@@ -71,8 +71,8 @@ const fn kind(message: u8) -> u16 {
 /// A conntrack entry: the tuples of its packets in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    pub original: Direction,
-    pub reply: Direction,
+    pub original: Tuple,
+    pub reply: Tuple,
     /// Whether a packet in the reply direction has been seen.
     pub has_reply: bool,
 }
@@ -117,7 +117,7 @@ impl Filter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Direction {
+pub struct Tuple {
     pub protocol: u8,
     pub source: SocketAddr,
     pub destination: SocketAddr,
@@ -141,8 +141,8 @@ impl Flow {
         }
         let attributes = message.attributes(FIXED);
         Some(Self {
-            original: Direction::from_wire(attributes.find(CTA_TUPLE_ORIG)?.nested())?,
-            reply: Direction::from_wire(attributes.find(CTA_TUPLE_REPLY)?.nested())?,
+            original: Tuple::from_wire(attributes.find(CTA_TUPLE_ORIG)?.nested())?,
+            reply: Tuple::from_wire(attributes.find(CTA_TUPLE_REPLY)?.nested())?,
             has_reply: attributes.find(CTA_STATUS)?.be32()? & IPS_SEEN_REPLY != 0,
         })
     }
@@ -154,7 +154,7 @@ impl Flow {
     }
 }
 
-impl Direction {
+impl Tuple {
     fn from_wire(tuple: Attributes<'_>) -> Option<Self> {
         let (ip, proto) = (tuple.find(CTA_TUPLE_IP)?.nested(), tuple.find(CTA_TUPLE_PROTO)?.nested());
         let address = |v4: u16, v6: u16| match ip.find(v4) {
@@ -210,14 +210,14 @@ impl Handle {
 
 /// Lists and deletes the flows of one network namespace.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ConntrackSocket {
     socket: Socket,
 }
 
-impl Connection {
+impl ConntrackSocket {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(Protocol::Netfilter)? })
+        Ok(Self { socket: Socket::open(NetlinkProtocol::Netfilter)? })
     }
 
     /// The flows that match the filter and that `select` accepts. The kernel applies the filter as far as it can (protocol and
@@ -280,7 +280,7 @@ impl Connection {
 
 /// Creates flows without packets, for benchmarks and tests.
 #[cfg(any(test, feature = "testing"))]
-impl Connection {
+impl ConntrackSocket {
     /// Creates flows with a timeout of one hour.
     pub fn make(&mut self, family: Family, flows: &[Flow]) -> io::Result<()> {
         let fixed = [family.to_wire(), 0, 0, 0];
@@ -294,7 +294,7 @@ impl Connection {
     }
 
     /// The flow that a packet belongs to, in either direction. `None` if there is none in the default zone.
-    pub fn find(&mut self, family: Family, packet: Direction) -> io::Result<Option<(Flow, Handle)>> {
+    pub fn find(&mut self, family: Family, packet: Tuple) -> io::Result<Option<(Flow, Handle)>> {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_GET), flags: 0, fixed: &fixed };
         let body = |message: &mut Buffer| message.nest(CTA_TUPLE_ORIG, |m| packet.to_wire(m));
@@ -311,16 +311,16 @@ impl Connection {
 impl Flow {
     /// A flow with replies and without translation.
     #[must_use]
-    pub fn untranslated(original: Direction) -> Self {
-        let reply = Direction { source: original.destination, destination: original.source, ..original };
+    pub fn untranslated(original: Tuple) -> Self {
+        let reply = Tuple { source: original.destination, destination: original.source, ..original };
         Self { original, reply, has_reply: true }
     }
 
     /// A flow with replies whose destination is translated to `to`.
     #[must_use]
-    pub fn translated(original: Direction, to: SocketAddr) -> Self {
+    pub fn translated(original: Tuple, to: SocketAddr) -> Self {
         let flow = Self::untranslated(original);
-        Self { reply: Direction { source: to, ..flow.reply }, ..flow }
+        Self { reply: Tuple { source: to, ..flow.reply }, ..flow }
     }
 
     fn write(&self, message: &mut Buffer) {

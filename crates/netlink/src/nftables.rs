@@ -3,8 +3,8 @@
 //! ```text
 //!   Table, Chain, Rule, Set, Element ──▶ Batch ── commit ──▶ kernel
 //!                                                              │
-//!   FoundTable, FoundChain, ...  ◀── Connection ── dump ───────┤
-//!   Event                        ◀── Monitor ── notification ──┘
+//!   FoundTable, FoundChain, ...  ◀── NftablesSocket ── dump ──┤
+//!   Notification                 ◀── Monitor ── notification ──┘
 //! ```
 //!
 //! Objects borrow their parts and are encoded directly into the batch. The kernel commits a batch as a whole or not at all. An
@@ -39,7 +39,7 @@
 //! let web = Value::concatenation(&[&[10, 96, 0, 10], &[6], &80_u16.to_be_bytes()]);
 //! batch.add_elements("no-endpoints", [Element { comment: Some("default/web"), ..Element::new(web) }]);
 //!
-//! let mut connection = Connection::open()?;
+//! let mut connection = NftablesSocket::open()?;
 //! connection.commit(&batch)?;
 //! let packets = connection.elements(Ipv4, "kube-proxy", "no-endpoints", |element| element.counter)?;
 //! # Ok(())
@@ -62,9 +62,9 @@ mod value;
 mod wire;
 
 pub use batch::Batch;
-pub use connection::{CommitError, Connection};
+pub use connection::{CommitError, NftablesSocket};
 pub use elements::{Datum, Element};
-pub use events::{Event, Monitor, Object};
+pub use events::{Monitor, Notification, NotifiedObject};
 pub use expressions::{
     Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey, NatFlags,
     NatKind, NumberGenerator, RejectWith,

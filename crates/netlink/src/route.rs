@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
 use crate::message::Message;
-use crate::socket::{Protocol, Request, Socket};
+use crate::socket::{NetlinkProtocol, Request, Socket};
 
 // include/uapi/linux/rtnetlink.h
 const RTM_NEWLINK: u16 = 16;
@@ -48,14 +48,14 @@ const IFA_F_TENTATIVE: u32 = 0x40;
 
 /// Reads the links, addresses and routes of one network namespace.
 #[derive(Debug)]
-pub struct Connection {
+pub struct RouteSocket {
     socket: Socket,
 }
 
-impl Connection {
+impl RouteSocket {
     /// Belongs to the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(Protocol::Route)? })
+        Ok(Self { socket: Socket::open(NetlinkProtocol::Route)? })
     }
 
     /// All interfaces, in the kernel's order.
@@ -65,7 +65,7 @@ impl Connection {
     }
 
     /// All addresses of both families with the names of their interfaces, in the kernel's order.
-    pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
+    pub fn addresses(&mut self) -> io::Result<Vec<InterfaceAddress>> {
         let links: HashMap<u32, Link> = self.links()?.into_iter().map(|link| (link.index, link)).collect();
         let request = Request { kind: RTM_GETADDR, flags: 0, fixed: &[0; ADDRESS] };
         let read = |message: &Message<'_>| {
@@ -81,8 +81,8 @@ impl Connection {
     /// default route, or if its interface has no usable address.
     pub fn default_source(&mut self, family: Family) -> io::Result<Option<Source>> {
         let Some(route) = self.default_route(family)? else { return Ok(None) };
-        let on_its_interface = |address: &Address| address.interface == route.interface;
-        let usable = |address: &Address| address.family() == family && address.is_usable_source();
+        let on_its_interface = |address: &InterfaceAddress| address.interface == route.interface;
+        let usable = |address: &InterfaceAddress| address.family() == family && address.is_usable_source();
         let link = self.links()?.into_iter().find(|link| link.index == route.interface);
         let address = match route.preferred_source {
             Some(address) => Some(address),
@@ -134,7 +134,7 @@ impl Link {
 
 /// An address of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct InterfaceAddress {
     /// The index of its interface.
     pub interface: u32,
     /// The name of its interface. Not the label, which may differ and which IPv6 addresses lack.
@@ -149,7 +149,7 @@ pub struct Address {
     pub flags: u32,
 }
 
-impl Address {
+impl InterfaceAddress {
     #[must_use]
     pub const fn family(&self) -> Family {
         match self.address {
@@ -187,7 +187,7 @@ impl AddressChanges {
     /// Belongs to the namespace of the calling thread. Open it before the first read of the addresses.
     pub fn open() -> io::Result<Self> {
         let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
-        Ok(Self { socket: Socket::subscribe(Protocol::Route, &groups)? })
+        Ok(Self { socket: Socket::subscribe(NetlinkProtocol::Route, &groups)? })
     }
 
     /// Whether addresses have changed since the last call. Waits up to `time` for a change. A lost notification counts as
@@ -247,8 +247,8 @@ impl WireAddress {
         })
     }
 
-    fn on(self, link: &Link) -> Address {
-        Address {
+    fn on(self, link: &Link) -> InterfaceAddress {
+        InterfaceAddress {
             interface: self.interface,
             name: Arc::clone(&link.name),
             is_up: link.is_up,

@@ -40,12 +40,12 @@ pub(crate) const DUMP_ATTEMPTS: u32 = 20;
 
 /// The netlink protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum NetlinkProtocol {
     Route,
     Netfilter,
 }
 
-impl Protocol {
+impl NetlinkProtocol {
     fn to_wire(self) -> Option<rustix::net::Protocol> {
         match self {
             Self::Route => None, // NETLINK_ROUTE is zero, the default protocol
@@ -67,18 +67,18 @@ pub struct Socket {
 
 impl Socket {
     /// Opens a socket for requests in the namespace of the calling thread.
-    pub fn open(protocol: Protocol) -> io::Result<Self> {
+    pub fn open(protocol: NetlinkProtocol) -> io::Result<Self> {
         Self::bound(protocol, 0)
     }
 
     /// Opens a socket that receives from these multicast groups, which are numbered from 1 to 32.
-    pub fn subscribe(protocol: Protocol, groups: &[u32]) -> io::Result<Self> {
+    pub fn subscribe(protocol: NetlinkProtocol, groups: &[u32]) -> io::Result<Self> {
         let bit = |group: &u32| group.checked_sub(1).and_then(|shift| 1_u32.checked_shl(shift));
         let mask = groups.iter().try_fold(0, |mask, group| Some(mask | bit(group)?));
         Self::bound(protocol, mask.ok_or(io::ErrorKind::InvalidInput)?)
     }
 
-    fn bound(protocol: Protocol, groups: u32) -> io::Result<Self> {
+    fn bound(protocol: NetlinkProtocol, groups: u32) -> io::Result<Self> {
         let fd =
             socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol.to_wire())?;
         sys::enable_netlink_option(&fd, NETLINK_EXT_ACK)?;
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn groups_that_do_not_exist_cannot_be_subscribed_to() {
         for group in [0, 33, u32::MAX] {
-            let refused = Socket::subscribe(Protocol::Route, &[1, group]).unwrap_err();
+            let refused = Socket::subscribe(NetlinkProtocol::Route, &[1, group]).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{group}");
         }
     }

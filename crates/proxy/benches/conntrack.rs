@@ -24,7 +24,7 @@ use model::address::Family;
 use model::api;
 use model::cluster::Cluster;
 use model::event::Event;
-use netlink::conntrack::{Connection, Direction, Flow};
+use netlink::conntrack::{ConntrackSocket, Flow, Tuple};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
@@ -187,9 +187,9 @@ impl Node {
         let to = SocketAddr::new(IpAddr::from([10, 96, 0, 1]), 80);
         // No socket receives it: only the conntrack entry matters.
         let _ = client.send_to(b"?", to);
-        let flow = Direction { protocol: 17, source: "10.1.2.3:4000".parse().unwrap(), destination: to };
+        let flow = Tuple { protocol: 17, source: "10.1.2.3:4000".parse().unwrap(), destination: to };
         let (mut syncs, mut delays) = (Vec::new(), Vec::new());
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         let begun = Instant::now();
         while begun.elapsed() < CHANGE_PERIOD {
             let leaving = self.last_endpoint(to);
@@ -267,7 +267,7 @@ fn udp(event: Event) -> Event {
 /// Creates TCP connections that belong to no service.
 fn fill(flows: u32) {
     let flow = |number: u32| {
-        Flow::untranslated(Direction {
+        Flow::untranslated(Tuple {
             protocol: 6,
             source: SocketAddr::new(
                 Ipv4Addr::from(0x0a01_0000 + number / 50_000).into(),
@@ -277,6 +277,6 @@ fn fill(flows: u32) {
         })
     };
     let all: Vec<Flow> = (0..flows).map(flow).collect();
-    Connection::open().unwrap().make(netlink::Family::Ipv4, &all).unwrap();
+    ConntrackSocket::open().unwrap().make(netlink::Family::Ipv4, &all).unwrap();
     std::thread::sleep(Duration::from_millis(100));
 }

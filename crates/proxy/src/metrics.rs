@@ -27,7 +27,7 @@ use settings::version::{Build, COMPILER, MAJOR, MINOR};
 
 use buckets::{NETWORK_PROGRAMMING, REQUEST, REQUEST_SIZE, SYNC};
 use kinds::{AgeVec, CounterVec, GaugeVec, HistogramVec, Metric};
-use process::Process;
+use process::ProcessMetrics;
 use text::Entry;
 use text::Stability::{Alpha, Beta};
 
@@ -225,7 +225,7 @@ impl Metrics {
             self.watch_last_message_age.set([resource], age.as_secs_f64());
         }
         let mut entries: Vec<_> = self.registered().into_iter().map(Metric::entry).collect();
-        entries.extend(Process::current().entries());
+        entries.extend(ProcessMetrics::current().entries());
         let mut collectors = self.collectors.lock().unwrap_or_else(PoisonError::into_inner);
         entries.extend(collectors.iter_mut().flat_map(|collector| collector.entries()));
         text::page(entries)

@@ -46,7 +46,7 @@ use crate::{audit, cleanup, health, signals, threads, tuning};
 
 /// Settings of the command line that are not part of the configuration.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// The configuration file, to be watched for changes.
     pub config_file: Option<String>,
     /// Overrides the API server of the kubeconfig file.
@@ -66,7 +66,7 @@ pub struct Options {
     pub logs: Logs,
 }
 
-impl Options {
+impl RunOptions {
     pub fn new(flags: &Flags, logs: Logs) -> Self {
         let some = |text: &String| (!text.is_empty()).then(|| text.clone());
         Self {
@@ -85,7 +85,7 @@ impl Options {
 }
 
 /// Returns after `--cleanup` or `--init-only`, or with the reason to stop.
-pub fn run(config: Config, options: Options) -> anyhow::Result<()> {
+pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     if options.cleanup {
         return cleanup::everything();
     }
@@ -213,7 +213,7 @@ fn serve_health(
 
 fn serve_status(
     config: &Config,
-    options: &Options,
+    options: &RunOptions,
     http: &Http,
     metrics: &Arc<Metrics>,
     families: &Families,
@@ -277,7 +277,7 @@ pub fn validate(completed: Completed, flags: &Flags) -> anyhow::Result<Config> {
 /// The source of objects, and the recorder of events about this proxy.
 pub fn source(
     config: &Config,
-    options: &Options,
+    options: &RunOptions,
     node_name: &str,
     metrics: &Arc<Metrics>,
 ) -> anyhow::Result<(ObjectSource, Recorder)> {

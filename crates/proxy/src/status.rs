@@ -27,7 +27,7 @@ use crate::http::listen::ListenError;
 use crate::http::response::{JSON, TEXT, nosniff, not_found, plain, response, with_header};
 use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
-use crate::metrics::process::Process;
+use crate::metrics::process::ProcessMetrics;
 use healthz::Healthz;
 use local::DebugContext;
 use page::{Flagz, Statusz};
@@ -92,7 +92,8 @@ impl Status {
         let build = Build::reported_as(&version);
         let now = Timestamp::now();
         let has_flagz = gates.enabled(Gate::ComponentFlagz);
-        let started = Process::current().start_time().unwrap_or_else(|| now.as_duration().as_secs_f64());
+        let started =
+            ProcessMetrics::current().start_time().unwrap_or_else(|| now.as_duration().as_secs_f64());
         Self {
             mode: match mode {
                 ProxyMode::Iptables => "iptables",

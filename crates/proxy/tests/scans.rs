@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::address::Family;
 use model::cluster::{Changes, Cluster};
-use netlink::conntrack::{Connection, Direction, Filter, Flow};
+use netlink::conntrack::{ConntrackSocket, Filter, Flow, Tuple};
 use netlink::testing::in_fresh_netns;
 use plan::flows::{Contended, Scan};
 use proxy::flows::{FlowFollower, ScanReport, ScannerThread};
@@ -67,9 +67,9 @@ fn endpoint(family: Family, number: u8) -> SocketAddr {
 }
 
 /// A flow from a client port to the service.
-fn to_service(family: Family, protocol: u8, port: u16) -> Direction {
+fn to_service(family: Family, protocol: u8, port: u16) -> Tuple {
     let source = SocketAddr::new(ip(family, 50), port);
-    Direction { protocol, source, destination: service(family) }
+    Tuple { protocol, source, destination: service(family) }
 }
 
 /// A flow that is translated to an endpoint.
@@ -85,13 +85,13 @@ fn wire_family(family: Family) -> netlink::Family {
 }
 
 fn make(family: Family, flows: &[Flow]) {
-    Connection::open().unwrap().make(wire_family(family), flows).unwrap();
+    ConntrackSocket::open().unwrap().make(wire_family(family), flows).unwrap();
 }
 
 /// The client ports of all flows, sorted.
 fn clients(family: Family, protocol: u8) -> Vec<u16> {
     let filter = Filter { protocol, destination: None, only_attempts: false };
-    let found = Connection::open().unwrap().flows(wire_family(family), filter, |_| true).unwrap();
+    let found = ConntrackSocket::open().unwrap().flows(wire_family(family), filter, |_| true).unwrap();
     let mut ports: Vec<_> = found.iter().map(|(flow, _)| flow.original.source.port()).collect();
     ports.sort_unstable();
     ports
@@ -104,7 +104,7 @@ fn the_scanner_thread_deletes_what_a_sync_makes_stale_and_nothing_else() {
             let attempt = |flow| Flow { has_reply: false, ..flow };
             let tcp = |port| Flow::untranslated(to_service(family, TCP, port));
             let untranslated = Flow::untranslated(to_service(family, UDP, 3));
-            let elsewhere = Direction { destination: endpoint(family, 9), ..to_service(family, UDP, 4) };
+            let elsewhere = Tuple { destination: endpoint(family, 9), ..to_service(family, UDP, 4) };
             make(family, &[served(family, 1, 1), served(family, 2, 2), untranslated]);
             make(family, &[Flow::untranslated(elsewhere), attempt(tcp(1)), tcp(2)]);
 

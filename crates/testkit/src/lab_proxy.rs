@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::lab::Lab;
-use crate::manifests::{Service, write};
+use crate::manifests::{ServiceManifest, write};
 use crate::proxy::StandaloneProxy;
 
 /// A lab whose node runs kube-proxy. Restarts share one log and one folder of manifests.
@@ -105,7 +105,7 @@ impl LabProxy {
     }
 
     /// Replaces all manifests by this Service.
-    pub fn apply(&self, service: Service) {
+    pub fn apply(&self, service: ServiceManifest) {
         self.apply_text(&write(&[service.into()], self.family));
     }
 

@@ -10,8 +10,8 @@ use model::names::Protocol;
 use crate::lab::{Address, NODE_NAME, NODE_PORT, Place, TARGET};
 
 #[derive(Clone, Debug)]
-pub enum Object {
-    Service(Box<Service>),
+pub enum Manifest {
+    Service(Box<ServiceManifest>),
     /// The range that all cluster IPs are from.
     ServiceCidr,
     /// This node, with its zone.
@@ -20,7 +20,7 @@ pub enum Object {
 
 /// A Service with its endpoints.
 #[derive(Clone, Debug)]
-pub struct Service {
+pub struct ServiceManifest {
     pub name: &'static str,
     pub kind: &'static str,
     pub cluster_ip: Address,
@@ -33,14 +33,14 @@ pub struct Service {
     pub affinity: Option<u32>,
     /// May mix families, as the API allows.
     pub source_ranges: &'static [&'static str],
-    pub ports: Vec<Port>,
-    pub endpoints: Vec<Endpoint>,
+    pub ports: Vec<PortManifest>,
+    pub endpoints: Vec<EndpointManifest>,
     /// Writes IPv4 addresses with leading zeros.
     pub leading_zeros: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Port {
+pub struct PortManifest {
     pub number: u16,
     pub target: u16,
     pub node_port: Option<u16>,
@@ -48,7 +48,7 @@ pub struct Port {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EndpointManifest {
     pub place: Place,
     pub state: State,
     pub zone: Option<&'static str>,
@@ -69,15 +69,15 @@ pub enum State {
 
 pub const ALL: &[Protocol] = &[Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-pub const A: Endpoint = Endpoint::at(Place::PodA);
-pub const B: Endpoint = Endpoint::at(Place::PodB);
-pub const R: Endpoint = Endpoint::at(Place::Remote(5));
-pub const S: Endpoint = Endpoint::at(Place::Remote(6));
-pub const HOST: Endpoint = Endpoint::at(Place::Host);
+pub const A: EndpointManifest = EndpointManifest::at(Place::PodA);
+pub const B: EndpointManifest = EndpointManifest::at(Place::PodB);
+pub const R: EndpointManifest = EndpointManifest::at(Place::Remote(5));
+pub const S: EndpointManifest = EndpointManifest::at(Place::Remote(6));
+pub const HOST: EndpointManifest = EndpointManifest::at(Place::Host);
 
 /// A Service with every kind of frontend, on TCP, UDP and SCTP.
-pub fn web(endpoints: &[Endpoint]) -> Service {
-    Service {
+pub fn web(endpoints: &[EndpointManifest]) -> ServiceManifest {
+    ServiceManifest {
         name: "web",
         kind: "LoadBalancer",
         cluster_ip: Address::ClusterIp,
@@ -87,16 +87,16 @@ pub fn web(endpoints: &[Endpoint]) -> Service {
         external_policy: "Cluster",
         affinity: None,
         source_ranges: &[],
-        ports: vec![Port { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: ALL }],
+        ports: vec![PortManifest { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: ALL }],
         endpoints: endpoints.into(),
         leading_zeros: false,
     }
 }
 
-impl Service {
+impl ServiceManifest {
     /// A second Service, with a cluster IP only.
-    pub fn other(endpoints: &[Endpoint]) -> Self {
-        let port = Port { number: 80, target: TARGET, node_port: None, protocols: ALL };
+    pub fn other(endpoints: &[EndpointManifest]) -> Self {
+        let port = PortManifest { number: 80, target: TARGET, node_port: None, protocols: ALL };
         Self {
             name: "other",
             kind: "ClusterIP",
@@ -150,7 +150,7 @@ impl Service {
             "
 ---
 apiVersion: v1
-kind: Service
+kind: ServiceManifest
 metadata: {{name: {name}}}
 spec:
   type: {kind}
@@ -185,7 +185,7 @@ endpoints:{endpoints}
         .unwrap();
     }
 
-    fn each_port(&self, show: impl Fn(&Port, Protocol, String) -> String) -> Vec<String> {
+    fn each_port(&self, show: impl Fn(&PortManifest, Protocol, String) -> String) -> Vec<String> {
         let mut all = Vec::new();
         for port in &self.ports {
             for protocol in port.protocols {
@@ -196,7 +196,7 @@ endpoints:{endpoints}
         all
     }
 
-    fn endpoint(&self, endpoint: &Endpoint, family: Family) -> String {
+    fn endpoint(&self, endpoint: &EndpointManifest, family: Family) -> String {
         let ip = self.spell(endpoint.place.ip(family));
         let node = if endpoint.place.is_local() { NODE_NAME } else { "node-2" };
         let (ready, serving, terminating) = match endpoint.state {
@@ -232,7 +232,7 @@ endpoints:{endpoints}
     }
 }
 
-impl Endpoint {
+impl EndpointManifest {
     const fn at(place: Place) -> Self {
         Self { place, state: State::Ready, zone: None, hinted_to_node: None }
     }
@@ -251,12 +251,12 @@ impl Endpoint {
 }
 
 /// The objects as one YAML stream.
-pub fn write(objects: &[Object], family: Family) -> String {
+pub fn write(objects: &[Manifest], family: Family) -> String {
     let mut out = String::new();
     for object in objects {
         match object {
-            Object::Service(service) => service.write(family, &mut out),
-            Object::ServiceCidr => out.push_str(
+            Manifest::Service(service) => service.write(family, &mut out),
+            Manifest::ServiceCidr => out.push_str(
                 "
 ---
 apiVersion: networking.k8s.io/v1
@@ -265,7 +265,7 @@ metadata: {name: kubernetes}
 spec: {cidrs: [10.96.0.0/16, 'fd00:10:96::/112']}
 ",
             ),
-            Object::Zone(zone) => write!(
+            Manifest::Zone(zone) => write!(
                 out,
                 "
 ---
@@ -280,8 +280,8 @@ metadata: {{name: {NODE_NAME}, labels: {{topology.kubernetes.io/zone: {zone}}}}}
     out
 }
 
-impl From<Service> for Object {
-    fn from(service: Service) -> Self {
+impl From<ServiceManifest> for Manifest {
+    fn from(service: ServiceManifest) -> Self {
         Self::Service(service.into())
     }
 }

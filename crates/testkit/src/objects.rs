@@ -172,17 +172,17 @@ fn slice_port(word: &str) -> api::EndpointPort {
     }
 }
 
-fn endpoint(word: &str) -> api::Endpoint {
+fn endpoint(word: &str) -> api::SliceEndpoint {
     let (address, node) = split_last(word, '@');
-    api::Endpoint {
+    api::SliceEndpoint {
         addresses: vec![address.into()],
         node_name: node.map(Into::into),
-        ..api::Endpoint::default()
+        ..api::SliceEndpoint::default()
     }
 }
 
 /// Returns false if `word` does not qualify an endpoint.
-fn qualify(endpoint: &mut api::Endpoint, word: &str) -> bool {
+fn qualify(endpoint: &mut api::SliceEndpoint, word: &str) -> bool {
     let conditions = &mut endpoint.conditions;
     let flag = |value: &str| Some(value.parse::<bool>().unwrap());
     match word.split_once('=') {

@@ -42,7 +42,7 @@ use tower::{BoxError, ServiceBuilder, ServiceExt as _};
 
 use crate::certificate;
 pub use crate::kubeconfig::Misconfigured;
-use crate::kubeconfig::{self, Pod, go_error};
+use crate::kubeconfig::{self, InClusterConfig, go_error};
 use crate::throttle::Throttle;
 
 /// The maximum time until an answer begins, and between two chunks of it. The API server aborts a request after a minute.
@@ -214,12 +214,12 @@ impl fmt::Debug for Api {
 impl Api {
     /// Finds out whom to talk to and as whom. Does not talk yet.
     pub fn open(settings: &Settings, observer: Arc<dyn Observer>) -> Result<Self, Misconfigured> {
-        Self::open_in(settings, &Pod::here(), Transport::Tcp, observer)
+        Self::open_in(settings, &InClusterConfig::here(), Transport::Tcp, observer)
     }
 
     pub(crate) fn open_in(
         settings: &Settings,
-        pod: &Pod,
+        pod: &InClusterConfig,
         transport: Transport,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Misconfigured> {

@@ -16,14 +16,14 @@ pub struct Misconfigured(pub(crate) String);
 
 /// The pod that this process runs in.
 #[derive(Clone, Debug)]
-pub struct Pod {
+pub struct InClusterConfig {
     pub host: String,
     pub port: String,
     /// The directory of `token` and `ca.crt`.
     pub service_account: PathBuf,
 }
 
-impl Pod {
+impl InClusterConfig {
     /// From the environment. Host and port are empty outside of pods.
     pub fn here() -> Self {
         let variable = |name| env::var(name).unwrap_or_default();
@@ -67,7 +67,7 @@ impl Pod {
 pub fn locate(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
-    pod: &Pod,
+    pod: &InClusterConfig,
 ) -> Result<Kubeconfig, Misconfigured> {
     let (kubeconfig, master) =
         (kubeconfig.filter(|path| !path.as_os_str().is_empty()), master.filter(|master| !master.is_empty()));

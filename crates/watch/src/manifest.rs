@@ -21,7 +21,7 @@ pub enum Object {
 
 /// Identifies an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ObjectKey {
     pub kind: ObjectKind,
     pub namespace: String,
     pub name: String,
@@ -58,7 +58,7 @@ impl fmt::Display for Problem {
 pub struct Content {
     pub objects: Vec<Object>,
     /// Objects that an API server would reject, with their keys if these could be decoded.
-    pub refused: Vec<(Option<Key>, Problem)>,
+    pub refused: Vec<(Option<ObjectKey>, Problem)>,
     /// Objects of other kinds, which are logged but no errors.
     pub foreign: Vec<Problem>,
 }
@@ -247,7 +247,7 @@ impl Header {
         }
     }
 
-    fn key(&self) -> Option<Key> {
+    fn key(&self) -> Option<ObjectKey> {
         let kind = match &*self.kind {
             "Service" => ObjectKind::Service,
             "EndpointSlice" => ObjectKind::EndpointSlice,
@@ -255,11 +255,11 @@ impl Header {
             "ServiceCIDR" => ObjectKind::ServiceCidr,
             _ => return None,
         };
-        (!self.name.is_empty()).then(|| Key::new(kind, &self.namespace, &self.name))
+        (!self.name.is_empty()).then(|| ObjectKey::new(kind, &self.namespace, &self.name))
     }
 }
 
-impl Key {
+impl ObjectKey {
     fn new(kind: ObjectKind, namespace: &str, name: &str) -> Self {
         let namespace = match kind {
             ObjectKind::Service | ObjectKind::EndpointSlice => standalone::namespace(namespace),
@@ -270,18 +270,18 @@ impl Key {
 }
 
 impl Object {
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> ObjectKey {
         let (kind, metadata) = match self {
             Self::Service(object) => (ObjectKind::Service, &object.metadata),
             Self::EndpointSlice(object) => (ObjectKind::EndpointSlice, &object.metadata),
             Self::Node(object) => (ObjectKind::Node, &object.metadata),
             Self::ServiceCidr(object) => (ObjectKind::ServiceCidr, &object.metadata),
         };
-        Key::new(kind, &metadata.namespace, &metadata.name)
+        ObjectKey::new(kind, &metadata.namespace, &metadata.name)
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             ObjectKind::Service => "Service",

@@ -20,7 +20,7 @@ use model::names::NamespacedName;
 use rustix::io::Errno;
 
 use crate::folder::{Changed, Folder};
-use crate::manifest::{self, Content, Form, Key, Object, ObjectKind, Problem};
+use crate::manifest::{self, Content, Form, Object, ObjectKey, ObjectKind, Problem};
 
 /// More than any manifest needs, and little enough not to exhaust a node's memory.
 const MAX_FILE_SIZE: u64 = 64 << 20;
@@ -31,8 +31,8 @@ pub struct Manifests {
     folder: Folder,
     /// The name of the only Node that is emitted.
     node_name: String,
-    offers: BTreeMap<OsString, BTreeSet<Key>>,
-    files_of: HashMap<Key, BTreeSet<OsString>>,
+    offers: BTreeMap<OsString, BTreeSet<ObjectKey>>,
+    files_of: HashMap<ObjectKey, BTreeSet<OsString>>,
     /// The errors of each file when it was last read.
     left_out: BTreeMap<OsString, Vec<String>>,
     list_own_addresses: OwnAddresses,
@@ -247,7 +247,7 @@ impl Manifests {
         let before = self.offers.remove(file).unwrap_or_default();
         // Keep the last valid version of an object that is now rejected.
         let refused = content.refused.into_iter().filter_map(|(key, _)| key);
-        let mut offered: BTreeSet<Key> = refused.filter(|key| before.contains(key)).collect();
+        let mut offered: BTreeSet<ObjectKey> = refused.filter(|key| before.contains(key)).collect();
         for object in content.objects {
             if self.is_ours(&object) {
                 offered.insert(self.offer(file, object, emit));
@@ -275,7 +275,7 @@ impl Manifests {
         }
     }
 
-    fn offer(&mut self, file: &OsStr, object: Object, emit: &mut dyn FnMut(Event)) -> Key {
+    fn offer(&mut self, file: &OsStr, object: Object, emit: &mut dyn FnMut(Event)) -> ObjectKey {
         let key = object.key();
         let files = self.files_of.entry(key.clone()).or_default();
         files.insert(file.into());
@@ -291,7 +291,7 @@ impl Manifests {
     }
 
     /// Returns the file that has to be read again because it contains the same object.
-    fn withdraw(&mut self, file: &OsStr, key: &Key, emit: &mut dyn FnMut(Event)) -> Option<OsString> {
+    fn withdraw(&mut self, file: &OsStr, key: &ObjectKey, emit: &mut dyn FnMut(Event)) -> Option<OsString> {
         let files = self.files_of.get_mut(key)?;
         let counted = files.first().is_some_and(|first| first == file);
         files.remove(file);
@@ -327,7 +327,7 @@ fn applied(object: Object) -> Event {
     }
 }
 
-fn deleted(key: &Key) -> Event {
+fn deleted(key: &ObjectKey) -> Event {
     let name = || NamespacedName::new(&key.namespace, &key.name);
     match key.kind {
         ObjectKind::Service => Event::ServiceDeleted(name()),

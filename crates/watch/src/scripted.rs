@@ -26,14 +26,14 @@ use tokio::time::{Instant, sleep_until};
 use tokio_rustls::TlsAcceptor;
 
 use crate::client::{Api, Observer, Settings, Transport, Unobserved};
-use crate::kubeconfig::Pod;
+use crate::kubeconfig::InClusterConfig;
 use crate::stub::Asked;
 
 const BOOKMARKS: Duration = Duration::from_millis(61_250);
 
 /// What the server does with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Reply {
     Served,
     Refused {
         code: u16,
@@ -44,7 +44,7 @@ pub enum Fate {
     Unanswered,
 }
 
-type Script = Box<dyn FnMut(&Asked) -> Fate + Send>;
+type Script = Box<dyn FnMut(&Asked) -> Reply + Send>;
 
 #[derive(Clone)]
 pub struct Server(Arc<Inner>);
@@ -80,7 +80,7 @@ impl Server {
             changes: watch::Sender::new(0),
             cuts: watch::Sender::new(0),
             silences: watch::Sender::new(0),
-            script: Mutex::new(Box::new(|_| Fate::Served)),
+            script: Mutex::new(Box::new(|_| Reply::Served)),
             asked: Mutex::default(),
             connections: AtomicUsize::new(0),
             sends_bookmarks: AtomicBool::new(true),
@@ -98,7 +98,8 @@ impl Server {
     }
 
     pub fn observed_api(&self, settings: Settings, observer: Arc<dyn Observer>) -> Api {
-        let nowhere = Pod { host: String::new(), port: String::new(), service_account: "/none".into() };
+        let nowhere =
+            InClusterConfig { host: String::new(), port: String::new(), service_account: "/none".into() };
         let settings = Settings { qps: -1.0, ..settings };
         Api::open_in(&settings, &nowhere, Transport::Memory(Dial(self.clone())), observer).unwrap()
     }
@@ -108,7 +109,7 @@ impl Server {
         *lock(&self.0.tls) = Some(TlsAcceptor::from(Arc::new(config)));
     }
 
-    pub fn script(&self, script: impl FnMut(&Asked) -> Fate + Send + 'static) {
+    pub fn script(&self, script: impl FnMut(&Asked) -> Reply + Send + 'static) {
         *lock(&self.0.script) = Box::new(script);
     }
 
@@ -195,23 +196,23 @@ impl Server {
         let body = String::from_utf8(body.to_vec()).unwrap();
         let asked = Asked::new(parts.method.as_str(), target, headers, body);
         lock(&self.0.asked).push((Instant::now(), asked.clone()));
-        let fate = (lock(&self.0.script))(&asked);
+        let reply = (lock(&self.0.script))(&asked);
         let (sender, feed) = unbounded_channel();
         let mut response = Response::new(Feed(feed));
-        match fate {
-            Fate::Served if asked.is_watch() => {
+        match reply {
+            Reply::Served if asked.is_watch() => {
                 tokio::spawn(self.clone().watched(asked, sender));
             }
-            Fate::Served if asked.method == "GET" => say(&sender, &self.list(&asked)),
-            Fate::Served => say(&sender, &json!({})),
-            Fate::Refused { code, reason, retry_after } => {
+            Reply::Served if asked.method == "GET" => say(&sender, &self.list(&asked)),
+            Reply::Served => say(&sender, &json!({})),
+            Reply::Refused { code, reason, retry_after } => {
                 *response.status_mut() = code.try_into().unwrap();
                 if let Some(seconds) = retry_after {
                     response.headers_mut().insert("retry-after", seconds.into());
                 }
                 say(&sender, &json!({"kind": "Status", "code": code, "reason": reason, "message": reason}));
             }
-            Fate::Unanswered => std::future::pending().await,
+            Reply::Unanswered => std::future::pending().await,
         }
         Ok(response)
     }

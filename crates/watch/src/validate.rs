@@ -259,7 +259,7 @@ fn check_slice(slice: &api::EndpointSlice) -> Result<(), String> {
 }
 
 /// The family is `None` if the addresses are domain names.
-fn check_endpoint(path: &str, endpoint: &api::Endpoint, family: Option<Family>) -> Result<(), String> {
+fn check_endpoint(path: &str, endpoint: &api::SliceEndpoint, family: Option<Family>) -> Result<(), String> {
     let addresses = format!("{path}.addresses");
     if endpoint.addresses.is_empty() {
         return required(&addresses, "must contain at least 1 address");

@@ -19,10 +19,10 @@ use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::program::{Program, ProgramSettings};
 use plan::nftables::run::{AffinityChange, Sets, Slots};
-use plan::nftables::sets::{Data, Element, Key, Set};
+use plan::nftables::sets::{Data, Element, ElementKey, Set};
 use plan::walk::{Context, Packet, PacketVerdict, Path};
 
-use super::{Case, Fate, Mode, Probe, Reached, Step};
+use super::{Case, Expected, Mode, Probe, Reached, Step};
 use crate::feed::{cluster, replace};
 use crate::options::Options;
 use testkit::lab::ClientPlace;
@@ -103,7 +103,7 @@ struct Node<'a> {
 }
 
 /// Where clients of the nftables mode went before, and until when that counts.
-type Affinity = BTreeMap<Key, ((IpAddr, Port), Duration)>;
+type Affinity = BTreeMap<ElementKey, ((IpAddr, Port), Duration)>;
 
 /// When clients of the iptables mode last went to an endpoint, by the name of its list.
 type Recent = BTreeMap<(String, IpAddr), Duration>;
@@ -263,10 +263,10 @@ impl<'a> Node<'a> {
     }
 
     fn judge(&mut self, probe: &Probe, matched: &mut BTreeSet<RuleAt>) -> Result<(), String> {
-        let fate = probe.fate.in_mode(self.mode);
+        let expected = probe.expected.in_mode(self.mode);
         let to = SocketAddr::new(probe.to.address.ip(self.family), probe.to.port);
         let surprise = |source: IpAddr, why: &str, seen: &[Seen]| {
-            Err(format!("{source} to {to}/{}: {why}; expected {fate}, got {seen:?}", probe.protocol))
+            Err(format!("{source} to {to}/{}: {why}; expected {expected}, got {seen:?}", probe.protocol))
         };
         // One of a crowd asks once, others until they come to where they came before.
         let attempts = 4;
@@ -294,11 +294,11 @@ impl<'a> Node<'a> {
             if seen.iter().any(|seen| (seen.probability - share).abs() > 1e-6) {
                 return surprise(source, "one is more likely than another", &seen);
             }
-            if let Some(why) = seen.iter().find_map(|seen| self.surprise(seen, fate, &context)) {
+            if let Some(why) = seen.iter().find_map(|seen| self.surprise(seen, expected, &context)) {
                 return surprise(source, why, &seen);
             }
             reached.extend(seen.iter().filter_map(|seen| seen.endpoint));
-            if let (Fate::Sticks(_), Some(stuck)) = (fate, stuck)
+            if let (Expected::Sticks(_), Some(stuck)) = (expected, stuck)
                 && seen.iter().any(|seen| seen.endpoint != stuck)
             {
                 return surprise(source, "it did not stick", &seen);
@@ -314,18 +314,18 @@ impl<'a> Node<'a> {
                 break;
             }
         }
-        if let Fate::Reaches(endpoints) = fate
+        if let Expected::Reaches(endpoints) = expected
             && !endpoints.iter().all(|one| reached.contains(&one.address(self.family)))
         {
             return Err(format!(
-                "{to}/{}: an endpoint is never reached of {fate}: {reached:?}",
+                "{to}/{}: an endpoint is never reached of {expected}: {reached:?}",
                 probe.protocol
             ));
         }
         Ok(())
     }
 
-    fn surprise(&self, seen: &Seen, fate: &Fate, context: &Context<'_>) -> Option<&'static str> {
+    fn surprise(&self, seen: &Seen, expected: &Expected, context: &Context<'_>) -> Option<&'static str> {
         let is_here = |ip: IpAddr| self.addresses.contains(&ip) || ip.is_loopback();
         let destination = seen.endpoint.unwrap_or(context.packet.destination);
         let is_among = |endpoints: &[Reached]| {
@@ -344,15 +344,15 @@ impl<'a> Node<'a> {
             return Some("another mark");
         }
         let untouched = accepted && seen.endpoint.is_none() && !seen.is_masqueraded;
-        let is_so = match fate {
-            Fate::Reaches(endpoints) | Fate::Sticks(endpoints) => accepted && is_among(endpoints),
-            Fate::Refused => seen.verdict == PacketVerdict::Reject,
-            Fate::Silence => seen.verdict == PacketVerdict::Drop,
-            Fate::Strays => untouched && !is_here(destination.ip()),
-            Fate::Untouched => untouched && is_here(destination.ip()),
-            Fate::Differs(..) => false,
+        let is_so = match expected {
+            Expected::Reaches(endpoints) | Expected::Sticks(endpoints) => accepted && is_among(endpoints),
+            Expected::Refused => seen.verdict == PacketVerdict::Reject,
+            Expected::Silence => seen.verdict == PacketVerdict::Drop,
+            Expected::Strays => untouched && !is_here(destination.ip()),
+            Expected::Untouched => untouched && is_here(destination.ip()),
+            Expected::Differs(..) => false,
         };
-        (!is_so).then_some("another fate")
+        (!is_so).then_some("another result")
     }
 }
 
@@ -366,7 +366,7 @@ struct Remembering<'a> {
 impl Sets for Remembering<'_> {
     type Error = Infallible;
 
-    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Infallible> {
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
         if set != Set::Affinity {
             return self.desired.find(set, key);
         }
@@ -374,7 +374,7 @@ impl Sets for Remembering<'_> {
         Ok(known.map(|((ip, port), _)| Element { set, key, data: Some(Data::Endpoint(*ip, *port)) }))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Infallible> {
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
         self.desired.slots(map, frontend)
     }
 }
@@ -395,12 +395,12 @@ mod tests {
     }
 
     #[test]
-    fn the_nftables_program_gives_packets_the_fate_that_the_matrix_says() {
+    fn the_nftables_program_passes_the_matrix() {
         check(Mode::Nftables, &cases::of(Mode::Nftables));
     }
 
     #[test]
-    fn the_iptables_rules_give_packets_the_fate_that_the_matrix_says() {
+    fn the_iptables_rules_pass_the_matrix() {
         check(Mode::Iptables, &cases::of(Mode::Iptables));
     }
 }

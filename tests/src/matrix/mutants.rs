@@ -12,7 +12,7 @@ use model::local::FromPod;
 use model::names::Protocol;
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::run::{Sets, run};
-use plan::nftables::sets::{Element, EndpointList, Key, LookupBy, Set};
+use plan::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
 use plan::walk::{Context, Packet, PacketVerdict};
@@ -336,13 +336,13 @@ struct Slots {
 impl Sets for Slots {
     type Error = Infallible;
 
-    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Infallible> {
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
         let Draws { by, is_inside } = self.draws;
         let is_there = set == Set::Frontends(by) || (is_inside && set == Set::ExternalLocal(by));
         Ok(is_there.then(|| Element::new(set, key)))
     }
 
-    fn slots(&mut self, map: Set, _: Key) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
+    fn slots(&mut self, map: Set, _: ElementKey) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
         let Draws { by, is_inside } = self.draws;
         let drawn = self.drawn.replace(self.drawn.get() + 1);
         let used = if is_inside { Set::EndpointsInside(by) } else { Set::Endpoints(by) };

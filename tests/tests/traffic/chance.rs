@@ -10,7 +10,7 @@ use model::names::Protocol;
 use testkit::manifests::{PlainService, list};
 use testkit::network::Network;
 use testkit::probe::{Answer, Server, probe_here};
-use tests::matrix::Backend;
+use tests::matrix::ProxyUnderTest;
 use tests::node::NftablesNode;
 use tests::options::Options;
 

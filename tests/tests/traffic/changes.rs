@@ -15,7 +15,7 @@ use testkit::network::Network;
 use testkit::probe::{Answer, Server, probe, probe_here};
 use testkit::wait::eventually;
 use tests::chains::IptablesNode;
-use tests::matrix::Backend as _;
+use tests::matrix::ProxyUnderTest as _;
 use tests::node::NftablesNode;
 use tests::options::Options;
 

@@ -18,7 +18,9 @@ use plan::explain::{ExplainSettings, Explanation, Fate, Packet, Target, explain}
 use plan::mark::Mark;
 use plan::mode::Mode;
 use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, OTHER_TARGET, Place, TARGET};
-use testkit::manifests::{A, B, Endpoint, HOST, Object, Port, R, S, Service, State, web, write};
+use testkit::manifests::{
+    A, B, EndpointManifest, HOST, Manifest, PortManifest, R, S, ServiceManifest, State, web, write,
+};
 use testkit::namespace::Namespace;
 use testkit::network::of;
 use testkit::probe::{Answer, probe_here};
@@ -94,12 +96,12 @@ impl Subject for IptablesNode {
     }
 }
 
-type Start<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Subject> + Sync);
+type StartProxy<'a> = &'a (dyn Fn(&Namespace, Family, &Options) -> Box<dyn Subject> + Sync);
 
 /// How many packets had which fate.
 type Seen = BTreeMap<&'static str, usize>;
 
-fn check(kernel: Kernel, start: Start<'_>) {
+fn check(kernel: Kernel, start: StartProxy<'_>) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("SEED").map_or(now, |seed| seed.parse().unwrap());
     println!("SEED={seed}");
@@ -136,7 +138,7 @@ fn run(
     kernel: Kernel,
     family: Family,
     options: &Options,
-    start: Start<'_>,
+    start: StartProxy<'_>,
     chance: &mut Chance,
     seen: &Mutex<Seen>,
 ) -> Vec<String> {
@@ -376,12 +378,12 @@ fn options(chance: &mut Chance) -> Options {
 }
 
 /// A state of the cluster.
-fn objects(chance: &mut Chance) -> Vec<Object> {
+fn objects(chance: &mut Chance) -> Vec<Manifest> {
     let mut objects = Vec::new();
     if chance.one_in(2) {
-        objects.push(Object::ServiceCidr);
+        objects.push(Manifest::ServiceCidr);
     }
-    objects.push(Object::Zone(chance.of(&["east", "west", "north"])));
+    objects.push(Manifest::Zone(chance.of(&["east", "west", "north"])));
     if !chance.one_in(8) {
         objects.push(first(chance).into());
     }
@@ -394,11 +396,16 @@ fn objects(chance: &mut Chance) -> Vec<Object> {
 const PROTOCOLS: &[Protocol] = &[Protocol::Tcp, Protocol::Udp];
 
 /// A service with everything.
-fn first(chance: &mut Chance) -> Service {
+fn first(chance: &mut Chance) -> ServiceManifest {
     let mut ports =
-        vec![Port { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: PROTOCOLS }];
+        vec![PortManifest { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: PROTOCOLS }];
     if chance.one_in(3) {
-        ports.push(Port { number: 81, target: OTHER_TARGET, node_port: Some(30081), protocols: PROTOCOLS });
+        ports.push(PortManifest {
+            number: 81,
+            target: OTHER_TARGET,
+            node_port: Some(30081),
+            protocols: PROTOCOLS,
+        });
     }
     let ranges: &[&[&str]] = &[
         &[],
@@ -407,7 +414,7 @@ fn first(chance: &mut Chance) -> Service {
         &["192.0.2.0/24", "2001:db8:2::/64"],
         &["10.244.0.0/16", "fd00:10:244::/48", "100.64.7.0/24", "2001:db8:7::/64"],
     ];
-    Service {
+    ServiceManifest {
         ports,
         external_ips: chance.some(&[Address::ExternalIp, Address::NodeIp, Address::OtherClusterIp]),
         load_balancer_ips: vec![
@@ -423,17 +430,17 @@ fn first(chance: &mut Chance) -> Service {
 }
 
 /// A service with less, which may ask for what the first one has.
-fn second(chance: &mut Chance) -> Service {
-    Service {
+fn second(chance: &mut Chance) -> ServiceManifest {
+    ServiceManifest {
         external_ips: chance.some(&[Address::ExternalIp, Address::LoadBalancerIp]),
         internal_policy: chance.of(&["Cluster", "Cluster", "Local"]),
         external_policy: chance.of(&["Cluster", "Local"]),
-        ports: vec![Port { number: 80, target: OTHER_TARGET, node_port: None, protocols: PROTOCOLS }],
-        ..Service::other(&endpoints(chance))
+        ports: vec![PortManifest { number: 80, target: OTHER_TARGET, node_port: None, protocols: PROTOCOLS }],
+        ..ServiceManifest::other(&endpoints(chance))
     }
 }
 
-fn endpoints(chance: &mut Chance) -> Vec<Endpoint> {
+fn endpoints(chance: &mut Chance) -> Vec<EndpointManifest> {
     if chance.one_in(5) {
         return vec![A.but(State::Unready), R.but(State::Gone)];
     }

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use model::address::Family;
-use netlink::nftables::Connection;
-use testkit::manifests::{A, Object, PlainService, R, Service, list, web, write};
+use netlink::nftables::NftablesSocket;
+use testkit::manifests::{A, Manifest, PlainService, R, ServiceManifest, list, web, write};
 use testkit::namespace::Namespace;
 use testkit::network::of;
 use tests::node::NftablesNode;
@@ -14,9 +14,9 @@ use crate::{cluster_ip, remote_pods};
 
 const TABLE: &str = "kube-proxy";
 
-fn everything() -> [Object; 3] {
-    let sticky = Service { source_ranges: &["192.0.2.0/24", "2001:db8:2::/64"], ..web(&[A, R]) };
-    [Object::ServiceCidr, sticky.external_local().sticky(10_800).into(), Service::other(&[]).into()]
+fn everything() -> [Manifest; 3] {
+    let sticky = ServiceManifest { source_ranges: &["192.0.2.0/24", "2001:db8:2::/64"], ..web(&[A, R]) };
+    [Manifest::ServiceCidr, sticky.external_local().sticky(10_800).into(), ServiceManifest::other(&[]).into()]
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn length(namespace: &Namespace, family: Family) -> [usize; 3] {
     use netlink::Family::{Ipv4, Ipv6};
     let family = of(family, [Ipv4, Ipv6]);
     namespace.enter(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         [
             connection.chains(family, TABLE).unwrap().len(),
             connection.rules(family, TABLE).unwrap().len(),

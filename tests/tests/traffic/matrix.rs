@@ -3,7 +3,7 @@
 use kernel::iptables::Variant;
 use tests::cases;
 use tests::chains::IptablesNode;
-use tests::matrix::{Case, Mode, Start, Subject, prove};
+use tests::matrix::{Case, Mode, StartProxy, Subject, prove};
 use tests::node::NftablesNode;
 
 #[test]
@@ -27,7 +27,7 @@ fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
     });
 }
 
-fn check(mode: Mode, start: Start<'_>) {
+fn check(mode: Mode, start: StartProxy<'_>) {
     let mut cases = cases::of(mode);
     // To look at a few of them more closely.
     if let Ok(name) = std::env::var("CASE") {

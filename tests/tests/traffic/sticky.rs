@@ -4,9 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::names::Protocol;
-use netlink::nftables::Connection;
+use netlink::nftables::NftablesSocket;
 use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, Place, TARGET};
-use testkit::manifests::{A, ALL, B, Endpoint, Object, Port, R, S, Service, web, write};
+use testkit::manifests::{
+    A, ALL, B, EndpointManifest, Manifest, PortManifest, R, S, ServiceManifest, web, write,
+};
 use testkit::network::of;
 use testkit::probe::{Answer, probe_from};
 use tests::node::NftablesNode;
@@ -55,8 +57,8 @@ impl Client<'_> {
     }
 }
 
-fn manifests(services: impl IntoIterator<Item = Service>, family: Family) -> String {
-    write(&services.into_iter().map(Object::from).collect::<Vec<_>>(), family)
+fn manifests(services: impl IntoIterator<Item = ServiceManifest>, family: Family) -> String {
+    write(&services.into_iter().map(Manifest::from).collect::<Vec<_>>(), family)
 }
 
 fn crowd(lab: &Lab, family: Family) -> Vec<Client<'_>> {
@@ -72,7 +74,7 @@ fn rotated(first: usize) -> Vec<(Address, u16)> {
 fn remembered(lab: &Lab, family: Family) -> usize {
     let family = of(family, [netlink::Family::Ipv4, netlink::Family::Ipv6]);
     lab.network.node.enter(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         connection.elements(family, "kube-proxy", "affinity", |_| ()).unwrap().len()
     })
 }
@@ -147,7 +149,7 @@ fn clients_of_a_removed_endpoint_move_to_another_one_without_a_walk_over_the_aff
     let lab = Lab::new();
     for family in Family::BOTH {
         let all = [A, B, R, S];
-        let serve = |endpoints: &[Endpoint]| manifests([web(endpoints).sticky(SECONDS)], family);
+        let serve = |endpoints: &[EndpointManifest]| manifests([web(endpoints).sticky(SECONDS)], family);
         let mut node = NftablesNode::start(&lab.network.node, family, &Options::default(), &serve(&all)).0;
         for (protocol, clients) in
             [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol, crowd(&lab, family)))
@@ -156,7 +158,7 @@ fn clients_of_a_removed_endpoint_move_to_another_one_without_a_walk_over_the_aff
                 clients.iter().map(|client| client.connect_all(protocol, &EVERYWHERE)).collect();
             let known = remembered(&lab, family);
             for (client, old) in clients.iter().zip(&before) {
-                let rest: Vec<Endpoint> =
+                let rest: Vec<EndpointManifest> =
                     all.into_iter().filter(|endpoint| endpoint.place.ip(family) != *old).collect();
                 let outcome = node.replace(&serve(&rest));
                 assert!(!outcome.is_full);
@@ -181,8 +183,8 @@ fn a_frontend_without_affinity_at_another_service_s_node_port_records_no_client(
     let options = Options::default();
     let restricted = Options { node_port_addresses: &["192.0.2.0/24", "2001:db8:2::/64"], ..options.clone() };
     for (family, options) in Family::BOTH.into_iter().flat_map(|it| [(it, &options), (it, &restricted)]) {
-        let port = Port { number: NODE_PORT, target: TARGET, node_port: None, protocols: ALL };
-        let other = Service { ports: vec![port], ..Service::other(&[A, B, R, S]) };
+        let port = PortManifest { number: NODE_PORT, target: TARGET, node_port: None, protocols: ALL };
+        let other = ServiceManifest { ports: vec![port], ..ServiceManifest::other(&[A, B, R, S]) };
         let manifests = manifests([web(&[A, B, R, S]).sticky(SECONDS), other], family);
         let _node = NftablesNode::start(&lab.network.node, family, options, &manifests).0;
         let client = Client { lab: &lab, family, from: ClientPlace::Outside, number: 0 };

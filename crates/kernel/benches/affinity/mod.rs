@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use model::api;
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
-use netlink::nftables::Connection;
+use netlink::nftables::NftablesSocket;
 use netlink::testing::run as command;
 use plan::nftables::program::ProgramSettings;
 
 use crate::drive::NftablesSync;
-use testkit::bench::clusters::{Fate, deletions, here, service, slice};
+use testkit::bench::clusters::{EndpointChange, deletions, here, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 
 /// The number of Services besides the one that is measured.
@@ -158,7 +158,7 @@ fn connect() -> f64 {
 
 /// The median processor time to replace the endpoint of the unrelated Service, in microseconds.
 fn change(cluster: &mut Cluster, table: &mut NftablesSync, endpoint: SocketAddr) -> f64 {
-    let events = [slice(UNRELATED, 1, Some((0, Fate::Replaced))), serving(endpoint)];
+    let events = [slice(UNRELATED, 1, Some((0, EndpointChange::Replaced))), serving(endpoint)];
     let spent = events.iter().cycle().take(PROBES).map(|event| {
         cluster.apply(event);
         let changes = cluster.take_changes();
@@ -176,7 +176,7 @@ fn median(mut all: Vec<f64>) -> f64 {
 
 /// The number of chains, rules, sets and elements.
 fn objects() -> f64 {
-    let mut connection = Connection::open().unwrap();
+    let mut connection = NftablesSocket::open().unwrap();
     let table = kernel::nftables::TABLE;
     let sets = connection.sets(FAMILY, table).unwrap();
     let elements: usize =

@@ -174,7 +174,7 @@ fn counters(filter: &Listing) -> Counters {
             Counters { invalid_dropped: counts, localhost_node_ports: counts }
         }
         None => {
-            let is_supported = accounting::Connection::open()
+            let is_supported = accounting::AccountingSocket::open()
                 .is_ok_and(|mut connection| connection.get(LOCALHOST_NODE_PORTS).is_ok());
             Counters { invalid_dropped: is_supported, localhost_node_ports: is_supported }
         }

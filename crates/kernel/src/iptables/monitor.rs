@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use netlink::nftables::{Event, Monitor, Object};
+use netlink::nftables::{Monitor, Notification, NotifiedObject};
 use plan::iptables::chains::{CANARY, Jump, is_ours};
 
 use super::jumps;
@@ -133,32 +133,32 @@ impl Watch {
         }
     }
 
-    fn record(&self, event: &Event<'_>, changes: &mut ForeignChanges) {
+    fn record(&self, event: &Notification<'_>, changes: &mut ForeignChanges) {
         let ours = wire_family(self.runner.family());
         let is_foreign = |table: &str, port: &u32| TABLES.contains(&table) && !self.runner.has_run(*port);
         match event {
-            Event::Added { family, table, chain, port, .. } => {
+            Notification::Added { family, table, chain, port, .. } => {
                 changes.ours |= *family == ours && chain.is_some_and(is_ours) && is_foreign(table, port);
             }
-            Event::Deleted { object, family, table, chain, port }
+            Notification::Deleted { object, family, table, chain, port }
                 if *family == ours && is_foreign(table, port) =>
             {
                 match chain {
                     Some(chain) if is_ours(chain) => changes.ours = true,
-                    Some(chain) if *object == Object::Rule && has_our_jumps(table, chain) => {
+                    Some(chain) if *object == NotifiedObject::Rule && has_our_jumps(table, chain) => {
                         changes.rule_deleted.insert(((*table).to_owned(), (*chain).to_owned()));
                     }
                     Some(_) => {}
-                    None => changes.ours |= *object == Object::Table,
+                    None => changes.ours |= *object == NotifiedObject::Table,
                 }
             }
-            Event::Lost => changes.lost_events = true,
-            Event::Committed { generation, port } => {
+            Notification::Lost => changes.lost_events = true,
+            Notification::Committed { generation, port } => {
                 if !changes.is_empty() && changes.writer.is_none() && !self.runner.has_run(*port) {
                     changes.writer = Some(generation.clone().into());
                 }
             }
-            Event::Deleted { .. } => {}
+            Notification::Deleted { .. } => {}
         }
     }
 

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::address::Family;
-use netlink::nftables::{Connection, FoundChain, FoundRule, FoundSet};
+use netlink::nftables::{FoundChain, FoundRule, FoundSet, NftablesSocket};
 use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
-use plan::nftables::desired::{Changed, DesiredTable, difference};
+use plan::nftables::desired::{DesiredTable, RoutingChange, difference};
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
-use plan::nftables::sets::{Element, Key, LookupBy, Set, SetKind};
+use plan::nftables::sets::{Element, ElementKey, LookupBy, Set, SetKind};
 use plan::nftables::steps::{ActualState, ActualTable, TableContent};
 use plan::served::KernelComparison;
 
@@ -45,7 +45,7 @@ impl TableSnapshot {
     /// The desired state of a process that starts with these routings and adopts the table.
     pub fn new(
         settings: ProgramSettings,
-        routings: Vec<Changed>,
+        routings: Vec<RoutingChange>,
         service_cidrs: Vec<IpNet>,
         node_port_ips: Vec<IpAddr>,
     ) -> Self {
@@ -60,7 +60,7 @@ impl TableSnapshot {
     fn elements(&self) -> Vec<Element> {
         let ips = self.table.node_port_ips().iter();
         let mut elements = self.table.elements();
-        elements.extend(ips.map(|ip| Element::new(Set::NodePortIps, Key::EMPTY.address(*ip))));
+        elements.extend(ips.map(|ip| Element::new(Set::NodePortIps, ElementKey::EMPTY.address(*ip))));
         elements.extend(range_elements(&self.table.cidr_boundaries()));
         // Stable, because it is fast on elements that are nearly sorted.
         elements.sort();
@@ -81,7 +81,7 @@ pub struct PresentTable {
 
 /// The table in the kernel that has our name, if there is one.
 pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
-    let mut connection = Connection::open()?;
+    let mut connection = NftablesSocket::open()?;
     let mut reader = Reader { family, connection: &mut connection, max_listed: MAX_LISTED };
     if !reader.has_table()? {
         return Ok(None);
@@ -101,7 +101,7 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
 /// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
 pub struct TableInspection {
-    connection: Connection,
+    connection: NftablesSocket,
     desired: TableSnapshot,
     /// The desired elements, sorted.
     elements: Vec<Element>,
@@ -110,7 +110,7 @@ pub struct TableInspection {
 impl TableInspection {
     pub fn open(desired: TableSnapshot) -> io::Result<Self> {
         let elements = desired.elements();
-        Ok(Self { connection: Connection::open()?, desired, elements })
+        Ok(Self { connection: NftablesSocket::open()?, desired, elements })
     }
 
     pub fn parts(&self) -> Vec<Part> {
@@ -327,7 +327,7 @@ fn range_elements(boundaries: &BTreeSet<(IpAddr, bool)>) -> Vec<Element> {
         IpAddr::V6(_) => IpAddr::V6(u128::MAX.into()),
     };
     let element = |first: IpAddr, last: IpAddr| {
-        Element::new(Set::ServiceCidrs, Key::EMPTY.address(first).address(last))
+        Element::new(Set::ServiceCidrs, ElementKey::EMPTY.address(first).address(last))
     };
     let mut ranges = Vec::new();
     let mut start: Option<IpAddr> = None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::{Port, ServicePortName};
-use netlink::nftables::Connection;
+use netlink::nftables::NftablesSocket;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::sets::{LookupBy, Set};
@@ -42,7 +42,7 @@ impl From<DesiredTable> for Owners {
 /// Frontends that are not in `owners` were added or deleted a moment ago, and are left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
     let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
-    let mut connection = Connection::open()?.retrying_for(READ_TIMEOUT);
+    let mut connection = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
     let mut reader = Reader { family, connection: &mut connection, max_listed: 0 };
     let mut all = Vec::new();
     for by in LookupBy::BOTH {

@@ -5,10 +5,10 @@ use std::io;
 use std::net::SocketAddr;
 
 use model::address::Family;
-use netlink::nftables::{Connection, Value};
+use netlink::nftables::{NftablesSocket, Value};
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::run::{Sets, Slots};
-use plan::nftables::sets::{Element, Key, Set, Type, address};
+use plan::nftables::sets::{Element, ElementKey, Set, Type, address};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 
 use super::TABLE;
@@ -18,17 +18,17 @@ use crate::wire_family;
 /// Looks up single elements of the table.
 #[derive(Debug)]
 pub struct Lookup {
-    connection: Connection,
+    connection: NftablesSocket,
     family: Family,
     sets: BTreeSet<String>,
     /// The slots that were read. The program looks up the same frontend for each slot range.
-    slots: BTreeMap<(Set, Key), Slots>,
+    slots: BTreeMap<(Set, ElementKey), Slots>,
 }
 
 impl Lookup {
     /// Opens the table in the network namespace of the calling thread. An error of kind `NotFound` if there is none.
     pub fn open(family: Family) -> io::Result<Self> {
-        let mut connection = Connection::open()?;
+        let mut connection = NftablesSocket::open()?;
         let sets = connection.sets(wire_family(family), TABLE)?;
         if sets.is_empty() {
             let what = format!("there is no nftables table {TABLE} for {family}");
@@ -38,7 +38,7 @@ impl Lookup {
         Ok(Self { connection, family, sets, slots: BTreeMap::new() })
     }
 
-    fn at(&mut self, set: Set, keys: Vec<Key>) -> io::Result<Vec<Element>> {
+    fn at(&mut self, set: Set, keys: Vec<ElementKey>) -> io::Result<Vec<Element>> {
         let (name, family) = (set.name(), self.family);
         if !self.sets.contains(name) {
             return Ok(Vec::new());
@@ -55,7 +55,7 @@ impl Sets for Lookup {
     type Error = io::Error;
 
     /// Finds no entries of clients with session affinity, since the desired state does not determine them.
-    fn find(&mut self, set: Set, key: Key) -> io::Result<Option<Element>> {
+    fn find(&mut self, set: Set, key: ElementKey) -> io::Result<Option<Element>> {
         let exists = if set == Set::Affinity {
             false
         } else if set == Set::AllowedSources {
@@ -69,7 +69,7 @@ impl Sets for Lookup {
     }
 
     /// Slot ranges are filled from their first slot on, so that the first slot shows whether a large range is in use.
-    fn slots(&mut self, map: Set, frontend: Key) -> io::Result<Slots> {
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> io::Result<Slots> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }
@@ -95,7 +95,7 @@ fn slot(element: &Element) -> Option<(u32, SocketAddr)> {
 
 impl Lookup {
     /// Whether source ranges admit a client to a frontend. The key consists of both.
-    fn admits(&mut self, key: Key) -> io::Result<bool> {
+    fn admits(&mut self, key: ElementKey) -> io::Result<bool> {
         let (set, family) = (Set::AllowedSources, self.family);
         let length = Type::Address.length(family);
         let bytes = key.as_bytes();
@@ -110,7 +110,7 @@ impl Lookup {
         Ok(found.into_iter().flatten().any(|(first, last)| first <= source && source <= last))
     }
 
-    fn has_service_cidr_of(&mut self, key: Key) -> io::Result<bool> {
+    fn has_service_cidr_of(&mut self, key: ElementKey) -> io::Result<bool> {
         let Some(ip) = address(key.as_bytes()) else { return Ok(false) };
         let name = Set::ServiceCidrs.name();
         let found = self.connection.elements(wire_family(self.family), TABLE, name, |element| {

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::Port;
-use netlink::nftables::{Connection, FoundChain, FoundDatum, FoundElement, FoundSet, Value, Verdict};
+use netlink::nftables::{FoundChain, FoundDatum, FoundElement, FoundSet, NftablesSocket, Value, Verdict};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
-use plan::nftables::sets::{Data, Element, Key, LookupBy, Set, SetKind, Sticky, Type, address};
+use plan::nftables::sets::{Data, Element, ElementKey, LookupBy, Set, SetKind, Sticky, Type, address};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
@@ -67,7 +67,7 @@ pub struct Counted {
 
 #[derive(Debug)]
 pub struct Reader<'a> {
-    pub connection: &'a mut Connection,
+    pub connection: &'a mut NftablesSocket,
     pub family: Family,
     /// The largest set that is listed as a whole.
     pub max_listed: usize,
@@ -314,9 +314,9 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
         // Both ends of the range begin with the frontend. Our key has it once.
         Some(end) => {
             let (_, last) = end.split_at_checked(end.len().checked_sub(address_length(family))?)?;
-            Key::from_wire(&[element.key, last].concat())?
+            ElementKey::from_wire(&[element.key, last].concat())?
         }
-        None => Key::from_wire(element.key)?,
+        None => ElementKey::from_wire(element.key)?,
     };
     let data = match (set.data(), element.data) {
         ([], None) => None,

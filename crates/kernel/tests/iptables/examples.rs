@@ -3,7 +3,7 @@
 //! They use packet counters, which the kernel that runs these tests has to support.
 
 use model::address::Family;
-use netlink::accounting::Connection;
+use netlink::accounting::AccountingSocket;
 use netlink::testing::in_fresh_netns;
 use plan::iptables::chains::Jump;
 use plan::iptables::program::{INVALID_DROPPED, LOCALHOST_NODE_PORTS};
@@ -17,7 +17,7 @@ use crate::saved::Saved;
 
 /// Creates what exists before the restore of a full sync, by the commands of the test.
 fn prepare(commands: &Commands, family: Family) {
-    let mut counters = Connection::open().expect("these tests need a kernel with nfnetlink_acct");
+    let mut counters = AccountingSocket::open().expect("these tests need a kernel with nfnetlink_acct");
     counters.ensure(INVALID_DROPPED).unwrap();
     counters.ensure(LOCALHOST_NODE_PORTS).unwrap();
     let mut restore = Restore::default();

@@ -4,7 +4,7 @@ use plan::nftables::sets::{EndpointList, Sticky};
 
 use super::*;
 
-fn sticky(number: u8, seconds: Option<u32>) -> Changed {
+fn sticky(number: u8, seconds: Option<u32>) -> RoutingChange {
     let affinity = seconds.map(|seconds| format!("affinity={seconds}")).unwrap_or_default();
     service_with(Family::V4, &format!("s{number}"), number, &[1, 2, 3], &affinity)
 }
@@ -12,7 +12,7 @@ fn sticky(number: u8, seconds: Option<u32>) -> Changed {
 /// The sets with their numbers of elements, the chains, and the handles of rules. Leaves out the set that packets change.
 fn objects() -> (Vec<String>, Vec<String>, Vec<u64>) {
     let family = netlink::Family::Ipv4;
-    let mut connection = Connection::open().unwrap();
+    let mut connection = NftablesSocket::open().unwrap();
     let sets = connection.sets(family, TABLE).unwrap();
     let mut sets: Vec<String> = sets
         .into_iter()
@@ -36,7 +36,8 @@ fn ids() -> Vec<(Vec<u8>, Sticky)> {
         let Some(netlink::nftables::FoundDatum::Value(data)) = element.data else { panic!("no data") };
         (element.key.to_vec(), Sticky::from_wire(data).unwrap())
     };
-    let mut ids = Connection::open().unwrap().elements(netlink::Family::Ipv4, TABLE, "sticky", read).unwrap();
+    let mut ids =
+        NftablesSocket::open().unwrap().elements(netlink::Family::Ipv4, TABLE, "sticky", read).unwrap();
     ids.sort();
     ids
 }

@@ -99,7 +99,7 @@ type State = (BTreeMap<String, BTreeSet<Vec<u8>>>, Vec<(String, Option<u64>)>);
 
 /// Records each state that the table has between two calls to the kernel.
 struct Observer {
-    connection: Connection,
+    connection: NftablesSocket,
     family: Family,
     writers: Writers,
     chance: Chance,
@@ -110,7 +110,7 @@ struct Observer {
 
 impl Observer {
     fn new(family: Family, writers: Writers, seed: u64) -> Self {
-        let connection = Connection::open().unwrap();
+        let connection = NftablesSocket::open().unwrap();
         let chance = Chance::from_seed(seed);
         let mut new = Self { connection, family, writers, chance, generation: 0, states: Vec::new() };
         new.observe();

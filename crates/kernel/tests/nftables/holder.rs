@@ -6,7 +6,7 @@ use super::*;
 fn the_holder_of_a_netfilter_port_is_its_process() {
     in_fresh_netns(|| {
         // Only the first socket of a process can have the process id as its port.
-        let [a, b] = [(); 2].map(|()| Connection::open().unwrap());
+        let [a, b] = [(); 2].map(|()| NftablesSocket::open().unwrap());
         for port in [a.port(), b.port()] {
             assert_eq!(Holder::of_netfilter_port(port).unwrap().pid, std::process::id(), "{port}");
         }

@@ -34,11 +34,11 @@ use model::address::Family;
 use model::cluster::Changes;
 use model::local::FromPod;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
-use netlink::nftables::{self as nft, Batch, Connection};
+use netlink::nftables::{self as nft, Batch, NftablesSocket};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
 use plan::mark::Mark;
-use plan::nftables::desired::{Changed, boundaries};
+use plan::nftables::desired::{RoutingChange, boundaries};
 use plan::nftables::program::ProgramSettings;
 use plan::nftables::sets::{LookupBy, Set};
 use plan::nftables::steps::{ActualTable, Steps, TableContent};
@@ -69,12 +69,12 @@ fn name(service: &str) -> ServicePortName {
 
 /// Service `ns/{name}` with a cluster IP, an external IP, a load-balancer IP with source ranges, a node port, external traffic
 /// policy Local, and affinity. `endpoints` are the last parts of their addresses; endpoint 1 is on this node.
-fn service(family: Family, name: &str, number: u8, endpoints: &[u8]) -> Changed {
+fn service(family: Family, name: &str, number: u8, endpoints: &[u8]) -> RoutingChange {
     service_with(family, name, number, endpoints, "affinity=10800")
 }
 
 /// The same with `fields` instead of affinity.
-fn service_with(family: Family, name: &str, number: u8, endpoints: &[u8], fields: &str) -> Changed {
+fn service_with(family: Family, name: &str, number: u8, endpoints: &[u8], fields: &str) -> RoutingChange {
     let ip = |net: u8, host: u8| match family {
         Family::V4 => format!("10.{net}.{number}.{host}"),
         Family::V6 => format!("fd00:{net}:{number}::{host}"),
@@ -115,12 +115,12 @@ fn node_of(host: u8) -> &'static str {
     if host == 1 { testkit::objects::NODE } else { "n2" }
 }
 
-fn routed(family: Family, lines: &str) -> Changed {
+fn routed(family: Family, lines: &str) -> RoutingChange {
     let (name, routing) = testkit::routing(family, lines);
     (name, Some(routing))
 }
 
-fn change(routings: Vec<Changed>) -> Changes {
+fn change(routings: Vec<RoutingChange>) -> Changes {
     Changes { routings, ..Changes::default() }
 }
 
@@ -140,7 +140,7 @@ fn node_port_ips(family: Family) -> Vec<IpAddr> {
 }
 
 /// The changes of the first sync.
-fn everything(family: Family, routings: Vec<Changed>) -> Changes {
+fn everything(family: Family, routings: Vec<RoutingChange>) -> Changes {
     Changes { routings, service_cidrs: Some(service_cidrs(family)), ..Changes::default() }
 }
 
@@ -165,7 +165,7 @@ fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> Nft
 }
 
 fn generation() -> u32 {
-    Connection::open().unwrap().generation().unwrap().id
+    NftablesSocket::open().unwrap().generation().unwrap().id
 }
 
 impl NftablesSync {
@@ -311,7 +311,7 @@ fn a_changed_endpoint_costs_a_few_elements_and_no_rule() {
         let mut table = open(Family::V4);
         table.sync(change(vec![service(Family::V4, "a", 1, &[1, 2, 3])])).unwrap();
         let rules = || {
-            let rules = Connection::open().unwrap().rules(netlink::Family::Ipv4, TABLE).unwrap();
+            let rules = NftablesSocket::open().unwrap().rules(netlink::Family::Ipv4, TABLE).unwrap();
             rules.iter().map(|rule| rule.handle).collect::<Vec<_>>()
         };
         let before = rules();
@@ -481,7 +481,7 @@ impl Writer {
         run("nft add set ip other numbers { type mark ; }");
         let stop = Arc::new(AtomicBool::new(false));
         let write = |number: u32, stop: Arc<AtomicBool>| {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftablesSocket::open().unwrap();
             while !stop.load(Ordering::Relaxed) {
                 let element = || [nft::Element::new(number.to_ne_bytes())];
                 let mut batch = Batch::new(netlink::Family::Ipv4, "other");

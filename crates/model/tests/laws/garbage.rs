@@ -66,7 +66,7 @@ fn slice() -> impl Strategy<Value = api::EndpointSlice> {
     let conditions = (of(any::<bool>()), of(any::<bool>()), of(any::<bool>()))
         .prop_map(|(ready, serving, terminating)| api::EndpointConditions { ready, serving, terminating });
     let endpoint = (vec(text(), 0..3), conditions, of(text()), hints(), hints()).prop_map(
-        |(addresses, conditions, node_name, for_zones, for_nodes)| api::Endpoint {
+        |(addresses, conditions, node_name, for_zones, for_nodes)| api::SliceEndpoint {
             addresses,
             conditions,
             node_name,

@@ -287,7 +287,7 @@ pub fn slice() -> impl Strategy<Value = api::EndpointSlice> {
     })
 }
 
-fn endpoint(kind: &'static str) -> impl Strategy<Value = api::Endpoint> {
+fn endpoint(kind: &'static str) -> impl Strategy<Value = api::SliceEndpoint> {
     let addresses: &[&str] = match kind {
         "IPv4" => &["10.0.0.1", "10.0.0.2", "10.0.0.02", "10.0.0.17", "10.0.0.6", "::ffff:10.0.0.1", "?"],
         "IPv6" => &["fd00::1", "fd00::2", "FD00:0::2", "fd00::10", "fd00::1:0", "10.0.0.1", "?"],
@@ -301,7 +301,7 @@ fn endpoint(kind: &'static str) -> impl Strategy<Value = api::Endpoint> {
     };
     let node = of(text(&[THIS_NODE, "n2"]));
     (addresses, conditions(), node, hints(&["z1", "z2"]), hints(&[THIS_NODE, "n2"])).prop_map(
-        |(addresses, conditions, node_name, for_zones, for_nodes)| api::Endpoint {
+        |(addresses, conditions, node_name, for_zones, for_nodes)| api::SliceEndpoint {
             addresses,
             conditions,
             node_name,

@@ -15,7 +15,7 @@ use crate::nftables::read::{FoundChain, FoundElement, FoundRule, FoundSet, Found
 use crate::nftables::value::Value;
 use crate::nftables::value::write_value;
 use crate::nftables::wire::*;
-use crate::socket::{DUMP_ATTEMPTS, Protocol, Request, Socket, is, is_loss};
+use crate::socket::{DUMP_ATTEMPTS, NetlinkProtocol, Request, Socket, is, is_loss};
 
 /// The kernel answers each key by a datagram of its own, and all must fit into the receive buffer, even if that cannot be
 /// raised.
@@ -50,16 +50,16 @@ fn reason(message: &str) -> String {
 
 /// A socket for nf_tables. A table with an owner belongs to the connection that added it.
 #[derive(Debug)]
-pub struct Connection {
+pub struct NftablesSocket {
     socket: Socket,
     /// How long to retry a dump of elements that change meanwhile.
     retry_limit: Duration,
 }
 
-impl Connection {
+impl NftablesSocket {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(Protocol::Netfilter)?, retry_limit: Duration::MAX })
+        Ok(Self { socket: Socket::open(NetlinkProtocol::Netfilter)?, retry_limit: Duration::MAX })
     }
 
     /// Stops retrying dumps of elements that change meanwhile after this time, rather than after many attempts. Does not

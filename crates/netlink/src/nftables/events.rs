@@ -10,11 +10,11 @@ use crate::Family;
 use crate::message::Message;
 use crate::nftables::read::{Generation, family};
 use crate::nftables::wire::*;
-use crate::socket::{Protocol, Socket, is_loss};
+use crate::socket::{NetlinkProtocol, Socket, is_loss};
 
 /// A change to the ruleset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum Notification<'a> {
     /// The end of a commit. The events since the previous one are its parts.
     Committed {
         generation: Generation,
@@ -22,7 +22,7 @@ pub enum Event<'a> {
         port: u32,
     },
     Added {
-        object: Object,
+        object: NotifiedObject,
         family: Family,
         table: &'a str,
         /// The chain itself, or that of the rule; `None` for other objects.
@@ -30,14 +30,14 @@ pub enum Event<'a> {
         port: u32,
     },
     /// The kernel may send a single event for a table and everything in it.
-    Deleted { object: Object, family: Family, table: &'a str, chain: Option<&'a str>, port: u32 },
+    Deleted { object: NotifiedObject, family: Family, table: &'a str, chain: Option<&'a str>, port: u32 },
     /// Some events were lost: anything may have changed.
     Lost,
 }
 
 /// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Object {
+pub enum NotifiedObject {
     Table,
     Chain,
     Rule,
@@ -48,7 +48,7 @@ pub enum Object {
     Other,
 }
 
-impl<'a> Event<'a> {
+impl<'a> Notification<'a> {
     /// `None` unless the message is an event of an IP family.
     #[must_use]
     pub fn from_wire(message: &Message<'a>) -> Option<Self> {
@@ -58,27 +58,30 @@ impl<'a> Event<'a> {
             return Some(Self::Committed { generation, port });
         }
         let (object, added) = match number {
-            NFT_MSG_NEWTABLE => (Object::Table, true),
-            NFT_MSG_DELTABLE => (Object::Table, false),
-            NFT_MSG_NEWCHAIN => (Object::Chain, true),
-            NFT_MSG_DELCHAIN => (Object::Chain, false),
-            NFT_MSG_NEWRULE => (Object::Rule, true),
-            NFT_MSG_DELRULE => (Object::Rule, false),
-            NFT_MSG_NEWSET => (Object::Set, true),
-            NFT_MSG_DELSET => (Object::Set, false),
-            NFT_MSG_NEWSETELEM => (Object::Elements, true),
-            NFT_MSG_DELSETELEM => (Object::Elements, false),
-            NFT_MSG_NEWOBJ | NFT_MSG_NEWFLOWTABLE => (Object::Other, true),
-            NFT_MSG_DELOBJ | NFT_MSG_DELFLOWTABLE => (Object::Other, false),
+            NFT_MSG_NEWTABLE => (NotifiedObject::Table, true),
+            NFT_MSG_DELTABLE => (NotifiedObject::Table, false),
+            NFT_MSG_NEWCHAIN => (NotifiedObject::Chain, true),
+            NFT_MSG_DELCHAIN => (NotifiedObject::Chain, false),
+            NFT_MSG_NEWRULE => (NotifiedObject::Rule, true),
+            NFT_MSG_DELRULE => (NotifiedObject::Rule, false),
+            NFT_MSG_NEWSET => (NotifiedObject::Set, true),
+            NFT_MSG_DELSET => (NotifiedObject::Set, false),
+            NFT_MSG_NEWSETELEM => (NotifiedObject::Elements, true),
+            NFT_MSG_DELSETELEM => (NotifiedObject::Elements, false),
+            NFT_MSG_NEWOBJ | NFT_MSG_NEWFLOWTABLE => (NotifiedObject::Other, true),
+            NFT_MSG_DELOBJ | NFT_MSG_DELFLOWTABLE => (NotifiedObject::Other, false),
             _ => return None,
         };
         let family = family(message)?;
         let attributes = message.attributes(FIXED);
         let table = attributes.find(NFTA_TABLE)?.str()?;
         let chain = match object {
-            Object::Chain => attributes.find(NFTA_CHAIN_NAME),
-            Object::Rule => attributes.find(NFTA_RULE_CHAIN),
-            Object::Table | Object::Set | Object::Elements | Object::Other => None,
+            NotifiedObject::Chain => attributes.find(NFTA_CHAIN_NAME),
+            NotifiedObject::Rule => attributes.find(NFTA_RULE_CHAIN),
+            NotifiedObject::Table
+            | NotifiedObject::Set
+            | NotifiedObject::Elements
+            | NotifiedObject::Other => None,
         };
         let chain = chain.and_then(|chain| chain.str());
         Some(if added {
@@ -98,19 +101,23 @@ pub struct Monitor {
 impl Monitor {
     /// Belongs to the namespace of the calling thread. Open it before the first read, so that no change is missed.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::subscribe(Protocol::Netfilter, &[NFNLGRP_NFTABLES])? })
+        Ok(Self { socket: Socket::subscribe(NetlinkProtocol::Netfilter, &[NFNLGRP_NFTABLES])? })
     }
 
     /// Calls `see` with the events of the next datagram, and returns whether there was one. Waits up to `time` for it.
-    pub fn receive_within(&mut self, time: Duration, mut see: impl FnMut(Event<'_>)) -> io::Result<bool> {
+    pub fn receive_within(
+        &mut self,
+        time: Duration,
+        mut see: impl FnMut(Notification<'_>),
+    ) -> io::Result<bool> {
         match self.socket.receive_within(time) {
             Ok(None) => Ok(false),
             Ok(Some(messages)) => {
-                messages.filter_map(|message| Event::from_wire(&message)).for_each(see);
+                messages.filter_map(|message| Notification::from_wire(&message)).for_each(see);
                 Ok(true)
             }
             Err(error) if is_loss(&error) => {
-                see(Event::Lost);
+                see(Notification::Lost);
                 Ok(true)
             }
             Err(error) => Err(error),

@@ -351,7 +351,7 @@ pub(crate) fn decode_all(message: &Message<'_>) {
         FoundRule::from_wire(message).map(|rule| rule.expression_names().count()),
         FoundSet::from_wire(message),
         FoundElement::all_from_wire(message).map(Iterator::count),
-        super::events::Event::from_wire(message),
+        super::events::Notification::from_wire(message),
         super::describe::describe(message, message.header.sequence.checked_sub(1)),
     );
 }

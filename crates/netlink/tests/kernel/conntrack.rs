@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use netlink::Family;
-use netlink::conntrack::{Connection, Direction, Filter, Flow};
+use netlink::conntrack::{ConntrackSocket, Filter, Flow, Tuple};
 use netlink::testing::{in_fresh_netns, run};
 
 const TCP: u8 = 6;
@@ -27,7 +27,7 @@ fn send(ip: &str, ports: std::ops::Range<u16>) -> Vec<UdpSocket> {
     ports.map(from).collect()
 }
 
-fn sources(connection: &mut Connection, family: Family) -> Vec<SocketAddr> {
+fn sources(connection: &mut ConntrackSocket, family: Family) -> Vec<SocketAddr> {
     let mut sources = Vec::new();
     connection
         .flows(family, ALL_UDP, |flow| {
@@ -43,7 +43,7 @@ fn sources(connection: &mut Connection, family: Family) -> Vec<SocketAddr> {
 fn flows_are_listed_and_deleted() {
     in_fresh_netns(|| {
         let _sockets = send("127.0.0.1", 4000..4600);
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         assert_eq!(sources(&mut connection, Family::Ipv4).len(), 600);
         assert_eq!(sources(&mut connection, Family::Ipv6).len(), 0);
         let all_but_two = connection
@@ -63,10 +63,10 @@ fn flows_are_listed_and_deleted() {
 fn a_flow_is_found_by_a_packet_of_either_direction() {
     in_fresh_netns(|| {
         let _sockets = (send("127.0.0.1", 4000..4002), send("::1", 4000..4002));
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         for (family, ip) in [(Family::Ipv4, "127.0.0.1"), (Family::Ipv6, "::1")] {
             let at = |port| SocketAddr::new(ip.parse().unwrap(), port);
-            let packet = |from, to| Direction { protocol: UDP, source: at(from), destination: at(to) };
+            let packet = |from, to| Tuple { protocol: UDP, source: at(from), destination: at(to) };
             let found = connection.find(family, packet(4000, 53)).unwrap().unwrap();
             assert_eq!(found.0.original, packet(4000, 53));
             assert_eq!(found.0.reply, packet(53, 4000));
@@ -86,7 +86,7 @@ fn flows_of_the_other_family_and_of_other_protocols_are_not_listed() {
         let _sockets = send("::1", 4000..4001);
         let listener = std::net::TcpListener::bind("[::1]:80").unwrap();
         let _stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         assert_eq!(sources(&mut connection, Family::Ipv4), []);
         assert_eq!(sources(&mut connection, Family::Ipv6), ["[::1]:4000".parse().unwrap()]);
         assert_eq!(
@@ -102,7 +102,7 @@ fn flows_can_be_filtered_by_destination() {
         let _sockets = (send("127.0.0.1", 4000..4003), send("::1", 4000..4003));
         let other = UdpSocket::bind("127.0.0.1:4500").unwrap();
         other.send_to(b"x", "127.0.0.2:53").unwrap();
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         let mut count = |family, ip: &str| {
             let mut seen = 0;
             let see = |_: &Flow| {
@@ -124,16 +124,16 @@ fn flows_can_be_filtered_by_destination() {
 fn flows_can_be_filtered_by_status() {
     in_fresh_netns(|| {
         let at = |number: u8, port| SocketAddr::new([10, 0, 0, number].into(), port);
-        let from = |port| Direction { protocol: TCP, source: at(1, port), destination: at(2, 80) };
+        let from = |port| Tuple { protocol: TCP, source: at(1, port), destination: at(2, 80) };
         let attempt = |flow| Flow { has_reply: false, ..flow };
         let flows = [
             Flow::untranslated(from(1)),
             Flow::translated(from(2), at(3, 8080)),
             attempt(Flow::untranslated(from(3))),
             attempt(Flow::translated(from(4), at(3, 8080))),
-            attempt(Flow::untranslated(Direction { protocol: UDP, ..from(5) })),
+            attempt(Flow::untranslated(Tuple { protocol: UDP, ..from(5) })),
         ];
-        let mut connection = Connection::open().unwrap();
+        let mut connection = ConntrackSocket::open().unwrap();
         connection.make(Family::Ipv4, &flows).unwrap();
         let filter = Filter { protocol: TCP, destination: None, only_attempts: true };
         let found = connection.flows(Family::Ipv4, filter, |_| true).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use netlink::Family::Ipv4;
 use netlink::faults::{Fault, Faults};
-use netlink::nftables::{Batch, CommitError, Element, Event, Field, Monitor, Set, Table, Value};
+use netlink::nftables::{Batch, CommitError, Element, Field, Monitor, Notification, Set, Table, Value};
 use netlink::testing::{in_fresh_netns, run};
 use netlink::{accounting, conntrack, nftables, route};
 use rustix::io::Errno;
@@ -45,12 +45,12 @@ fn marks(numbers: impl IntoIterator<Item = u32>) -> Vec<Element<'static>> {
     numbers.into_iter().map(|number| Element::new(number.to_be_bytes())).collect()
 }
 
-fn set_of(numbers: impl IntoIterator<Item = u32>) -> nftables::Connection {
+fn set_of(numbers: impl IntoIterator<Item = u32>) -> nftables::NftablesSocket {
     let mut batch = Batch::new(Ipv4, TABLE);
     batch.add_table(&Table::default());
     batch.add_set(&Set::new(SET, &[Field::Mark]));
     batch.add_elements(SET, marks(numbers));
-    let mut connection = nftables::Connection::open().unwrap();
+    let mut connection = nftables::NftablesSocket::open().unwrap();
     connection.commit(&batch).unwrap();
     connection
 }
@@ -59,7 +59,7 @@ fn number(key: &[u8]) -> u32 {
     u32::from_be_bytes(key.try_into().unwrap())
 }
 
-fn held(connection: &mut nftables::Connection) -> std::io::Result<BTreeSet<u32>> {
+fn held(connection: &mut nftables::NftablesSocket) -> std::io::Result<BTreeSet<u32>> {
     let elements = connection.elements(Ipv4, TABLE, SET, |element| number(element.key))?;
     let count = elements.len();
     let set: BTreeSet<u32> = elements.into_iter().collect();
@@ -173,8 +173,8 @@ fn every_commit_of_other_sockets_is_reported_or_lost() {
             connection.commit(&batch).unwrap();
             let mut was_seen = false;
             while !was_seen {
-                let mut see = |event: Event<'_>| {
-                    was_seen |= matches!(event, Event::Committed { .. } | Event::Lost);
+                let mut see = |event: Notification<'_>| {
+                    was_seen |= matches!(event, Notification::Committed { .. } | Notification::Lost);
                 };
                 match faults.during(|| monitor.receive_within(Duration::from_secs(60), &mut see)) {
                     Ok(some) => assert!(some, "nothing within a minute"),
@@ -208,7 +208,7 @@ fn a_dump_of_addresses_is_complete_or_an_error() {
     in_fresh_netns(|| {
         run("ip link set lo up");
         (1..200).for_each(|host| _ = run(&format!("ip address add 192.0.2.{host}/32 dev lo")));
-        let mut connection = route::Connection::open().unwrap();
+        let mut connection = route::RouteSocket::open().unwrap();
         let all = connection.addresses().unwrap();
         for_each_seed(SEEDS, |faults| {
             let read = faults.during(|| connection.addresses());
@@ -229,18 +229,18 @@ fn a_dump_of_flows_is_complete_and_deleted_flows_are_gone() {
     in_fresh_netns(|| {
         let flow = |port| {
             let at = |ip: [u8; 4], port| SocketAddr::new(IpAddr::from(ip), port);
-            conntrack::Flow::untranslated(conntrack::Direction {
+            conntrack::Flow::untranslated(conntrack::Tuple {
                 protocol: UDP,
                 source: at([192, 0, 2, 1], port),
                 destination: at([192, 0, 2, 2], 53),
             })
         };
-        let mut connection = conntrack::Connection::open().unwrap();
+        let mut connection = conntrack::ConntrackSocket::open().unwrap();
         let ports: BTreeSet<u16> = (1_000..1_600).collect();
-        let make = |connection: &mut conntrack::Connection| {
+        let make = |connection: &mut conntrack::ConntrackSocket| {
             connection.make(Ipv4, &ports.iter().map(|port| flow(*port)).collect::<Vec<_>>())
         };
-        fn list(connection: &mut conntrack::Connection) -> std::io::Result<BTreeSet<u16>> {
+        fn list(connection: &mut conntrack::ConntrackSocket) -> std::io::Result<BTreeSet<u16>> {
             let mut found = BTreeSet::new();
             let see = |flow: &conntrack::Flow| {
                 found.insert(flow.original.source.port());
@@ -281,7 +281,7 @@ fn a_dump_of_flows_is_complete_and_deleted_flows_are_gone() {
 #[test]
 fn a_created_counter_exists() {
     in_fresh_netns(|| {
-        let Ok(mut connection) = accounting::Connection::open() else { return };
+        let Ok(mut connection) = accounting::AccountingSocket::open() else { return };
         let mut number = 0;
         for_each_seed(SEEDS, |faults| {
             number += 1;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use netlink::Family;
-use netlink::route::{AddressChanges, Connection};
+use netlink::route::{AddressChanges, RouteSocket};
 use netlink::testing::{in_fresh_netns, run};
 
 fn ip_command(arguments: &str) {
@@ -20,14 +20,14 @@ fn add_link(name: &str) {
 }
 
 fn source(family: Family) -> Option<(String, String)> {
-    let source = Connection::open().unwrap().default_source(family).unwrap()?;
+    let source = RouteSocket::open().unwrap().default_source(family).unwrap()?;
     Some((source.interface.to_string(), source.address.to_string()))
 }
 
 #[test]
 fn a_new_namespace_has_only_a_loopback_that_is_down() {
     in_fresh_netns(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = RouteSocket::open().unwrap();
         let links = connection.links().unwrap();
         assert_eq!(links.iter().map(|link| &*link.name).collect::<Vec<_>>(), ["lo"]);
         assert!(links[0].is_loopback && !links[0].is_up, "{links:?}");
@@ -45,7 +45,7 @@ fn addresses_have_the_name_of_their_interface_and_not_their_label() {
         ip_command("addr add 192.0.2.5/24 dev d0 label d0:web");
         ip_command("addr add 198.51.100.1 peer 198.51.100.2 dev d0");
         ip_command("-6 addr add 2001:db8::5/64 dev d0 nodad");
-        let addresses = Connection::open().unwrap().addresses().unwrap();
+        let addresses = RouteSocket::open().unwrap().addresses().unwrap();
         let mut seen: Vec<_> = addresses
             .iter()
             .map(|a| {

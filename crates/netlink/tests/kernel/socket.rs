@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use netlink::buffer::Buffer;
 use netlink::message::Header;
-use netlink::socket::{Protocol, Request, Socket};
+use netlink::socket::{NetlinkProtocol, Request, Socket};
 use netlink::testing::in_fresh_netns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ const RTM_GETLINK: u16 = 18;
 #[test]
 fn a_rejected_request_returns_the_kernels_error() {
     in_fresh_netns(|| {
-        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let mut socket = Socket::open(NetlinkProtocol::Route).unwrap();
         let mut link = |index: i32| {
             let mut fixed = [0; 16];
             fixed[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -30,7 +30,7 @@ fn a_rejected_request_returns_the_kernels_error() {
 #[test]
 fn without_a_request_there_is_nothing_to_receive() {
     in_fresh_netns(|| {
-        let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+        let mut socket = Socket::open(NetlinkProtocol::Netfilter).unwrap();
         assert!(socket.receive_within(Duration::ZERO).unwrap().is_none());
         assert!(socket.receive_within(Duration::from_millis(1)).unwrap().is_none());
     });
@@ -39,8 +39,8 @@ fn without_a_request_there_is_nothing_to_receive() {
 #[test]
 fn datagrams_from_other_processes_are_skipped() {
     in_fresh_netns(|| {
-        let mut victim = Socket::open(Protocol::Route).unwrap();
-        let other = Socket::open(Protocol::Route).unwrap();
+        let mut victim = Socket::open(NetlinkProtocol::Route).unwrap();
+        let other = Socket::open(NetlinkProtocol::Route).unwrap();
         let mut forged = Buffer::new();
         forged.message(Header { kind: 16, flags: 0, sequence: 0, port: 0 }, &[0; 16], |_| {});
         let to = SocketAddrNetlink::new(victim.port(), 0);

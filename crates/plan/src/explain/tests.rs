@@ -13,7 +13,7 @@ use crate::iptables::rules::EndpointComments;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::run::{Sets, Slots};
-use crate::nftables::sets::{Element, Key, LookupBy, Set};
+use crate::nftables::sets::{Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::shares;
 
 const NODE: &str = "192.0.2.11";
@@ -24,7 +24,7 @@ const CLIENT: &str = "203.0.113.9";
 struct World {
     settings: ExplainSettings,
     service: api::Service,
-    endpoints: Vec<api::Endpoint>,
+    endpoints: Vec<api::SliceEndpoint>,
     service_cidr: bool,
 }
 
@@ -54,14 +54,14 @@ fn world(mode: Mode, endpoints: &[&str]) -> World {
 }
 
 /// `10.244.0.5` is on this node, `10.244.1.5` on another; `not-ready`, `draining`, `zone-a` and the like may follow.
-fn endpoint(text: &str) -> api::Endpoint {
+fn endpoint(text: &str) -> api::SliceEndpoint {
     let mut words = text.split(' ');
     let ip = words.next().unwrap();
     let node = if ip.starts_with("10.244.0.") || ip == NODE { "here" } else { "elsewhere" };
-    let mut endpoint = api::Endpoint {
+    let mut endpoint = api::SliceEndpoint {
         addresses: vec![ip.into()],
         node_name: Some(node.into()),
-        ..api::Endpoint::default()
+        ..api::SliceEndpoint::default()
     };
     for word in words {
         let conditions = &mut endpoint.conditions;
@@ -347,11 +347,11 @@ struct Table<'a> {
 impl Sets for Table<'_> {
     type Error = std::convert::Infallible;
 
-    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error> {
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Self::Error> {
         Ok(self.desired.find(set, key)?.filter(|element| !(self.is_missing)(element)))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error> {
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Self::Error> {
         let slots = self.desired.slots(map, frontend)?;
         let element = |(slot, to): &(u32, SocketAddr)| {
             let port = model::names::Port::from_api(to.port().into()).unwrap();

@@ -24,7 +24,7 @@ use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
 
 /// The new routing of a service port; `None` if it is gone.
-pub type Changed = (ServicePortName, Option<Arc<Routing>>);
+pub type RoutingChange = (ServicePortName, Option<Arc<Routing>>);
 
 /// The desired content of the table of one family. Clones are cheap at any size.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl DesiredTable {
 
     /// Replaces the routings of service ports. Returns the steps from the previous desired state to the new one, and what
     /// changes for contended frontends.
-    pub fn replace(&mut self, changes: Vec<Changed>) -> (Steps, Vec<Contention>) {
+    pub fn replace(&mut self, changes: Vec<RoutingChange>) -> (Steps, Vec<Contention>) {
         // Every frontend that is claimed before or after the change.
         let mut affected: BTreeSet<FrontendKey> = BTreeSet::new();
         let mut shared_before: BTreeMap<SharedElement, bool> = BTreeMap::new();
@@ -140,14 +140,18 @@ impl DesiredTable {
 
     /// The service ports that may get or lose one of these frontends: those that change and, of the others, the first one that
     /// claims it. Later claims get the frontend neither before nor after the change.
-    fn concerned(&self, changes: &[Changed], affected: &BTreeSet<FrontendKey>) -> BTreeSet<ServicePortName> {
+    fn concerned(
+        &self,
+        changes: &[RoutingChange],
+        affected: &BTreeSet<FrontendKey>,
+    ) -> BTreeSet<ServicePortName> {
         let change: BTreeSet<&ServicePortName> = changes.iter().map(|(name, _)| name).collect();
         let first = |frontend| self.claims.get(frontend)?.iter().find(|name| !change.contains(name));
         change.iter().copied().chain(affected.iter().filter_map(first)).cloned().collect()
     }
 
     /// Like [`Self::replace`], without computing the steps.
-    pub fn accept(&mut self, changes: Vec<Changed>) -> Vec<Contention> {
+    pub fn accept(&mut self, changes: Vec<RoutingChange>) -> Vec<Contention> {
         let mut contended = Contended::new();
         for (name, routing) in changes {
             self.accept_one(name, routing, &mut contended);

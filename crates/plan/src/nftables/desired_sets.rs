@@ -11,7 +11,7 @@ use model::address::Family;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{ElementUnit, FrontendKey, SharedElement};
 use crate::nftables::run::{Sets, Slots};
-use crate::nftables::sets::{Element, EndpointList, Key, LookupBy, Set, Type, address};
+use crate::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set, Type, address};
 
 /// The sets of the desired table. [`Set::Affinity`] is empty.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct DesiredSets<'a> {
     family: Family,
     /// The elements of each frontend that was looked up, sorted.
     frontends: HashMap<FrontendKey, Arc<[Element]>, RandomState>,
-    slots: HashMap<(Set, Key), Slots, RandomState>,
+    slots: HashMap<(Set, ElementKey), Slots, RandomState>,
 }
 
 impl<'a> DesiredSets<'a> {
@@ -29,7 +29,7 @@ impl<'a> DesiredSets<'a> {
         Self { table, family: table.settings().family, frontends, slots }
     }
 
-    fn lookup(&mut self, set: Set, key: Key) -> Option<Element> {
+    fn lookup(&mut self, set: Set, key: ElementKey) -> Option<Element> {
         let bytes = key.as_bytes();
         let is_there = match set {
             Set::ClusterIps => self.table.shares(&SharedElement::ClusterIp(address(bytes)?)),
@@ -71,7 +71,7 @@ impl<'a> DesiredSets<'a> {
         is_there.then(|| Element::new(set, key))
     }
 
-    fn hairpin(&self, key: Key) -> Option<SharedElement> {
+    fn hairpin(&self, key: ElementKey) -> Option<SharedElement> {
         let length = Type::Address.length(self.family);
         let (source, rest) = key.as_bytes().split_at_checked(length)?;
         let (destination, _) = FrontendKey::from_key(rest, LookupBy::Address, self.family)?;
@@ -79,7 +79,7 @@ impl<'a> DesiredSets<'a> {
         Some(SharedElement::Hairpin(ip, destination.protocol, destination.port))
     }
 
-    fn of_frontend(&mut self, set: Set, by: LookupBy, key: Key) -> Option<Element> {
+    fn of_frontend(&mut self, set: Set, by: LookupBy, key: ElementKey) -> Option<Element> {
         let (frontend, _) = FrontendKey::from_key(key.as_bytes(), by, self.family)?;
         let elements = self.elements(frontend);
         let at = elements.binary_search_by_key(&(set, key), |element| (element.set, element.key)).ok()?;
@@ -101,11 +101,11 @@ impl<'a> DesiredSets<'a> {
 impl Sets for DesiredSets<'_> {
     type Error = Infallible;
 
-    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Infallible> {
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
         Ok(self.lookup(set, key))
     }
 
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Infallible> {
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
         if let Some(slots) = self.slots.get(&(map, frontend)) {
             return Ok(slots.clone());
         }

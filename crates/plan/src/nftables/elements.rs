@@ -9,7 +9,7 @@ use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 
-use crate::nftables::sets::{Data, Element, EndpointList, Key, LookupBy, Set, Sticky, Type, protocol};
+use crate::nftables::sets::{Data, Element, ElementKey, EndpointList, LookupBy, Set, Sticky, Type, protocol};
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
@@ -166,7 +166,7 @@ impl ElementUnit {
         {
             let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
             out.extend(endpoints.iter().map(|endpoint| {
-                let key = Key::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
+                let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
                 Element::pair(Set::StickyEndpoints, key, endpoint)
             }));
         }
@@ -225,7 +225,7 @@ fn sort_from(start: usize, elements: &mut [Element]) {
 
 /// The sources that may use a load-balancer IP. If the node may, then so may packets that have that IP as their source: the
 /// node may send them to itself.
-fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
+fn firewall(routing: &Routing, key: ElementKey, out: &mut Vec<Element>) {
     let addresses = &routing.addresses;
     if addresses.source_ranges.is_empty() {
         return;
@@ -245,14 +245,14 @@ fn firewall(routing: &Routing, key: Key, out: &mut Vec<Element>) {
 impl SharedElement {
     pub fn element(&self) -> Element {
         match *self {
-            Self::ClusterIp(ip) => Element::new(Set::ClusterIps, Key::EMPTY.address(ip)),
+            Self::ClusterIp(ip) => Element::new(Set::ClusterIps, ElementKey::EMPTY.address(ip)),
             Self::Hairpin(ip, protocol, port) => {
-                let pair = Key::EMPTY.address(ip).address(ip);
+                let pair = ElementKey::EMPTY.address(ip).address(ip);
                 Element::new(Set::Hairpin, pair.protocol(protocol).port(port))
             }
             Self::Timeout(by, seconds) => Element {
                 set: Set::Timeouts(by),
-                key: Key::EMPTY.number(seconds),
+                key: ElementKey::EMPTY.number(seconds),
                 data: Some(Data::AffinityChain(seconds)),
             },
         }
@@ -321,8 +321,8 @@ impl FrontendKey {
         Some((Self { ip, protocol: protocol(number)?, port }, rest))
     }
 
-    pub fn key(&self) -> Key {
-        let key = Key::EMPTY;
+    pub fn key(&self) -> ElementKey {
+        let key = ElementKey::EMPTY;
         let key = self.ip.map_or(key, |ip| key.address(ip));
         key.protocol(self.protocol).port(self.port)
     }

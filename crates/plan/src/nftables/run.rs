@@ -17,7 +17,7 @@ use foldhash::fast::RandomState;
 use model::names::Port;
 
 use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
-use crate::nftables::sets::{Data, Element, Key, LookupBy, Set};
+use crate::nftables::sets::{Data, Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
 use crate::walk::{self, Context, Matched, PacketVerdict};
@@ -30,10 +30,10 @@ pub trait Sets {
     type Error;
 
     /// The element with this key or, in a set of ranges, the one whose range contains it.
-    fn find(&mut self, set: Set, key: Key) -> Result<Option<Element>, Self::Error>;
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Self::Error>;
 
     /// The endpoints that a map has for a frontend.
-    fn slots(&mut self, map: Set, frontend: Key) -> Result<Slots, Self::Error>;
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Self::Error>;
 }
 
 /// Endpoints, each with its slot, ordered by slot.
@@ -44,12 +44,12 @@ pub type Slots = Arc<[(u32, SocketAddr)]>;
 pub enum AffinityChange {
     /// An element that exists keeps its endpoint and gets a new timeout, as in the kernel.
     Update {
-        key: Key,
+        key: ElementKey,
         endpoint: (IpAddr, Port),
         seconds: u32,
     },
     Delete {
-        key: Key,
+        key: ElementKey,
     },
 }
 
@@ -331,11 +331,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         let found = self.find(Set::Sticky(by), frontend, path)?;
         let Some(Data::Sticky(sticky)) = found.and_then(|element| element.data) else { return Ok(NO) };
         let list = what.list().map_or(sticky.list, |list| list.of(sticky.list));
-        let client = Key::EMPTY.number(list).address(self.context.packet.source);
+        let client = ElementKey::EMPTY.number(list).address(self.context.packet.source);
         match what {
             Affinity::Has => Ok(Outcome::Matches(true)),
             Affinity::GotoUpdate => {
-                let seconds = Key::EMPTY.number(sticky.seconds);
+                let seconds = ElementKey::EMPTY.number(sticky.seconds);
                 let found = self.sets.find(Set::Timeouts(by), seconds)?.and_then(|element| element.data);
                 let Some(Data::AffinityChain(seconds)) = found else { return Ok(NO) };
                 let name = by.affinity_chain(seconds);
@@ -349,7 +349,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             }
             Affinity::Dnat(_) | Affinity::IsValid(_) => {
                 let Some((ip, port)) = self.last_endpoint(client, path)? else { return Ok(NO) };
-                let current = Key::EMPTY.address(ip).port(port).number(list);
+                let current = ElementKey::EMPTY.address(ip).port(port).number(list);
                 let found = self.sets.find(Set::StickyEndpoints, current)?;
                 let Some((ip, port)) = found.and_then(|element| element.endpoint()) else { return Ok(NO) };
                 Ok(if matches!(what, Affinity::Dnat(_)) {
@@ -365,7 +365,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             Affinity::Update(_, seconds) => {
                 let to = path.destination(self.context.packet);
                 let Some(port) = Port::from_api(to.port().into()) else { return Ok(NO) };
-                let current = Key::EMPTY.address(to.ip()).port(port).number(list);
+                let current = ElementKey::EMPTY.address(to.ip()).port(port).number(list);
                 if self.sets.find(Set::StickyEndpoints, current)?.is_none() {
                     return Ok(NO);
                 }
@@ -379,7 +379,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     /// The endpoint of a client in [`Set::Affinity`], including the changes of this packet.
     fn last_endpoint(
         &mut self,
-        client: Key,
+        client: ElementKey,
         path: &ProgramPath<'_>,
     ) -> Result<Option<(IpAddr, Port)>, S::Error> {
         let changed = path.changes.iter().rev().find_map(|change| match *change {
@@ -405,10 +405,10 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     }
 
     /// The key of these fields of a packet; `None` for port zero, which no element has.
-    fn key(&self, fields: &[PacketField], path: &ProgramPath<'_>) -> Option<Key> {
+    fn key(&self, fields: &[PacketField], path: &ProgramPath<'_>) -> Option<ElementKey> {
         let packet = self.context.packet;
         let port = |port: u16| Port::from_api(port.into());
-        fields.iter().try_fold(Key::EMPTY, |key, field| {
+        fields.iter().try_fold(ElementKey::EMPTY, |key, field| {
             Some(match field {
                 PacketField::Source | PacketField::Destination | PacketField::OriginalDestination => {
                     key.address(self.address(*field, path)?)

@@ -251,7 +251,7 @@ impl LookupBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Element {
     pub set: Set,
-    pub key: Key,
+    pub key: ElementKey,
     pub data: Option<Data>,
 }
 
@@ -319,11 +319,11 @@ impl Sticky {
 }
 
 impl Element {
-    pub fn new(set: Set, key: Key) -> Self {
+    pub fn new(set: Set, key: ElementKey) -> Self {
         Self { set, key, data: None }
     }
 
-    pub fn pair(set: Set, key: Key, endpoint: &Endpoint) -> Self {
+    pub fn pair(set: Set, key: ElementKey, endpoint: &Endpoint) -> Self {
         Self { set, key, data: Some(Data::Endpoint(endpoint.ip, endpoint.port)) }
     }
 
@@ -384,12 +384,12 @@ impl Element {
 /// The bytes of an element's key: its fields, each padded to a multiple of four. An element of a set of ranges has one field
 /// more than the set: the end of the range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ElementKey {
     bytes: [u8; Self::LONGEST],
     length: u8,
 }
 
-impl Key {
+impl ElementKey {
     /// An IPv6 frontend and a range of IPv6 addresses.
     const LONGEST: usize = 56;
 
@@ -451,7 +451,7 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ElementKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_bytes().chunks(4).try_for_each(|word| {
             word.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;

@@ -12,7 +12,7 @@ use crate::nftables::statements::protocol_name;
 
 /// The content of the sets.
 #[derive(Clone, Copy, Debug)]
-pub struct Content<'a> {
+pub struct SetContents<'a> {
     /// Sorted.
     pub elements: &'a [Element],
     pub service_cidrs: &'a [IpNet],
@@ -20,7 +20,7 @@ pub struct Content<'a> {
 }
 
 /// The table as `nft list table` prints it.
-pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>) -> String {
+pub fn table(name: &str, comment: &str, program: &Program, content: SetContents<'_>) -> String {
     let family = protocol_name(program.family);
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -35,7 +35,7 @@ pub fn table(name: &str, comment: &str, program: &Program, content: Content<'_>)
     text
 }
 
-fn write_set(set: Set, family: Family, content: Content<'_>, text: &mut String) {
+fn write_set(set: Set, family: Family, content: SetContents<'_>, text: &mut String) {
     let word = if set.data().is_empty() { "set" } else { "map" };
     let _ = writeln!(text, "\n\t{word} {} {{", set.name());
     // The type of slots has no name, so `typeof` gives the type of such a set by example.

@@ -25,7 +25,7 @@ pub(super) struct Owners<'a> {
 }
 
 /// The position in [`Owners::served`], and the name.
-type Index<'a, Key> = BTreeMap<Key, (usize, &'a ServicePortName)>;
+type Index<'a, ElementKey> = BTreeMap<ElementKey, (usize, &'a ServicePortName)>;
 
 impl<'a> Owners<'a> {
     pub fn new(desired: &'a Served, actual: &'a Served) -> Self {
@@ -90,6 +90,10 @@ impl<'a> Owners<'a> {
     }
 }
 
-fn note<'a, Key: Ord>(index: &mut Index<'a, Key>, key: Key, owner: (usize, &'a ServicePortName)) {
+fn note<'a, ElementKey: Ord>(
+    index: &mut Index<'a, ElementKey>,
+    key: ElementKey,
+    owner: (usize, &'a ServicePortName),
+) {
     index.entry(key).and_modify(|first| *first = owner.min(*first)).or_insert(owner);
 }

@@ -6,7 +6,7 @@ use super::text::{About, Entry, MetricType, Stability};
 
 /// What `/proc` has about a process. `None` if a value cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Process {
+pub struct ProcessMetrics {
     cpu_seconds: Option<f64>,
     max_fds: Option<f64>,
     network_received: Option<f64>,
@@ -31,7 +31,7 @@ const START_TIME: About = about(
     "Start time of the process since unix epoch in seconds.",
 );
 
-impl Process {
+impl ProcessMetrics {
     /// Reads the current values of this process.
     #[allow(clippy::cast_precision_loss, reason = "no process has that many files")]
     pub fn current() -> Self {
@@ -172,7 +172,7 @@ mod tests {
                       Max address space         unlimited            unlimited            bytes\n";
         let netstat = "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 16482 7947\n";
         let machine = "cpu 1 2 3\nbtime 1794789118\nprocesses 5\n";
-        let want = Process {
+        let want = ProcessMetrics {
             cpu_seconds: Some(0.15),
             max_fds: Some(20_000.0),
             network_received: Some(16_482.0),
@@ -183,13 +183,13 @@ mod tests {
             virtual_memory: Some(1_402_585_088.0),
             virtual_memory_max: Some(18_446_744_073_709_551_615.0),
         };
-        assert_eq!(Process::parse(stat, status, limits, netstat, machine), want);
-        assert_eq!(Process::parse("", "", "", "", ""), Process::default());
+        assert_eq!(ProcessMetrics::parse(stat, status, limits, netstat, machine), want);
+        assert_eq!(ProcessMetrics::parse("", "", "", "", ""), ProcessMetrics::default());
     }
 
     #[test]
     fn all_values_of_this_process_can_be_read() {
-        let process = Process::current();
+        let process = ProcessMetrics::current();
         assert_eq!(process.entries().len(), 9, "{process:?}");
     }
 }

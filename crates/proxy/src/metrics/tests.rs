@@ -162,7 +162,7 @@ fn the_book_explains_every_metric() {
     });
     let counted = connections::NewConnections::new(Family::V4, || Ok(Vec::new()));
     let collectors: [Box<dyn Collector>; 2] = [Box::new(packets), Box::new(counted)];
-    let mut pages = text::page(Process::current().entries());
+    let mut pages = text::page(ProcessMetrics::current().entries());
     pages.extend(collectors.into_iter().map(|mut collector| text::page(collector.entries())));
     names.extend(pages.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()));
     // These have no samples while there is nothing to count.

@@ -6,7 +6,7 @@ use settings::go::quote;
 use crate::http::ServerResponse;
 use crate::http::response::plain;
 use crate::metrics::kinds::{CounterVec, GaugeVec, Metric as _};
-use crate::metrics::process::Process;
+use crate::metrics::process::ProcessMetrics;
 use crate::metrics::text::{self, Stability};
 
 const PING: &str = "ping";
@@ -66,7 +66,7 @@ impl Healthz {
     /// `/metrics/slis`.
     pub fn page(&self) -> String {
         let mut entries = vec![self.last.entry(), self.all.entry()];
-        entries.extend(Process::current().start_time_entry());
+        entries.extend(ProcessMetrics::current().start_time_entry());
         text::page(entries)
     }
 

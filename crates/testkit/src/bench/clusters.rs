@@ -31,19 +31,23 @@ pub const CHANGES: usize = 500;
 
 /// Each pair of events replaces one endpoint of a random Service and restores it.
 pub fn replacements(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
-    there_and_back(size, Fate::Replaced, random)
+    there_and_back(size, EndpointChange::Replaced, random)
 }
 
 /// Each pair of events makes one endpoint of a random Service unready and ready again.
 pub fn flips(size: Size, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
-    there_and_back(size, Fate::Unready, random)
+    there_and_back(size, EndpointChange::Unready, random)
 }
 
-fn there_and_back(size: Size, fate: Fate, random: &mut Random) -> impl Iterator<Item = Event> + use<> {
+fn there_and_back(
+    size: Size,
+    change: EndpointChange,
+    random: &mut Random,
+) -> impl Iterator<Item = Event> + use<> {
     let mut pick = || (random.below(size.services), random.below(size.endpoints));
     let picked: Vec<_> = (0..CHANGES / 2).map(|_| pick()).collect();
     picked.into_iter().flat_map(move |(number, index)| {
-        [Some((index, fate)), None].map(|special| slice(number, size.endpoints, special))
+        [Some((index, change)), None].map(|special| slice(number, size.endpoints, special))
     })
 }
 
@@ -86,22 +90,22 @@ pub fn sticky_service(number: usize, seconds: i64) -> Event {
 
 /// How one endpoint of a slice differs from the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum EndpointChange {
     /// Another address.
     Replaced,
     Unready,
 }
 
 /// The slice of a Service, with a change to at most one endpoint.
-pub fn slice(number: usize, endpoints: usize, special: Option<(usize, Fate)>) -> Event {
+pub fn slice(number: usize, endpoints: usize, special: Option<(usize, EndpointChange)>) -> Event {
     let mut metadata = metadata(number, "-x7k2p");
     metadata.labels.service_name = Some(format!("service-{number}"));
     let endpoint = |index: usize| {
-        let fate = special.filter(|(special, _)| *special == index).map(|(_, fate)| fate);
+        let change = special.filter(|(special, _)| *special == index).map(|(_, change)| change);
         let pod = number * endpoints + index;
-        let net = if fate == Some(Fate::Replaced) { 192 } else { 128 };
-        let ready = fate != Some(Fate::Unready);
-        api::Endpoint {
+        let net = if change == Some(EndpointChange::Replaced) { 192 } else { 128 };
+        let ready = change != Some(EndpointChange::Unready);
+        api::SliceEndpoint {
             addresses: vec![format!("10.{}.{}.{}", net + pod / 65536, pod / 256 % 256, pod % 256)],
             conditions: api::EndpointConditions {
                 ready: Some(ready),

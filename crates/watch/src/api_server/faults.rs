@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::client::{Observer, Settings};
 use crate::recorder::recorder;
-use crate::scripted::{Fate, Server};
+use crate::scripted::{Reply, Server};
 
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
@@ -107,8 +107,8 @@ fn requests(server: &Server, path: &str, since: Instant) -> Vec<Instant> {
     of_path.map(|(at, _)| at).collect()
 }
 
-fn refused(code: u16, reason: &'static str) -> Fate {
-    Fate::Refused { code, reason, retry_after: None }
+fn refused(code: u16, reason: &'static str) -> Reply {
+    Reply::Refused { code, reason, retry_after: None }
 }
 
 #[test]
@@ -229,9 +229,9 @@ fn unanswered_requests_are_retried_on_a_new_connection() {
             server.script(move |asked| match asked.path == SLICES && left > 0 {
                 true => {
                     left -= 1;
-                    Fate::Unanswered
+                    Reply::Unanswered
                 }
-                false => Fate::Served,
+                false => Reply::Served,
             });
             server.cut();
             let took = observed.latency(SLICES).await;
@@ -252,12 +252,12 @@ fn a_list_that_hangs_is_retried() {
             let mut left = 1;
             server.script(move |asked| match asked.is_watch() {
                 true if asked.query("sendInitialEvents") == "true" => refused(422, "Invalid"),
-                true => Fate::Served,
+                true => Reply::Served,
                 false if asked.path == SLICES && left > 0 => {
                     left -= 1;
-                    Fate::Unanswered
+                    Reply::Unanswered
                 }
-                false => Fate::Served,
+                false => Reply::Served,
             });
             server.compact();
             server.cut();
@@ -284,7 +284,7 @@ fn an_expired_watch_is_listed_again_within_5_s_even_after_an_outage() {
             server.cut();
             sleep(seconds(600)).await;
             server.compact();
-            server.script(|_| Fate::Served);
+            server.script(|_| Reply::Served);
             let back = Instant::now();
             let took = observed.latency(SLICES).await;
             let first = requests(&server, SLICES, back)[0] - back;
@@ -304,7 +304,7 @@ fn a_watch_that_always_expires_is_not_listed_without_delay() {
             settle(observed).await;
             let since = Instant::now();
             server.script(|asked| match asked.query("sendInitialEvents") {
-                "true" => Fate::Served,
+                "true" => Reply::Served,
                 _ => refused(410, "Expired"),
             });
             every(seconds(2), 300, || server.cut()).await;
@@ -316,7 +316,7 @@ fn a_watch_that_always_expires_is_not_listed_without_delay() {
 
 #[test]
 fn errors_cause_few_requests_and_their_end_is_noticed_within_a_minute() {
-    for fate in [refused(500, "InternalError"), refused(429, "TooManyRequests")] {
+    for reply in [refused(500, "InternalError"), refused(429, "TooManyRequests")] {
         let server = Server::new();
         follow(
             &server,
@@ -324,12 +324,12 @@ fn errors_cause_few_requests_and_their_end_is_noticed_within_a_minute() {
             async |observed| {
                 settle(observed).await;
                 let since = Instant::now();
-                server.script(move |_| fate.clone());
+                server.script(move |_| reply.clone());
                 server.cut();
                 sleep(seconds(600)).await;
                 let count = requests(&server, SLICES, since).len();
                 assert!((10..=25).contains(&count), "{count} requests in ten minutes");
-                server.script(|_| Fate::Served);
+                server.script(|_| Reply::Served);
                 let took = observed.latency(SLICES).await;
                 assert!(took <= seconds(61), "{took:?}");
             },
@@ -349,7 +349,7 @@ fn a_restarted_server_is_used_again_within_seconds() {
                 server.script(|_| refused(503, "ServiceUnavailable"));
                 server.cut();
                 sleep(seconds(5)).await;
-                server.script(|_| Fate::Served);
+                server.script(|_| Reply::Served);
                 let took = observed.latency(SLICES).await;
                 assert!(took <= seconds(7), "{took:?}: no longer than the wait after what failed before");
                 sleep(seconds(5)).await;
@@ -371,9 +371,13 @@ fn retry_after_is_respected_up_to_a_limit() {
                 server.script(move |asked| match asked.path == SLICES && left > 0 {
                     true => {
                         left -= 1;
-                        Fate::Refused { code: 429, reason: "TooManyRequests", retry_after: Some(retry_after) }
+                        Reply::Refused {
+                            code: 429,
+                            reason: "TooManyRequests",
+                            retry_after: Some(retry_after),
+                        }
                     }
-                    false => Fate::Served,
+                    false => Reply::Served,
                 });
                 let since = Instant::now();
                 server.cut();
@@ -391,7 +395,7 @@ fn a_forbidden_resource_does_not_affect_the_others() {
     let server = Server::new();
     server.script(|asked| match asked.path == CIDRS || asked.path == NODES {
         true => refused(403, "Forbidden"),
-        false => Fate::Served,
+        false => Reply::Served,
     });
     follow(
         &server,
@@ -404,7 +408,7 @@ fn a_forbidden_resource_does_not_affect_the_others() {
                 }
                 sleep(seconds(30)).await;
             }
-            server.script(|_| Fate::Served);
+            server.script(|_| Reply::Served);
             for path in [CIDRS, NODES] {
                 let took = observed.latency(path).await;
                 assert!(took <= seconds(61), "{took:?}");
@@ -446,7 +450,7 @@ fn a_new_token_is_used_within_2_s_and_an_empty_file_keeps_the_last_one() {
     server.speak_tls(place.server(&place.identity(2_100), None));
     let accept = |token: &'static str| {
         server.script(move |asked| match asked.headers["authorization"] == format!("Bearer {token}") {
-            true => Fate::Served,
+            true => Reply::Served,
             false => refused(401, "Unauthorized"),
         });
     };

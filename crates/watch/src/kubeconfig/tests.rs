@@ -1,10 +1,10 @@
 use super::*;
 
-fn nowhere() -> Pod {
-    Pod { host: String::new(), port: String::new(), service_account: "/nonexistent".into() }
+fn nowhere() -> InClusterConfig {
+    InClusterConfig { host: String::new(), port: String::new(), service_account: "/nonexistent".into() }
 }
 
-fn problem(kubeconfig: Option<&Path>, master: Option<&str>, pod: &Pod) -> String {
+fn problem(kubeconfig: Option<&Path>, master: Option<&str>, pod: &InClusterConfig) -> String {
     locate(kubeconfig, master, pod).unwrap_err().to_string()
 }
 
@@ -67,7 +67,7 @@ fn errors_are_those_of_upstream() {
 fn a_pod_has_its_own_credentials_and_may_lack_a_ca() {
     let folder = tempfile::tempdir().unwrap();
     let service_account = folder.path().to_owned();
-    let pod = Pod { host: "fd00::1".into(), port: "6443".into(), service_account };
+    let pod = InClusterConfig { host: "fd00::1".into(), port: "6443".into(), service_account };
     let token = folder.path().join("token");
     let (want, shown) = ("no such file or directory", token.display());
     assert_eq!(problem(None, None, &pod), format!("open {shown}: {want}"));

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use model::address::Family;
-use netlink::nftables::{Event, Monitor};
+use netlink::nftables::{Monitor, Notification};
 use testkit::namespace::Namespace;
 use tests::cluster::proxy::Mode;
 use tests::cluster::test_cluster::TestCluster;
@@ -85,8 +85,8 @@ fn commits(namespace: &Namespace) -> Receiver<Instant> {
     std::thread::spawn(move || {
         let mut has_receiver = true;
         while has_receiver {
-            let seen = |event: Event<'_>| {
-                if matches!(event, Event::Committed { .. }) {
+            let seen = |event: Notification<'_>| {
+                if matches!(event, Notification::Committed { .. }) {
                     has_receiver &= send.send(Instant::now()).is_ok();
                 }
             };

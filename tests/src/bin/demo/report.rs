@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ::testkit::namespace::Namespace;
 use model::address::Family;
-use netlink::nftables::Connection as Nftables;
+use netlink::nftables::NftablesSocket as Nftables;
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::sets::{LookupBy, Set};
 

@@ -12,7 +12,7 @@ use super::{FAMILIES, commit};
 fn the_program_is_accepted_and_read_back() {
     in_fresh_netns(|| {
         for family in FAMILIES {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftablesSocket::open().unwrap();
             connection.commit(&program(family)).unwrap();
 
             let tables = connection.tables(family).unwrap();
@@ -56,7 +56,7 @@ fn the_program_is_accepted_and_read_back() {
 fn the_program_can_be_added_again_and_deleted() {
     in_fresh_netns(|| {
         for family in FAMILIES {
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftablesSocket::open().unwrap();
             connection.commit(&program(family)).unwrap();
 
             let mut again = Batch::new(family, TABLE);
@@ -167,9 +167,9 @@ fn an_owned_table_is_protected_and_outlives_its_owner() {
         let mut deletion = Batch::new(Ipv4, TABLE);
         deletion.delete_table();
 
-        let mut owner = Connection::open().unwrap();
+        let mut owner = NftablesSocket::open().unwrap();
         owner.commit(&ours).unwrap();
-        let mut other = Connection::open().unwrap();
+        let mut other = NftablesSocket::open().unwrap();
         let found = other.tables(Ipv4).unwrap();
         assert_eq!((found[0].owner, found[0].persistent), (Some(owner.port()), true));
         assert_eq!(refusal(other.commit(&deletion)).2, 1, "EPERM");

@@ -21,14 +21,16 @@ impl Seen {
         let mut seen = Self::default();
         while seen.committed.is_empty() {
             let more = monitor.receive_within(Duration::from_secs(10), |event| match event {
-                Event::Committed { generation, port } => seen.committed.push((port, generation.process)),
-                Event::Added { object, family, table, .. } => {
+                Notification::Committed { generation, port } => {
+                    seen.committed.push((port, generation.process))
+                }
+                Notification::Added { object, family, table, .. } => {
                     seen.events.push(format!("added {object:?} {family} {table}"));
                 }
-                Event::Deleted { object, family, table, .. } => {
+                Notification::Deleted { object, family, table, .. } => {
                     seen.events.push(format!("deleted {object:?} {family} {table}"));
                 }
-                Event::Lost => panic!("events were lost"),
+                Notification::Lost => panic!("events were lost"),
             });
             assert!(more.unwrap(), "no commit was reported: {seen:?}");
         }
@@ -40,7 +42,7 @@ impl Seen {
 fn commits_are_reported_with_the_port_of_their_socket() {
     in_fresh_netns(|| {
         let mut monitor = Monitor::open().unwrap();
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         let mut batch = Batch::new(Ipv6, TABLE);
         batch.add_table(&Table::default());
         batch.add_set(&Set::new("marks", &[Field::Mark]));
@@ -73,7 +75,7 @@ fn a_monitor_reports_lost_events() {
         batch.add_elements("s", (0..5_000_u32).map(|number| Element::new(number.to_ne_bytes())));
         connection.commit(&batch).unwrap();
         let mut lost = false;
-        while monitor.receive_within(Duration::ZERO, |event| lost |= event == Event::Lost).unwrap() {}
+        while monitor.receive_within(Duration::ZERO, |event| lost |= event == Notification::Lost).unwrap() {}
         assert!(lost);
     });
 }

@@ -49,7 +49,7 @@ fn elements_count_the_packets_that_match_them() {
             for port in [5353, 5353, 5354] {
                 send_datagram(loopback(family), port);
             }
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftablesSocket::open().unwrap();
             let counters = connection.elements(family, TABLE, "frontends", |element| element.counter);
             let packets: Vec<_> = counters.unwrap().into_iter().map(|c| c.unwrap().packets).collect();
             assert_eq!(packets, [2]);
@@ -75,7 +75,7 @@ fn a_packet_adds_an_element_to_the_affinity_map() {
             send_datagram(client, 5353);
             let port = 5353_u16.to_be_bytes();
             let key = Value::concatenation(&[&octets(client), &octets(client), &[17], &port]);
-            let seen = Connection::open().unwrap().elements(family, TABLE, "affinity", |element| {
+            let seen = NftablesSocket::open().unwrap().elements(family, TABLE, "affinity", |element| {
                 assert_eq!(element.key, key.as_bytes());
                 assert_eq!(element.data, Some(FoundDatum::Value(endpoint(client, 5353).as_bytes())));
                 assert_eq!(element.timeout, Some(Duration::from_secs(10800)));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netlink::Family::Ipv4;
 use netlink::nftables::*;
-use netlink::socket::{Protocol, Request, Socket};
+use netlink::socket::{NetlinkProtocol, Request, Socket};
 use netlink::testing::in_fresh_netns;
 
 use super::program::*;
@@ -18,7 +18,7 @@ fn elements_are_read_as_written() {
     in_fresh_netns(|| {
         for family in FAMILIES {
             commit(&program(family));
-            let mut connection = Connection::open().unwrap();
+            let mut connection = NftablesSocket::open().unwrap();
             let service = ip(family, 10);
             let pair = Element {
                 comment: Some("web"),
@@ -82,7 +82,7 @@ fn elements_are_read_as_written() {
 #[test]
 fn a_batch_can_have_a_hundred_thousand_elements() {
     in_fresh_netns(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         connection.commit(&program(Ipv4)).unwrap();
         let slots = || {
             (0..100_000_u32).map(|number| {
@@ -129,7 +129,7 @@ fn a_dump_that_changes_meanwhile_starts_again() {
 
         let mut seen = 0;
         let request = Request { kind: 0x0a04, flags: 0, fixed: &[Ipv4.to_wire(), 0, 0, 0] };
-        let found = Socket::open(Protocol::Netfilter).unwrap().dump(
+        let found = Socket::open(NetlinkProtocol::Netfilter).unwrap().dump(
             request,
             |_| {},
             |message| {
@@ -154,7 +154,7 @@ fn a_dump_of_elements_that_change_meanwhile_starts_again() {
         batch.add_elements("s", (0..10_000).map(number));
         reader.commit(&batch).unwrap();
 
-        let mut writer = Connection::open().unwrap();
+        let mut writer = NftablesSocket::open().unwrap();
         let mut seen = 0;
         let found = reader.elements(Ipv4, TABLE, "s", |_| {
             seen += 1;
@@ -185,7 +185,7 @@ fn a_connection_stays_in_its_namespace() {
     let (give, take) = std::sync::mpsc::channel();
     in_fresh_netns(move || give.send(table_with(&[])).unwrap());
     in_fresh_netns(move || {
-        assert_eq!(Connection::open().unwrap().tables(Ipv4).unwrap(), []);
+        assert_eq!(NftablesSocket::open().unwrap().tables(Ipv4).unwrap(), []);
         assert_eq!(take.recv().unwrap().tables(Ipv4).unwrap().len(), 1);
     });
 }
@@ -224,7 +224,7 @@ fn elements_are_looked_up_by_key() {
 #[test]
 fn a_dump_of_a_missing_set_is_not_found() {
     in_fresh_netns(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         let missing = connection.elements(Ipv4, TABLE, "endpoints", |_| ()).unwrap_err();
         assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
         assert_eq!(connection.sets(Ipv4, TABLE).unwrap_err().kind(), std::io::ErrorKind::NotFound);

@@ -124,7 +124,7 @@ fn the_first_of_many_errors_is_reported_even_if_some_are_lost() {
 #[test]
 fn checking_a_batch_changes_nothing() {
     in_fresh_netns(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         connection.check(&program(Ipv4)).unwrap();
         assert_eq!(connection.tables(Ipv4).unwrap(), []);
         let mut batch = Batch::new(Ipv4, TABLE);
@@ -153,7 +153,7 @@ fn a_batch_for_another_generation_is_stale() {
 #[test]
 fn a_batch_larger_than_the_send_buffer_is_too_large() {
     in_fresh_netns(|| {
-        let mut connection = Connection::open().unwrap();
+        let mut connection = NftablesSocket::open().unwrap();
         connection.keep_send_buffer();
         let mut batch = Batch::new(Ipv4, TABLE);
         batch.add_table(&Table::default());

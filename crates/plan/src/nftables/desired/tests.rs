@@ -14,7 +14,7 @@ use crate::nftables::slots::MAX_SLOTS;
 
 /// A table made of a map. It rejects what the kernel rejects.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FakeTable(pub BTreeMap<(Set, crate::nftables::sets::Key), Option<Data>>);
+pub struct FakeTable(pub BTreeMap<(Set, crate::nftables::sets::ElementKey), Option<Data>>);
 
 impl FakeTable {
     pub fn commit(&mut self, steps: &Steps) {
@@ -144,7 +144,7 @@ prop_compose! {
     }
 }
 
-fn routings(plan: &DesiredTable) -> Vec<Changed> {
+fn routings(plan: &DesiredTable) -> Vec<RoutingChange> {
     plan.units.iter().map(|(name, unit)| (name.clone(), Some(unit.routing.clone()))).collect()
 }
 
@@ -159,11 +159,11 @@ fn sticky_key(element: &Element) -> Option<(FrontendKey, u32)> {
     Some((frontend, sticky.service_port()))
 }
 
-pub fn changes() -> impl Strategy<Value = Vec<Changed>> {
+pub fn changes() -> impl Strategy<Value = Vec<RoutingChange>> {
     let change = (0u8..5, proptest::option::weighted(0.7, routing()));
     proptest::collection::btree_map(0u8..5, change, 1..4)
         .prop_map(|changes| changes.into_values().map(|(n, routing)| (name(n), routing)).collect())
-        .prop_map(|mut changes: Vec<Changed>| {
+        .prop_map(|mut changes: Vec<RoutingChange>| {
             changes.sort_by(|a, b| a.0.cmp(&b.0));
             changes.dedup_by(|a, b| a.0 == b.0);
             changes

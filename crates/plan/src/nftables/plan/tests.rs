@@ -2,7 +2,7 @@ use model::address::Family;
 use proptest::prelude::*;
 
 use super::*;
-use crate::nftables::desired::Changed;
+use crate::nftables::desired::RoutingChange;
 use crate::nftables::desired::tests::{FakeTable, changes, settings};
 
 /// How one sync ends.
@@ -26,7 +26,7 @@ fn end() -> impl Strategy<Value = SyncEnd> {
     ]
 }
 
-fn of(routings: Vec<Changed>) -> Changes {
+fn of(routings: Vec<RoutingChange>) -> Changes {
     Changes { routings, ..Changes::default() }
 }
 
