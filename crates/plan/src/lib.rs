@@ -9,6 +9,7 @@ pub mod flows;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod iptables;
+pub mod ipvs;
 pub mod mark;
 pub mod mode;
 pub mod nftables;
