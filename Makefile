@@ -58,8 +58,8 @@ fuzz: ## search for inputs that break a decoder, SECONDS=60 each; TARGETS="manif
 
 bench: ## run the benchmarks and print the figures beside the expected ones; needs root
 	$(CARGO) bench --package model --bench model
-	$(CARGO) bench --package kernel --bench nftables
-	$(CARGO) bench --package kernel --bench iptables
+	$(CARGO) bench --package proxy --bench nftables
+	$(CARGO) bench --package proxy --bench iptables
 	$(CARGO) bench --package proxy --bench conntrack
 	@$(MAKE) --no-print-directory charts
 

@@ -1,6 +1,7 @@
 //! The iptables mode without its process: each sync brings the chains in a node's namespace to what manifests ask for.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kernel::iptables::{Programs, Rules, Variant, set_up};
 use kernel::outcome::Outcome;
@@ -9,21 +10,25 @@ use model::address::Family;
 use model::cluster::Cluster;
 use plan::iptables::program::RuleSettings;
 use plan::mark::Mark;
+use proxy::backend::{Backend as _, Iptables};
+use proxy::metrics::Metrics;
+use settings::config::ProxyMode;
 use tempfile::TempDir;
 
-use crate::drive::IptablesSync;
 use crate::feed::{cluster, replace};
 use crate::matrix::ProxyUnderTest;
 use crate::options::Options;
 use testkit::lab_proxy::link_iptables;
 use testkit::namespace::Namespace;
 
+const SYNC_PERIOD: Duration = Duration::from_secs(30);
+
 /// The model and the rules of one family in a node's namespace.
 #[derive(Debug)]
 pub struct IptablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub rules: IptablesSync,
+    pub backend: Iptables,
     _programs: TempDir,
 }
 
@@ -31,7 +36,7 @@ impl IptablesNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options, variant: Variant) -> Self {
         let programs = iptables_programs(variant);
         let addresses = options.node_port_addresses(family);
-        let (rules, node_port_ips) = namespace.enter(|| {
+        let (backend, node_port_ips) = namespace.enter(|| {
             let exec = Arc::new(Programs::of(programs.path()));
             let rules = Rules::through(exec, family).unwrap();
             let settings = RuleSettings {
@@ -45,12 +50,13 @@ impl IptablesNode {
             };
             set_up(&settings, &Sysctls::default()).unwrap();
             let all = kernel::interfaces::addresses().unwrap();
-            (IptablesSync::new(rules, settings), addresses.among(&all))
+            let metrics = Arc::new(Metrics::new(ProxyMode::Iptables));
+            (Iptables::new(rules, settings, SYNC_PERIOD, metrics), addresses.among(&all))
         });
         let mut node =
-            Self { namespace: namespace.clone(), cluster: cluster(family), rules, _programs: programs };
+            Self { namespace: namespace.clone(), cluster: cluster(family), backend, _programs: programs };
         replace(&mut node.cluster, "");
-        node.rules.set_node_port_ips(&node_port_ips);
+        node.backend.set_node_port_ips(node_port_ips);
         node.sync();
         node
     }
@@ -63,8 +69,8 @@ impl IptablesNode {
 
     fn sync(&mut self) -> Outcome {
         let changes = self.cluster.take_changes();
-        let rules = &mut self.rules;
-        self.namespace.enter(|| rules.sync(changes)).unwrap()
+        let backend = &mut self.backend;
+        self.namespace.enter(|| backend.sync(changes)).unwrap()
     }
 }
 

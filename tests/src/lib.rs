@@ -4,7 +4,6 @@ pub mod cases;
 pub mod chains;
 pub mod cluster;
 pub mod container;
-pub mod drive;
 pub mod feed;
 pub mod matrix;
 pub mod node;

@@ -1,14 +1,19 @@
 //! The nftables mode without its process: each sync brings the table in a node's namespace to what manifests ask for.
 
-use kernel::nftables::CommitError;
+use std::sync::Arc;
+
+use kernel::nftables::KernelTable;
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
 use plan::mark::Mark;
 use plan::nftables::program::ProgramSettings;
+use proxy::backend::{Backend as _, Nftables};
+use proxy::metrics::Metrics;
+use proxy::rate_limit::Retry;
+use settings::config::ProxyMode;
 
-use crate::drive::NftablesSync;
 use crate::feed::{add, cluster, replace};
 use crate::matrix::ProxyUnderTest;
 use crate::options::Options;
@@ -19,7 +24,7 @@ use testkit::namespace::Namespace;
 pub struct NftablesNode {
     namespace: Namespace,
     pub cluster: Cluster,
-    pub table: NftablesSync,
+    pub backend: Nftables,
 }
 
 impl NftablesNode {
@@ -42,12 +47,14 @@ impl NftablesNode {
             from_pod: options.from_pod(family),
             node_ports_everywhere: addresses.match_all(),
         };
-        let (table, node_port_ips) = namespace.enter(|| {
+        let (backend, node_port_ips) = namespace.enter(|| {
             let all = kernel::interfaces::addresses().unwrap();
-            (NftablesSync::open(settings).unwrap(), addresses.among(&all))
+            let table = KernelTable::open(family).unwrap();
+            let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
+            (Nftables::new(table, settings, metrics), addresses.among(&all))
         });
-        let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), table };
-        node.table.plan.set_node_port_ips(node_port_ips);
+        let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), backend };
+        node.backend.plan.set_node_port_ips(node_port_ips);
         replace(&mut node.cluster, manifests);
         let outcome = node.sync();
         (node, outcome)
@@ -72,12 +79,12 @@ impl NftablesNode {
 
     fn sync(&mut self) -> Outcome {
         let mut changes = self.cluster.take_changes();
-        let table = &mut self.table;
+        let backend = &mut self.backend;
         // The node of the other family may commit between a read-back and the commit.
         self.namespace.enter(|| {
             loop {
-                match table.sync(std::mem::take(&mut changes)) {
-                    Err(CommitError::Stale) => {}
+                match backend.sync(std::mem::take(&mut changes)) {
+                    Err(error) if error.retry == Retry::Stale => {}
                     outcome => return outcome.unwrap(),
                 }
             }

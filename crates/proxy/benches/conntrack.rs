@@ -12,14 +12,13 @@
     reason = "a benchmark fails on anything unexpected"
 )]
 
-#[path = "../../../tests/src/drive.rs"]
-mod drive;
-
 use std::fs::{read_to_string, write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use kernel::nftables::KernelTable;
 use model::address::Family;
 use model::api;
 use model::cluster::Cluster;
@@ -30,8 +29,10 @@ use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
 use plan::nftables::program::ProgramSettings;
 
-use drive::NftablesSync;
+use proxy::backend::{Backend as _, Nftables};
 use proxy::flows::{FlowFollower, ScanReport};
+use proxy::metrics::Metrics;
+use settings::config::ProxyMode;
 use testkit::bench::clusters::{here, service, slice};
 use testkit::bench::figures::{goal, processor};
 
@@ -103,7 +104,7 @@ fn main() {
 /// A node that serves UDP services, as far as flows and rules are concerned.
 struct Node {
     cluster: Cluster,
-    table: NftablesSync,
+    table: Nftables,
     flows: FlowFollower,
     reports: Receiver<ScanReport>,
 }
@@ -136,7 +137,9 @@ impl Node {
         flows.other_modes_removed([], |_| false);
         let (sender, reports) = channel();
         std::thread::spawn(move || scanner.run(|report| _ = sender.send(report)));
-        let mut node = Self { cluster, table: NftablesSync::open(settings).unwrap(), flows, reports };
+        let table = KernelTable::open(Family::V4).unwrap();
+        let table = Nftables::new(table, settings, Arc::new(Metrics::new(ProxyMode::Nftables)));
+        let mut node = Self { cluster, table, flows, reports };
         node.sync();
         node.settle();
         node
@@ -151,7 +154,7 @@ impl Node {
         self.table.sync(changes).unwrap();
         let before = processor();
         let table = &mut self.table;
-        self.flows.committed(|at: Destination| table.is_unused(at).unwrap());
+        self.flows.committed(|at: Destination| table.is_unused(at));
         prepared + processor() - before
     }
 

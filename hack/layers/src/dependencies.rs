@@ -73,7 +73,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "testkit", allowed: &["model", "netlink"], forbidden: &[], reason: "" },
     Layer {
         name: "tests",
-        allowed: &["kernel", "model", "netlink", "plan", "testkit", "watch"],
+        allowed: &["kernel", "model", "netlink", "plan", "proxy", "settings", "testkit", "watch"],
         forbidden: &[],
         reason: "",
     },

@@ -7,6 +7,7 @@ use std::time::Duration;
 use kernel::nftables::connections;
 use model::address::Family;
 use model::names::Protocol;
+use proxy::backend::Backend as _;
 use testkit::manifests::{PlainService, list};
 use testkit::network::Network;
 use testkit::probe::{Answer, Server, probe_here};
@@ -74,7 +75,7 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
 }
 
 fn counted(network: &Network, node: &NftablesNode) -> BTreeMap<SocketAddr, u64> {
-    let (family, owners) = (node.table.table.family(), node.table.owners());
+    let (family, owners) = (node.backend.table.family(), node.backend.owners());
     let counted = network.node.enter(|| connections(family, &owners)).unwrap();
     counted
         .into_iter()

@@ -213,7 +213,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
             let batches = [many(&all[..2]), many(&all)].map(|manifests| {
                 let outcome = chains.replace(&manifests);
                 // Then a full sync over the existing rules.
-                chains.rules.require_full();
+                chains.backend.plan.require_full();
                 (outcome.writes, chains.replace(&manifests).writes)
             });
             println!("restores: {batches:?}");
@@ -224,7 +224,7 @@ fn no_connection_fails_while_iptables_is_loaded_in_batches() {
             end.store(true, Ordering::Relaxed);
         });
         chains.hold(&few);
-        chains.rules.require_full();
+        chains.backend.plan.require_full();
         chains.hold(&few);
         wait_for_connections(&storms);
     });

@@ -19,8 +19,10 @@ use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Iptables {
-    plan: IptablesPlan,
-    rules: Rules,
+    pub plan: IptablesPlan,
+    pub rules: Rules,
+    /// The numbers of rules in the last attempt.
+    pub counts: RuleCounts,
     sync_period: Duration,
     metrics: Arc<Metrics>,
 }
@@ -32,7 +34,7 @@ impl Iptables {
         metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);
         metrics.sync_proxy_rules_iptables_partial_restore_failures.add(family, 0.0);
         let plan = IptablesPlan::new(settings, rules.limits(), sync_period);
-        Self { plan, rules, sync_period, metrics }
+        Self { plan, rules, counts: RuleCounts::default(), sync_period, metrics }
     }
 
     /// Checks whether a foreign writer has changed what the last sync wrote.
@@ -54,7 +56,7 @@ impl Iptables {
     }
 
     /// Writes everything, or what changed since the last sync.
-    fn commit(&mut self, now: Instant) -> Result<(Outcome, RuleCounts), SyncError> {
+    fn commit(&mut self, now: Instant) -> Result<Outcome, SyncError> {
         let later = |error: Error| SyncError::new(Retry::Later, error);
         let prepared;
         let attempt = match self.plan.scope(now) {
@@ -65,12 +67,13 @@ impl Iptables {
                 self.plan.full(now, prepared.chains().as_deref())
             }
         };
-        let (scope, counts, family) = (attempt.scope(), attempt.counts(), self.rules.family());
-        count_rules(&self.metrics, ip_family(family), counts);
+        let (scope, family) = (attempt.scope(), self.rules.family());
+        self.counts = attempt.counts();
+        count_rules(&self.metrics, ip_family(family), self.counts);
         let error = match self.rules.restore(&attempt) {
             Ok(outcome) => {
                 attempt.settle();
-                return Ok((outcome, counts));
+                return Ok(outcome);
             }
             Err(error) => error,
         };
@@ -116,10 +119,10 @@ impl Backend for Iptables {
             self.check_for_drift();
         }
         self.plan.accept(changes);
-        let (outcome, counts) = self.commit(Instant::now())?;
+        let outcome = self.commit(Instant::now())?;
         let (family, elapsed) = (self.rules.family(), GoDuration::from(started.elapsed()));
         let Outcome { is_full, writes, .. } = outcome;
-        let (filter, nat) = (counts.filter_written, counts.nat_written);
+        let (filter, nat) = (self.counts.filter_written, self.counts.nat_written);
         tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, restores = writes, numFilterRules = filter, numNATRules = nat, "SyncProxyRules complete");
         Ok(outcome)
     }

@@ -26,8 +26,8 @@ use crate::rate_limit::Retry;
 
 #[derive(Debug)]
 pub struct Nftables {
-    plan: NftablesPlan,
-    table: KernelTable,
+    pub plan: NftablesPlan,
+    pub table: KernelTable,
     contentions: Contentions,
     /// Endpoints that have no slot, by service port, as last logged.
     left_out: BTreeMap<ServicePortName, usize>,

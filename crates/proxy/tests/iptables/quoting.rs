@@ -5,7 +5,7 @@ use model::event::Event;
 use netlink::testing::in_fresh_netns;
 
 use crate::commands::{Commands, VARIANTS};
-use crate::machine::Machine;
+use crate::machine::{Machine, snapshot};
 use crate::options::{DetectLocal, Options};
 
 const NAMES: [&str; 7] = [
@@ -77,7 +77,7 @@ fn names_with_special_characters_are_read_back_as_written() {
             }
             machine.sync();
             let differences =
-                RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences;
+                RulesInspection::new(snapshot(&machine.rules)).compare_all().unwrap().differences;
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             assert_eq!(differences, [""; 0], "{variant:?}");
         });

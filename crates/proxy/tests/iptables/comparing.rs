@@ -7,7 +7,7 @@ use plan::served::KernelComparison;
 
 use crate::commands::{Commands, VARIANTS};
 use crate::given::{events, names, options};
-use crate::machine::Machine;
+use crate::machine::{Machine, snapshot};
 use crate::options::{Options, interfaces};
 
 fn texts(differences: &[Difference]) -> Vec<String> {
@@ -15,7 +15,7 @@ fn texts(differences: &[Difference]) -> Vec<String> {
 }
 
 fn differences(machine: &Machine<'_>) -> Vec<String> {
-    texts(&RulesInspection::new(machine.rules.desired()).compare_all().unwrap().differences)
+    texts(&RulesInspection::new(snapshot(&machine.rules)).compare_all().unwrap().differences)
 }
 
 /// What another process with the same objects finds.

@@ -22,7 +22,7 @@ fn all_with(family: Family, fields: &str) -> Changes {
 fn compare_in_another_process(family: Family, changes: Changes) -> KernelComparison {
     let Changes { routings, service_cidrs, .. } = changes;
     let service_cidrs = service_cidrs.unwrap();
-    compare(TableSnapshot::new(settings(family), routings, service_cidrs, node_port_ips(family)))
+    compare(TableSnapshot::new(program_settings(family), routings, service_cidrs, node_port_ips(family)))
 }
 
 fn compare(desired: TableSnapshot) -> KernelComparison {
@@ -47,10 +47,10 @@ fn there_are_no_differences_after_a_sync() {
             table.sync(change(vec![service(family, "a", 1, &[2, 3])])).unwrap();
             table.sync(change(vec![service(family, "a", 1, &[1, 2, 3])])).unwrap();
             let before = generation();
-            let comparison = compare(table.desired());
+            let comparison = compare(snapshot(&table));
             assert_eq!(texts(&comparison), [""; 0]);
             assert!(comparison.objects > 100, "{}", comparison.objects);
-            let mut inspection = DesiredState::Nftables(Box::new(table.desired())).open().unwrap();
+            let mut inspection = DesiredState::Nftables(Box::new(snapshot(&table))).open().unwrap();
             for part in inspection.parts() {
                 assert_eq!(inspection.compare(part).unwrap(), [], "{part}");
             }
@@ -122,7 +122,7 @@ fn differences_name_the_object() {
             let mut table = shared_table(Family::V4);
             table.sync(all(Family::V4)).unwrap();
             run(&format!("nft {damage}"));
-            let found = texts(&compare(table.desired()));
+            let found = texts(&compare(snapshot(&table)));
             assert_eq!(found.len(), want.len(), "{damage}: {found:?}");
             for (found, want) in found.iter().zip(want) {
                 assert!(found.starts_with(want), "{damage}: {found}");
@@ -192,7 +192,7 @@ fn a_service_without_endpoints_has_no_objects_of_affinity() {
         let mut table = open(Family::V4);
         let without_endpoints = || everything(Family::V4, vec![service(Family::V4, "a", 1, &[])]);
         table.sync(without_endpoints()).unwrap();
-        assert_eq!(texts(&compare(table.desired())), [""; 0]);
+        assert_eq!(texts(&compare(snapshot(&table))), [""; 0]);
         assert_eq!(texts(&compare_in_another_process(Family::V4, without_endpoints())), [""; 0]);
     });
 }

@@ -13,16 +13,14 @@
 )]
 
 mod affinity;
-#[path = "../../../tests/src/drive.rs"]
-mod drive;
 
 use std::env::args;
 use std::fs::read_to_string;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kernel::inspection::DesiredState;
 use kernel::nftables::{KernelTable, TABLE, write_elements};
 use kernel::outcome::Outcome;
 use model::address::Family;
@@ -35,7 +33,9 @@ use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::program::ProgramSettings;
 
-use drive::NftablesSync;
+use proxy::backend::{Backend as _, Nftables};
+use proxy::metrics::Metrics;
+use settings::config::ProxyMode;
 use testkit::bench::clusters::{CHANGES, Random, Size, deletions, flips, here, replacements, service, slice};
 use testkit::bench::figures::{goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -252,7 +252,7 @@ fn measure_audit(load: &mut Load, size: Size) {
     percentiles("snapshot", &snapshots);
     percentiles("first", &first);
     let start = processor();
-    let mut inspection = DesiredState::Nftables(Box::new(load.table.desired())).open().unwrap();
+    let mut inspection = load.table.desired().open().unwrap();
     say("opened", processor() - start);
     for part in inspection.parts() {
         let start = processor();
@@ -298,10 +298,15 @@ fn compare(small: Size, large: Size) {
     }
 }
 
+fn open(settings: ProgramSettings) -> Nftables {
+    let table = KernelTable::open(settings.family).unwrap();
+    Nftables::new(table, settings, Arc::new(Metrics::new(ProxyMode::Nftables)))
+}
+
 /// A cluster that has received all objects, and a table that is synced with it.
 struct Load {
     cluster: Cluster,
-    table: NftablesSync,
+    table: Nftables,
     outcome: Outcome,
     spent: Spent,
 }
@@ -330,7 +335,7 @@ impl Load {
         spent += taking;
         spent.model = spent.total();
         let (syncing, (table, outcome)) = Spent::by(|| {
-            let mut table = NftablesSync::open(settings()).unwrap();
+            let mut table = open(settings());
             let outcome = table.sync(changes).unwrap();
             (table, outcome)
         });
@@ -365,7 +370,7 @@ fn prepared(size: Size) -> Batch {
 
 fn replay(batch: &Batch) -> Spent {
     // Creates the table with its program only. It has no owner once this connection is closed.
-    NftablesSync::open(settings()).unwrap().sync(Changes::default()).unwrap();
+    open(settings()).sync(Changes::default()).unwrap();
     let mut connection = NftablesSocket::open().unwrap();
     Spent::by(|| connection.commit(batch).unwrap()).0
 }

@@ -10,6 +10,8 @@ use netlink::testing::in_fresh_netns;
 use plan::iptables::plan::{IptablesPlan, RestoreLimits};
 use plan::iptables::program::Counters;
 
+use proxy::backend::Backend as _;
+
 use crate::commands::Commands;
 use crate::machine::Machine;
 use crate::options::{Options, interfaces};
@@ -59,8 +61,8 @@ fn several_restores_lead_to_the_same_rules_as_one() {
         };
 
         let (notify, notified) = channel();
-        let watch = machine.rules.watch(Duration::from_secs(30));
-        std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+        let listen = machine.rules.drift_listener().unwrap();
+        std::thread::spawn(move || listen(&mut |_| notify.send(()).is_ok()));
         machine
             .apply_lines(&(0..SERVICES).map(|number| objects(number, 3)).collect::<Vec<String>>().join("\n"));
         let outcome = machine.sync();

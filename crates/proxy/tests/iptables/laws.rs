@@ -43,7 +43,7 @@ fn run_history(machine: &mut Machine<'_>, ops: Vec<Op>) {
             }
             Op::Flush => {
                 machine.commands.flush(machine.options.family());
-                machine.rules.suspect_drift();
+                machine.rules.plan.suspect_drift();
             }
             Op::CannotSave => machine.commands.fail_once(&save),
             Op::Fail(_) => {
@@ -60,7 +60,7 @@ fn run_history(machine: &mut Machine<'_>, ops: Vec<Op>) {
     // Only a full sync restores the comments that large clusters do not have.
     if was_large {
         machine.imagined = 0;
-        machine.rules.require_full();
+        machine.rules.plan.require_full();
         machine.sync();
     }
 }

@@ -133,7 +133,7 @@ fn a_foreign_rule_stays_first_and_jumps_are_not_duplicated() {
                 let iptables = iptables(family);
                 commands.run(&format!("{iptables} -I INPUT -i lo -j ACCEPT"));
                 let before = machine.saved();
-                machine.rules.require_full();
+                machine.rules.plan.require_full();
                 assert!(machine.sync().is_full);
                 machine.saved().assert_same(&before, "again");
                 assert_eq!(before.of("filter", "INPUT").unwrap()[0], "-i lo -j ACCEPT");

@@ -9,6 +9,8 @@ use model::address::Family;
 use netlink::testing::in_fresh_netns;
 use rustix::fs::{FlockOperation, flock};
 
+use proxy::backend::Backend as _;
+
 use crate::commands::{Commands, VARIANTS};
 use crate::machine::Machine;
 use crate::options::Options;
@@ -52,7 +54,7 @@ fn after_a_failed_full_restore_the_next_sync_writes_everything() {
             let commands = Commands::of(variant);
             let mut machine = two_services(&commands);
             commands.rewrite("iptables-restore", "echo 'iptables-restore: line 3 failed' >&2; exit 1");
-            machine.rules.require_full();
+            machine.rules.plan.require_full();
             let error = machine
                 .apply_lines("slice ns/a of a p:80 10.244.1.7@node-1")
                 .try_sync()
@@ -183,8 +185,8 @@ fn rules_flushed_by_a_foreign_writer_are_written_again() {
             let mut machine = two_services(&commands);
             let before = machine.saved();
             let (notify, notified) = channel();
-            let watch = machine.rules.watch(Duration::from_secs(30));
-            std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+            let listen = machine.rules.drift_listener().unwrap();
+            std::thread::spawn(move || listen(&mut |_| notify.send(()).is_ok()));
             wait_for_canaries(&commands);
             commands.flush(Family::V4);
             if variant == Variant::Nft {

@@ -16,9 +16,6 @@
     reason = "a benchmark stops at what it did not expect"
 )]
 
-#[path = "../../../tests/src/drive.rs"]
-mod drive;
-
 use std::env::args;
 use std::fs::read_to_string;
 use std::os::unix::fs::symlink;
@@ -38,7 +35,9 @@ use plan::iptables::program::RuleSettings;
 use plan::mark::Mark;
 use tempfile::TempDir;
 
-use drive::IptablesSync;
+use proxy::backend::{Backend as _, Iptables};
+use proxy::metrics::Metrics;
+use settings::config::ProxyMode;
 use testkit::bench::clusters::{Random, Size, deletions, here, replacements, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 use testkit::bench::record::Record;
@@ -161,7 +160,7 @@ fn measure(variant: &str, size: Size) {
     say("restores", outcome.writes as f64);
 
     let start = processor();
-    let desired = load.rules.desired();
+    let desired = load.rules.rules.snapshot(load.rules.plan.desired());
     say("snapshot", processor() - start);
     drop(desired);
 
@@ -173,7 +172,7 @@ fn measure(variant: &str, size: Size) {
     });
     load.change("added", added);
 
-    load.rules.require_full();
+    load.rules.plan.require_full();
     let (again, outcome) = Spent::by(|| load.sync());
     assert!(outcome.is_full);
     again.say_as("again");
@@ -199,7 +198,7 @@ impl Commands {
 /// A cluster that has received all objects, rules that are synced with it, and the commands of upstream.
 struct Load {
     cluster: Cluster,
-    rules: IptablesSync,
+    rules: Iptables,
     upstream: Upstream,
 }
 
@@ -213,7 +212,9 @@ impl Load {
         let access = Rules::through(commands.programs(), Family::V4).unwrap();
         let settings = settings(&access);
         let upstream = Upstream::new(commands, settings.clone());
-        Self { cluster, rules: IptablesSync::new(access, settings), upstream }
+        let metrics = Arc::new(Metrics::new(ProxyMode::Iptables));
+        let rules = Iptables::new(access, settings, Duration::from_secs(30), metrics);
+        Self { cluster, rules, upstream }
     }
 
     fn sync(&mut self) -> Outcome {

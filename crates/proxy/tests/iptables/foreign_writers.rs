@@ -7,10 +7,11 @@ use kernel::iptables::{Rules, Variant, remove_through};
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
 
+use proxy::backend::Backend as _;
+
 use crate::commands::{Commands, VARIANTS};
-use crate::drive::IptablesSync;
 use crate::faults::wait_for_canaries;
-use crate::machine::Machine;
+use crate::machine::{Machine, backend};
 use crate::options::Options;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,15 +23,15 @@ const PERIOD: Duration = Duration::from_millis(50);
 fn machine(commands: &Commands) -> Machine<'_> {
     let mut machine = Machine::new(commands, Options::default());
     let rules = Rules::through(commands.programs(), machine.options.family()).unwrap();
-    machine.rules = IptablesSync::with_period(rules, machine.options.settings(), PERIOD);
+    machine.rules = backend(rules, &machine.options, PERIOD);
     machine.apply_lines("service ns/a 10.96.1.1 p:80\nslice ns/a of a p:80 10.244.1.1@node-1").sync();
     machine
 }
 
 fn watched(machine: &mut Machine<'_>) -> Receiver<()> {
     let (notify, notified) = channel();
-    let watch = machine.rules.watch(PERIOD);
-    std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+    let listen = machine.rules.drift_listener().unwrap();
+    std::thread::spawn(move || listen(&mut |_| notify.send(()).is_ok()));
     wait_for_canaries(machine.commands);
     notified
 }
@@ -108,7 +109,7 @@ fn rules_that_another_process_has_written_identically_are_not_written_again() {
             let (mut one, mut other) = (machine(&commands), machine(&commands));
             let notified = watched(&mut one);
             let before = one.saved();
-            other.rules.require_full();
+            other.rules.plan.require_full();
             assert!(other.sync().writes > 0);
             if variant == Variant::Nft {
                 notified.recv_timeout(TIMEOUT).expect("the kernel notifies of it");
@@ -166,9 +167,9 @@ fn creating_canaries_is_retried() {
             let commands = Commands::of(variant);
             let mut machine = machine(&commands);
             commands.rewrite("iptables", "case \"$*\" in *KUBE-PROXY-CANARY*) exit 3;; esac");
-            let watch = machine.rules.watch(PERIOD);
+            let listen = machine.rules.drift_listener().unwrap();
             let (notify, notified) = channel();
-            std::thread::spawn(move || watch.run(|_| notify.send(()).is_ok()));
+            std::thread::spawn(move || listen(&mut |_| notify.send(()).is_ok()));
             assert!(notified.recv_timeout(SETTLE_TIME).is_err());
             commands.rewrite("iptables", "");
             wait_for_canaries(&commands);
@@ -200,7 +201,7 @@ fn nft_does_not_report_changes_of_other_rules() {
             commands.run(command);
         }
         machine.apply_lines("slice ns/a of a p:80 10.244.1.1@node-1 10.244.2.2@node-2").sync();
-        machine.rules.require_full();
+        machine.rules.plan.require_full();
         machine.sync();
         assert!(notified.recv_timeout(SETTLE_TIME).is_err());
     });

@@ -20,11 +20,13 @@ use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+use proxy::backend::{Backend as _, Iptables};
+
 use crate::commands::{Commands, VARIANTS};
-use crate::drive::IptablesSync;
 use crate::fake::Kernel;
 use crate::faulty::{Fake, Fault, Faulty};
 use crate::histories::{Op, op};
+use crate::machine::{SYNC_PERIOD, backend, snapshot, sync};
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
 
@@ -84,7 +86,7 @@ struct Tally {
 
 struct Follower {
     cluster: Cluster,
-    rules: IptablesSync,
+    rules: Iptables,
     /// Added to the number of endpoints.
     imagined: usize,
     interfaces: Vec<IpAddr>,
@@ -96,7 +98,7 @@ struct Follower {
 impl Follower {
     fn new(rules: Rules) -> Self {
         let options = Options::default();
-        let rules = IptablesSync::new(rules, options.settings());
+        let rules = backend(rules, &options, SYNC_PERIOD);
         let cluster = Cluster::new(options.here());
         Self { cluster, rules, imagined: 0, interfaces: interfaces(), has_moved: true, has_failed: true }
     }
@@ -105,9 +107,9 @@ impl Follower {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.set_node_port_ips(&self.interfaces);
+            self.rules.set_node_port_ips(self.interfaces.clone());
         }
-        self.rules.sync(Changes { endpoints, ..changes })
+        sync(&mut self.rules, Changes { endpoints, ..changes })
     }
 
     fn sync_and_check(&mut self, rig: &Rig, faulty: &Faulty, faults: &mut Faults, tally: &mut Tally) {
@@ -120,7 +122,7 @@ impl Follower {
                 tally.succeeded += 1;
                 assert!(outcome.is_full || !self.has_failed, "the sync after an error is full: {outcome:?}");
                 let differences =
-                    RulesInspection::new(self.rules.desired()).compare_all().unwrap().differences;
+                    RulesInspection::new(snapshot(&self.rules)).compare_all().unwrap().differences;
                 assert!(differences.is_empty(), "after {outcome:?} {}", shown(&differences));
             }
             Err(_) => tally.failed += 1,
@@ -145,8 +147,8 @@ impl Follower {
             endpoints: Some(self.cluster.counts().endpoints),
             ..Changes::default()
         };
-        fresh.rules.set_node_port_ips(&self.interfaces);
-        fresh.rules.sync(changes).unwrap();
+        fresh.rules.set_node_port_ips(self.interfaces);
+        sync(&mut fresh.rules, changes).unwrap();
         rig.saved()
     }
 }
@@ -220,11 +222,11 @@ fn run_history(seed: u64, rig: &Rig, variant: Variant, max_ops: usize, tally: &m
         *tally.faults.entry(fault).or_default() += count;
     }
     follower.sync().expect("the first sync without faults");
-    let differences = RulesInspection::new(follower.rules.desired()).compare_all().unwrap().differences;
+    let differences = RulesInspection::new(snapshot(&follower.rules)).compare_all().unwrap().differences;
     assert!(differences.is_empty(), "{}", shown(&differences));
     // Only a full sync restores counters, and the comments that large clusters do not have.
     follower.imagined = 0;
-    follower.rules.require_full();
+    follower.rules.plan.require_full();
     follower.sync().unwrap();
     let nothing = follower.sync().unwrap();
     assert!(!nothing.is_full && nothing.writes == 0, "a sync without changes writes nothing: {nothing:?}");

@@ -11,7 +11,9 @@ use netlink::nftables::NftablesSocket;
 use netlink::testing::run as command;
 use plan::nftables::program::ProgramSettings;
 
-use crate::drive::NftablesSync;
+use proxy::backend::{Backend as _, Nftables};
+
+use crate::open;
 use testkit::bench::clusters::{EndpointChange, deletions, here, service, slice};
 use testkit::bench::figures::{Figures, goal, processor, run, say};
 
@@ -78,7 +80,7 @@ pub fn measure(timeouts: usize, settings: ProgramSettings) {
     }
     cluster.apply(&service(UNRELATED));
     cluster.apply(&serving(endpoint));
-    let mut table = NftablesSync::open(settings.clone()).unwrap();
+    let mut table = open(settings.clone());
     sync(&mut table, cluster.take_changes());
     say("connect", connect());
     say("change", change(&mut cluster, &mut table, endpoint));
@@ -128,18 +130,18 @@ fn only(endpoint: SocketAddr) -> Vec<Event> {
     vec![service(UNRELATED), serving(endpoint)]
 }
 
-fn restart(events: &[Event], settings: ProgramSettings) -> (NftablesSync, f64) {
+fn restart(events: &[Event], settings: ProgramSettings) -> (Nftables, f64) {
     let mut cluster = Cluster::new(here());
     events.iter().for_each(|event| _ = cluster.apply(event));
     let changes = cluster.take_changes();
     let start = processor();
-    let mut table = NftablesSync::open(settings).unwrap();
+    let mut table = open(settings);
     let outcome = table.sync(changes).unwrap();
     assert_eq!((outcome.added, outcome.deleted), (0, 0));
     (table, processor() - start)
 }
 
-fn sync(table: &mut NftablesSync, changes: Changes) {
+fn sync(table: &mut Nftables, changes: Changes) {
     table.sync(changes).unwrap();
 }
 
@@ -157,7 +159,7 @@ fn connect() -> f64 {
 }
 
 /// The median processor time to replace the endpoint of the unrelated Service, in microseconds.
-fn change(cluster: &mut Cluster, table: &mut NftablesSync, endpoint: SocketAddr) -> f64 {
+fn change(cluster: &mut Cluster, table: &mut Nftables, endpoint: SocketAddr) -> f64 {
     let events = [slice(UNRELATED, 1, Some((0, EndpointChange::Replaced))), serving(endpoint)];
     let spent = events.iter().cycle().take(PROBES).map(|event| {
         cluster.apply(event);

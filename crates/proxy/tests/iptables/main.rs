@@ -22,8 +22,6 @@ mod quoting;
 mod saved;
 mod setup;
 
-#[path = "../../../../tests/src/drive.rs"]
-mod drive;
 // The examples and what they expect are shared with the tests of `plan`.
 #[path = "../../../plan/tests/iptables/fake.rs"]
 #[allow(dead_code, reason = "here commands use it")]

@@ -82,7 +82,7 @@ fn addresses_that_cannot_serve_node_ports_are_reported() {
         let node_port_addresses = vec!["127.0.0.0/8".to_owned(), "192.168.0.0/16".to_owned()];
         let options = Options { localhost_node_ports: false, node_port_addresses, ..Options::default() };
         let mut machine = Machine::new(&commands, options);
-        let unserved = machine.rules.set_node_port_ips(&interfaces());
+        let unserved = machine.rules.plan.set_node_port_ips(&interfaces());
         assert_eq!(unserved, ["127.0.0.1".parse::<IpAddr>().unwrap()]);
         machine.sync();
         let tail = machine.saved().of("nat", "KUBE-SERVICES").unwrap().join("\n");

@@ -8,9 +8,6 @@
     reason = "tests stop at what they did not expect"
 )]
 
-#[path = "../../../../tests/src/drive.rs"]
-mod drive;
-
 mod affinity;
 mod comparing;
 mod counting;
@@ -43,9 +40,11 @@ use plan::nftables::program::ProgramSettings;
 use plan::nftables::sets::{LookupBy, Set};
 use plan::nftables::steps::{ActualTable, Steps, TableContent};
 
-use drive::NftablesSync;
+use proxy::backend::{Backend as _, Nftables, SyncError};
+use proxy::metrics::Metrics;
+use settings::config::ProxyMode;
 
-fn settings(family: Family) -> ProgramSettings {
+fn program_settings(family: Family) -> ProgramSettings {
     let pods = match family {
         Family::V4 => "10.244.0.0/16",
         Family::V6 => "fd00:10:244::/56",
@@ -147,39 +146,50 @@ fn everything(family: Family, routings: Vec<RoutingChange>) -> Changes {
 /// Small, so that the tests read some sets by looking elements up.
 const MAX_LISTED: usize = 20;
 
-fn open(family: Family) -> NftablesSync {
+fn open(family: Family) -> Nftables {
     limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, ..abilities })
 }
 
 /// A table that any process may change, as on kernels without owners of tables.
-fn shared_table(family: Family) -> NftablesSync {
+fn shared_table(family: Family) -> Nftables {
     limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, owners: false, ..abilities })
 }
 
-fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> NftablesSync {
+fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> Nftables {
     let table = KernelTable::open(family).unwrap();
     let abilities = to(table.abilities());
-    let mut table = NftablesSync::new(table.limited_to(abilities), settings(family));
+    let mut table = backend(table.limited_to(abilities));
     table.plan.set_node_port_ips(node_port_ips(family));
     table
+}
+
+fn backend(table: KernelTable) -> Nftables {
+    let settings = program_settings(table.family());
+    Nftables::new(table, settings, Arc::new(Metrics::new(ProxyMode::Nftables)))
 }
 
 fn generation() -> u32 {
     NftablesSocket::open().unwrap().generation().unwrap().id
 }
 
-impl NftablesSync {
-    fn content(&mut self) -> TableContent {
-        let held = self.table.read(self.plan.desired()).unwrap();
-        let ActualTable::Ours(content) = held.table else { panic!("{held:?}") };
-        content
-    }
+fn content(backend: &mut Nftables) -> TableContent {
+    let held = backend.table.read(backend.plan.desired()).unwrap();
+    let ActualTable::Ours(content) = held.table else { panic!("{held:?}") };
+    content
+}
 
-    /// The steps that a read-back finds necessary.
-    fn remaining(&mut self) -> Steps {
-        let held = self.table.read(self.plan.desired()).unwrap();
-        self.plan.steps_from(held)
-    }
+/// The steps that a read-back finds necessary.
+fn remaining(backend: &mut Nftables) -> Steps {
+    let held = backend.table.read(backend.plan.desired()).unwrap();
+    backend.plan.steps_from(held)
+}
+
+fn cause(outcome: Result<Outcome, SyncError>) -> CommitError {
+    outcome.unwrap_err().cause.downcast().unwrap()
+}
+
+fn snapshot(backend: &Nftables) -> TableSnapshot {
+    backend.plan.desired().clone().into()
 }
 
 #[test]
@@ -190,9 +200,9 @@ fn after_a_sync_the_kernel_holds_the_desired_state() {
             let routings = vec![service(family, "a", 1, &[1, 2, 3]), service(family, "b", 2, &[])];
             let outcome = table.sync(everything(family, routings)).unwrap();
             assert!(outcome.is_full && !outcome.has_drifted);
-            let steps = table.remaining();
+            let steps = remaining(&mut table);
             assert!(steps.is_empty(), "{steps:?}");
-            let content = table.content();
+            let content = content(&mut table);
             assert_eq!(content.timeouts, [10_800].into());
             assert_eq!(content.service_cidrs, boundaries(&service_cidrs(family)));
             assert!(content.node_port_ips.into_iter().eq(node_port_ips(family)));
@@ -257,7 +267,7 @@ fn changes_between_two_processes_are_applied() {
                 let outcome = second.sync(everything(family, all(&changed))).unwrap();
                 let few = outcome.added + outcome.deleted <= 110;
                 assert!(few || services == 50, "{what}, {services} services: {outcome:?}");
-                let steps = second.remaining();
+                let steps = remaining(&mut second);
                 assert!(steps.is_empty(), "{what}, {services} services: {steps:?}");
             });
         }
@@ -278,13 +288,13 @@ fn large_sets_are_rewritten_if_the_kernel_does_not_report_their_sizes() {
             ..abilities
         });
         assert!(table.plan.steps(with(&[1])).is_none());
-        let steps = table.remaining();
+        let steps = remaining(&mut table);
         assert!(steps.empty.contains(&Set::Endpoints(LookupBy::Address)), "{:?}", steps.empty);
         table.table.commit(&steps).unwrap();
         let mut other = open(Family::V4);
         drop(table);
         assert!(other.plan.steps(with(&[1])).is_none());
-        let steps = other.remaining();
+        let steps = remaining(&mut other);
         assert!(steps.is_empty(), "{steps:?}");
     });
 }
@@ -390,13 +400,13 @@ fn the_sync_after_a_refused_one_reads_the_kernel_back() {
         let with = |endpoints: &[u8]| change(vec![service(Family::V4, "a", 1, endpoints)]);
         table.sync(with(&[1, 2, 3])).unwrap();
         run("nft flush map ip kube-proxy endpoints");
-        let error = table.sync(with(&[1, 2])).unwrap_err();
+        let error = cause(table.sync(with(&[1, 2])));
         assert!(matches!(error, CommitError::Refused { .. }), "it deletes elements that are gone: {error:?}");
         assert!(
             table.sync(Changes::default()).unwrap().is_full,
             "it also applies the change of the failed sync"
         );
-        assert!(table.remaining().is_empty());
+        assert!(remaining(&mut table).is_empty());
     });
 }
 
@@ -406,7 +416,7 @@ fn a_table_is_not_changed_while_another_process_owns_it() {
         let mut first = open(Family::V4);
         first.sync(change(vec![service(Family::V4, "a", 1, &[1])])).unwrap();
         let mut second = open(Family::V4);
-        let error = second.sync(change(vec![service(Family::V4, "a", 1, &[2])])).unwrap_err();
+        let error = cause(second.sync(change(vec![service(Family::V4, "a", 1, &[2])])));
         assert!(
             is_transient(&error) && error.to_string().contains("it belongs to another running process"),
             "{error}"
@@ -449,23 +459,23 @@ fn a_frontend_is_unused_if_it_has_counted_since_the_start_and_counted_nothing() 
         run("ip link set lo up");
         run("ip route add default dev lo");
         let mut table = open(Family::V4);
-        assert!(!table.is_unused(cluster_ip).unwrap(), "the frontend does not exist yet");
+        assert!(!table.is_unused(cluster_ip), "the frontend does not exist yet");
         table.sync(udp_service(&[1, 2])).unwrap();
-        assert!(table.is_unused(cluster_ip).unwrap() && table.is_unused(node_port).unwrap());
+        assert!(table.is_unused(cluster_ip) && table.is_unused(node_port));
         table.sync(udp_service(&[1, 3])).unwrap();
-        assert!(table.is_unused(cluster_ip).unwrap());
+        assert!(table.is_unused(cluster_ip));
 
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let external_ip = Destination::Address("10.50.1.1:80".parse().unwrap());
-        assert!(table.is_unused(external_ip).unwrap());
+        assert!(table.is_unused(external_ip));
         let _ = client.send_to(b"?", "10.50.1.1:80");
-        assert!(!table.is_unused(external_ip).unwrap(), "a client has sent a packet");
+        assert!(!table.is_unused(external_ip), "a client has sent a packet");
 
         // With policy Local the frontend is removed with the last endpoint of this node, and added again with the next.
         table.sync(udp_service(&[2, 3])).unwrap();
         table.sync(udp_service(&[1, 2])).unwrap();
-        assert!(!table.is_unused(cluster_ip).unwrap(), "it was absent for a while");
-        assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())).unwrap(), "unknown");
+        assert!(!table.is_unused(cluster_ip), "it was absent for a while");
+        assert!(!table.is_unused(Destination::Address("10.96.1.2:80".parse().unwrap())), "unknown");
     });
 }
 

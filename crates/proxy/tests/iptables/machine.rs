@@ -1,22 +1,46 @@
 //! A cluster, and rules in the calling thread's network namespace that are synced with it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use kernel::iptables::{Error, Rules};
+use kernel::iptables::{Error, Rules, RulesSnapshot};
 use kernel::outcome::Outcome;
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
+use proxy::backend::{Backend as _, Iptables};
+use proxy::metrics::Metrics;
+use proxy::rate_limit::Retry;
+use settings::config::ProxyMode;
 
 use crate::commands::Commands;
-use crate::drive::IptablesSync;
 use crate::options::{Options, interfaces};
 use crate::saved::Saved;
+
+pub const SYNC_PERIOD: Duration = Duration::from_secs(30);
+
+pub fn backend(rules: Rules, options: &Options, sync_period: Duration) -> Iptables {
+    Iptables::new(rules, options.settings(), sync_period, Arc::new(Metrics::new(ProxyMode::Iptables)))
+}
+
+/// Attempts a sync again at once where the rate limiter does.
+pub fn sync(backend: &mut Iptables, changes: Changes) -> Result<Outcome, Error> {
+    let mut outcome = backend.sync(changes);
+    while outcome.as_ref().is_err_and(|error| error.retry == Retry::Stale) {
+        outcome = backend.sync(Changes::default());
+    }
+    outcome.map_err(|error| error.cause.downcast().unwrap())
+}
+
+pub fn snapshot(backend: &Iptables) -> RulesSnapshot {
+    backend.rules.snapshot(backend.plan.desired())
+}
 
 pub struct Machine<'a> {
     pub commands: &'a Commands,
     pub options: Options,
     pub cluster: Cluster,
-    pub rules: IptablesSync,
+    pub rules: Iptables,
     /// Added to the number of endpoints, to test the rules of large clusters without their size.
     pub imagined: usize,
     interfaces: Vec<IpAddr>,
@@ -27,7 +51,7 @@ pub struct Machine<'a> {
 impl<'a> Machine<'a> {
     pub fn new(commands: &'a Commands, options: Options) -> Self {
         let rules = Rules::through(commands.programs(), options.family()).unwrap();
-        let rules = IptablesSync::new(rules, options.settings());
+        let rules = backend(rules, &options, SYNC_PERIOD);
         let cluster = Cluster::new(options.here());
         Self { commands, options, cluster, rules, imagined: 0, interfaces: interfaces(), has_moved: true }
     }
@@ -45,8 +69,8 @@ impl<'a> Machine<'a> {
         again.cluster = cluster;
         again.has_moved = false;
         again.interfaces = self.interfaces;
-        again.rules.set_node_port_ips(&again.interfaces);
-        again.rules.sync(Changes { routings, endpoints, ..Changes::default() }).unwrap();
+        again.rules.set_node_port_ips(again.interfaces.clone());
+        sync(&mut again.rules, Changes { routings, endpoints, ..Changes::default() }).unwrap();
         again
     }
 
@@ -68,9 +92,9 @@ impl<'a> Machine<'a> {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.set_node_port_ips(&self.interfaces);
+            self.rules.set_node_port_ips(self.interfaces.clone());
         }
-        self.rules.sync(Changes { endpoints, ..changes })
+        sync(&mut self.rules, Changes { endpoints, ..changes })
     }
 
     pub fn sync(&mut self) -> Outcome {
