@@ -23,9 +23,9 @@ use proxy::run::RunOptions;
 use serde::Serialize;
 use settings::config::Config;
 
-use super::desired::{self, Desired};
+use super::arguments::{self, is_json, output};
+use super::objects::ObjectSnapshot;
 use super::running;
-use super::verify::{is_json, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,13 +71,13 @@ pub fn command() -> Command {
                 "Also read the kernel and report whether it would do the same; needs root, changes nothing",
             ),
         )
-        .args(desired::arguments())
+        .args(arguments::of_subcommand())
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let question = question(matches)?;
-    let reads_objects = desired::reads_objects(matches)?;
-    let (config, options) = desired::configuration(matches)?;
+    let reads_objects = arguments::reads_objects(matches)?;
+    let (config, options) = arguments::configuration(matches)?;
     let (mut explanation, left_out) = if reads_objects {
         from_objects(&question, config, &options)?
     } else {
@@ -100,7 +100,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 struct JsonOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
-    /// See [`Desired::left_out`].
+    /// See [`ObjectSnapshot::left_out`].
     #[serde(rename = "leftOut", skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
 }
@@ -146,13 +146,13 @@ fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<E
     serde_json::from_slice(&answer).context("reading the answer of the proxy")
 }
 
-/// Also returns [`Desired::left_out`].
+/// Also returns [`ObjectSnapshot::left_out`].
 fn from_objects(
     question: &PacketQuery,
     config: Config,
     options: &RunOptions,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
-    let Desired { config, node, mut clusters, left_out } = Desired::read(config, options)?;
+    let ObjectSnapshot { config, node, mut clusters, left_out } = ObjectSnapshot::read(config, options)?;
     let family = Family::of(question.destination.ip());
     let mut cluster =
         clusters.remove(&family).with_context(|| format!("this kernel does not support {family}"))?;

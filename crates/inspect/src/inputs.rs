@@ -15,7 +15,7 @@ use proxy::modes;
 use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
-use super::desired::Desired;
+use super::objects::ObjectSnapshot;
 
 /// Everything that the rules of one family are computed from.
 #[derive(Debug)]
@@ -28,14 +28,14 @@ pub struct FamilyInputs {
     pub endpoints: usize,
     /// All addresses of this machine.
     pub interfaces: Vec<IpAddr>,
-    /// See [`Desired::left_out`].
+    /// See [`ObjectSnapshot::left_out`].
     pub left_out: Vec<String>,
 }
 
 impl FamilyInputs {
     /// The inputs of each family, and the configuration and node that they share.
-    pub fn of(desired: Desired) -> anyhow::Result<(Config, LocalNode, Vec<Self>)> {
-        let Desired { config, node, clusters, left_out } = desired;
+    pub fn of(objects: ObjectSnapshot) -> anyhow::Result<(Config, LocalNode, Vec<Self>)> {
+        let ObjectSnapshot { config, node, clusters, left_out } = objects;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
         for (family, mut cluster) in clusters {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   explain, top, verify          ─▶ running ─▶ debug API of the running proxy, at its metrics port
-//!   explain, plan, render, verify ─▶ desired ─▶ objects, read once ─▶ model
+//!   explain, plan, render, verify ─▶ objects, read once ─▶ model ─▶ inputs ─▶ desired state (not for explain)
 //! ```
 //!
 //! Every subcommand accepts the flags of the proxy, so that with the same command line it decides the same.
@@ -11,17 +11,18 @@
 mod arguments;
 mod behaviour;
 pub mod completion;
-pub mod desired;
 pub mod explain;
 mod inputs;
 pub mod mistyped;
+mod objects;
 pub mod plan;
 pub mod render;
 pub mod running;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod verify;
-pub use std::io::Write as _;
+
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
@@ -47,7 +48,7 @@ const DIFFERENT: u8 = 2;
 /// The whole command line: for completions, manual pages and the parsing of subcommands.
 pub fn command() -> Command {
     let about = "A kube-proxy: makes the kernel forward connections to Services to the endpoints behind them";
-    let command = Command::new("kube-proxy").about(about).args(arguments::arguments());
+    let command = Command::new("kube-proxy").about(about).args(arguments::of_proxy());
     SUBCOMMANDS.iter().fold(command, |command, subcommand| command.subcommand((subcommand.command)()))
 }
 

@@ -12,10 +12,10 @@ use proxy::node::LocalNode;
 use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
+use super::arguments::{self, is_json, output};
 use super::behaviour::{self, FormerRules};
-use super::desired::{self, Desired};
 use super::inputs::{FamilyInputs, desired_state};
-use super::verify::{is_json, output};
+use super::objects::ObjectSnapshot;
 
 const EXAMPLES: &str = "\
 Accepts the flags of the proxy, reads the objects once and compares the desired state with the kernel.
@@ -36,7 +36,7 @@ pub fn command() -> Command {
     Command::new("plan")
         .about("Print what the proxy would change in the kernel; change nothing")
         .after_help(EXAMPLES)
-        .args(desired::arguments())
+        .args(arguments::of_subcommand())
         .args([objects, output()])
 }
 
@@ -63,7 +63,7 @@ struct Section {
     add: usize,
     remove: usize,
     objects: Vec<Finding>,
-    /// See [`Desired::left_out`].
+    /// See [`ObjectSnapshot::left_out`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
 }
@@ -118,8 +118,8 @@ fn list(differences: &[&Difference]) -> Vec<String> {
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let (config, options) = desired::configuration(matches)?;
-    let (config, node, all) = FamilyInputs::of(Desired::read(config, &options)?)?;
+    let (config, options) = arguments::configuration(matches)?;
+    let (config, node, all) = FamilyInputs::of(ObjectSnapshot::read(config, &options)?)?;
     let mut sections = Vec::new();
     for inputs in &all {
         sections.extend(Section::of(inputs, &config, &node)?);

@@ -19,8 +19,9 @@ use proxy::modes;
 use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
-use super::desired::{self, Desired};
+use super::arguments;
 use super::inputs::FamilyInputs;
+use super::objects::ObjectSnapshot;
 
 const NOTES: &str = "\
 The output is for `nft -f` in nftables mode, and for `iptables-restore --noflush` in iptables mode.
@@ -40,7 +41,7 @@ pub fn command() -> Command {
     Command::new("render")
         .about("Print the whole ruleset of the mode as text; needs no privileges")
         .after_help(NOTES)
-        .args(desired::arguments())
+        .args(arguments::of_subcommand())
         .arg(family)
 }
 
@@ -50,8 +51,8 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some("ipv6") => vec![Family::V6],
         _ => Family::BOTH.to_vec(),
     };
-    let (config, options) = desired::configuration(matches)?;
-    let (config, node, all) = FamilyInputs::of(Desired::read_for(&families, config, &options)?)?;
+    let (config, options) = arguments::configuration(matches)?;
+    let (config, node, all) = FamilyInputs::of(ObjectSnapshot::read_for(&families, config, &options)?)?;
     for inputs in &all {
         let text = match config.mode {
             ProxyMode::Nftables => nftables(inputs, &config, &node)?,

@@ -26,7 +26,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use proxy::connections::ConnectionsPage;
 use settings::duration::Duration as GoDuration;
 
-use super::{desired, running};
+use super::{arguments, running};
 use meter::Meter;
 
 /// Each request costs the proxy CPU time, and faster updates are not readable.
@@ -76,7 +76,7 @@ pub fn command() -> Command {
                 .requires("once")
                 .help("Output format of --once: text (the default) or json"),
         )
-        .args(desired::arguments())
+        .args(arguments::of_subcommand())
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -90,7 +90,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if !is_valid {
         bail!("--interval must be at least 100ms; with --once it may be 0, for totals without rates");
     }
-    let (config, _) = desired::configuration(matches)?;
+    let (config, _) = arguments::configuration(matches)?;
     let address = config.metrics_bind_address;
     if once {
         let as_json = matches.get_one::<String>("output").is_some_and(|format| format == "json");

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use proxy::debug_api::VERIFY;
 use proxy::debug_api::findings::{Findings, ServedFinding};
 
-use super::desired::{self, Desired};
+use super::arguments::{self, is_json, output};
 use super::inputs::{FamilyInputs, desired_state};
+use super::objects::ObjectSnapshot;
 use super::running;
 
 const EXAMPLES: &str = "\
@@ -27,29 +27,15 @@ pub fn command() -> Command {
     Command::new("verify")
         .about("Compare the kernel with the desired state; change nothing")
         .after_help(EXAMPLES)
-        .args(desired::arguments())
+        .args(arguments::of_subcommand())
         .arg(output())
 }
 
-pub fn output() -> Arg {
-    Arg::new("output")
-        .short('o')
-        .long("output")
-        .value_name("format")
-        .value_parser(PossibleValuesParser::new(["text", "json"]))
-        .default_value("text")
-        .help("Output format")
-}
-
-pub fn is_json(matches: &ArgMatches) -> bool {
-    matches.get_one::<String>("output").is_some_and(|format| format == "json")
-}
-
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let reads_objects = desired::reads_objects(matches)?;
-    let (config, options) = desired::configuration(matches)?;
+    let reads_objects = arguments::reads_objects(matches)?;
+    let (config, options) = arguments::configuration(matches)?;
     let found: Vec<Findings> = if reads_objects {
-        let (config, node, all) = FamilyInputs::of(Desired::read(config, &options)?)?;
+        let (config, node, all) = FamilyInputs::of(ObjectSnapshot::read(config, &options)?)?;
         let mut found = Vec::new();
         for inputs in &all {
             if let Some(state) = desired_state(inputs, &config, &node)? {

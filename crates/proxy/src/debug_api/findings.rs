@@ -20,7 +20,7 @@ pub struct Findings {
     /// What the differences mean to users of Services.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub served: Vec<ServedFinding>,
-    /// What of a folder was left out; see `Desired::left_out`.
+    /// What of a folder was left out; see `inspect::objects`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub left_out: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! Reads the objects once, from manifests or the API server, as the proxy with the same command line would, to compute
-//! the desired state of this node.
+//! Reads the objects once, from manifests or the API server, as the proxy with the same command line would; `inputs` computes the
+//! desired state from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,8 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches};
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::{Event, Kind};
@@ -18,10 +16,7 @@ use proxy::modes;
 use proxy::node::{self, LocalNode};
 use proxy::run::{self, RunOptions};
 use proxy::source::MainMessage;
-use settings::config::{self, Config};
-use settings::logs::{LogSettings, Logs};
-
-use super::arguments;
+use settings::config::Config;
 
 /// Limits how long to wait until everything is listed; a large cluster takes a few seconds.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,65 +25,9 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// resource never lists any.
 const SERVICE_CIDR_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Flags of the proxy that have no meaning for subcommands.
-const SERVER_ONLY: &[&str] = &["cleanup", "init-only", "write-config-to", "version"];
-
-/// The flags of the proxy that a subcommand accepts.
-pub fn arguments() -> Vec<Arg> {
-    arguments::arguments()
-        .into_iter()
-        .filter(|argument| !SERVER_ONLY.contains(&argument.get_id().as_str()))
-        .collect()
-}
-
-/// Flags that name a source of objects.
-const SOURCES: &[&str] = &["manifests", "kubeconfig", "master"];
-
-/// Flags that a subcommand accepts when it queries the running proxy, so that the proxy's command line can be reused; the
-/// running proxy uses its own values. The logging flags are accepted, too.
-const ACCEPTED_WITHOUT_OBJECTS: &[&str] =
-    &["config", "metrics-bind-address", "hostname-override", "v", "vmodule"];
-
-/// Whether to read objects instead of querying the running proxy. With `--config` alone the running proxy is queried: the
-/// file has its address. Flags that the running proxy would ignore are an error.
-pub fn reads_objects(matches: &ArgMatches) -> anyhow::Result<bool> {
-    let is_given = |flag: &str| matches.value_source(flag) == Some(ValueSource::CommandLine);
-    if SOURCES.iter().any(|flag| is_given(flag)) {
-        return Ok(true);
-    }
-    let arguments = arguments();
-    let names = arguments.iter().map(|argument| argument.get_id().as_str());
-    let ignored = names.filter(|name| {
-        !ACCEPTED_WITHOUT_OBJECTS.contains(name) && !name.starts_with("log") && is_given(name)
-    });
-    let ignored: Vec<String> = ignored.map(|name| format!("--{name}")).collect();
-    if !ignored.is_empty() {
-        bail!(
-            "{}: the proxy that runs on this node is queried, and uses its own flags; omit this, or specify with \
-             --manifests, --kubeconfig or --master where to read objects from",
-            ignored.join(", ")
-        );
-    }
-    Ok(false)
-}
-
-/// The configuration that the proxy would run with, given the same flags. Warnings and errors go to standard error.
-pub fn configuration(matches: &ArgMatches) -> anyhow::Result<(Config, RunOptions)> {
-    let mut flags = arguments::from_matches(matches).map_err(anyhow::Error::msg)?;
-    let logs = Logs::install()?;
-    // Without this, completing the configuration would log to the terminal.
-    logs.apply(LogSettings { quiet: true, ..LogSettings::default() })?;
-    let completed = config::complete(&mut flags)?;
-    let mut settings = config::log_settings(&completed.config.logging, &completed.gates)?;
-    settings.quiet = settings.verbosity == 0;
-    logs.apply(settings)?;
-    let config = run::validate(completed, &flags)?;
-    Ok((config, RunOptions::new(&flags, logs)))
-}
-
 /// The configuration, the node and the objects, read once.
 #[derive(Debug)]
-pub struct Desired {
+pub struct ObjectSnapshot {
     pub config: Config,
     pub node: LocalNode,
     /// Every routing is still among the changes.
@@ -97,7 +36,7 @@ pub struct Desired {
     pub left_out: Vec<String>,
 }
 
-impl Desired {
+impl ObjectSnapshot {
     /// Reads the objects of the families that the kernel supports.
     pub fn read(config: Config, options: &RunOptions) -> anyhow::Result<Self> {
         Self::read_for(&modes::families_of_kernel(), config, options)
