@@ -17,6 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
 use model::address::{Family, parse_ip};
 use plan::explain::{self, Explanation};
+use proxy::debug_api::EXPLAIN;
 use proxy::debug_api::packet_query::{self, PacketQuery, route_source};
 use proxy::modes;
 use proxy::run::RunOptions;
@@ -142,7 +143,7 @@ fn unsupported_protocol(protocol: &str) -> String {
 }
 
 fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<Explanation> {
-    let answer = running::ask(address, &format!("explain?{}", question.to_query()))?;
+    let answer = running::ask(address, &format!("{EXPLAIN}?{}", question.to_query()))?;
     serde_json::from_slice(&answer).context("reading the answer of the proxy")
 }
 

@@ -98,6 +98,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
+    use proxy::debug_api::VERIFY;
+
     #[test]
     fn a_request_is_retried_while_the_proxy_is_busy() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -112,7 +114,7 @@ mod tests {
                 stream.write_all(format!("HTTP/1.1 {answer}").as_bytes()).unwrap();
             }
         });
-        assert_eq!(ask(address, "verify").unwrap(), "ok");
+        assert_eq!(ask(address, VERIFY).unwrap(), "ok");
         proxy.join().unwrap();
     }
 }

@@ -24,6 +24,7 @@ use anyhow::{Context as _, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use proxy::connections::ConnectionsPage;
+use proxy::debug_api::CONNECTIONS;
 use settings::duration::Duration as GoDuration;
 
 use super::{arguments, running};
@@ -119,7 +120,7 @@ fn print_once(address: SocketAddr, interval: Duration, as_json: bool) -> anyhow:
 
 /// The counters, when the proxy read them, and for how long it will return the same ones.
 fn read_counters(address: SocketAddr) -> anyhow::Result<(ConnectionsPage, Duration, Duration)> {
-    let answer = running::ask(address, "connections")?;
+    let answer = running::ask(address, CONNECTIONS)?;
     let page: ConnectionsPage = serde_json::from_slice(&answer)
         .context("reading the answer of the proxy: is it a Sluice of the same version?")?;
     let (counted_at, good_for) = (page.counted_at, page.good_for);

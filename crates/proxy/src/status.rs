@@ -1,10 +1,10 @@
 //! The site at the metrics port: metrics, and pages about the running proxy for operators.
 
 pub(crate) mod accept;
-mod debug;
+mod debug_api;
 pub(crate) mod healthz;
-mod local;
 mod page;
+mod profiling;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -28,8 +28,8 @@ use crate::http::response::{JSON, TEXT, nosniff, not_found, plain, response, wit
 use crate::http::{Http, OnBindFailure, Reply, ServerRequest, ServerResponse, Site};
 use crate::metrics::Metrics;
 use crate::metrics::process::ProcessMetrics;
+use debug_api::DebugContext;
 use healthz::Healthz;
-use local::DebugContext;
 use page::{Flagz, Statusz};
 
 /// What the pages show.
@@ -65,7 +65,7 @@ struct Status {
     flagz: Option<Flagz>,
     healthz: Healthz,
     /// Changes the verbosity; `None` if profiling is disabled.
-    debug: Option<Logs>,
+    profiling: Option<Logs>,
     metrics: Arc<Metrics>,
     families: Families,
     connection_counter: Arc<ConnectionCounter>,
@@ -104,7 +104,7 @@ impl Status {
             statusz: gates.enabled(Gate::ComponentStatusz).then(|| Statusz::new(now, &build, has_flagz)),
             flagz: has_flagz.then(|| Flagz::new(&flags)),
             healthz: Healthz::default(),
-            debug: profiling.then_some(logs),
+            profiling: profiling.then_some(logs),
             metrics,
             families,
             connection_counter,
@@ -124,7 +124,11 @@ impl Status {
             "/statusz" => self.statusz.as_ref().map_or_else(not_found, |statusz| {
                 statusz.response(request, Timestamp::now(), &self.metrics.watch_ages())
             }),
-            _ => self.debug.as_ref().and_then(|logs| debug::page(request, logs)).unwrap_or_else(not_found),
+            _ => self
+                .profiling
+                .as_ref()
+                .and_then(|logs| profiling::page(request, logs))
+                .unwrap_or_else(not_found),
         }
     }
 
@@ -146,7 +150,7 @@ impl Site for Status {
                 families: &self.families,
                 connection_counter: &self.connection_counter,
             };
-            return local::reply(request, context).unwrap_or_else(|| Reply::Now(self.page(request)));
+            return debug_api::reply(request, context).unwrap_or_else(|| Reply::Now(self.page(request)));
         }
         let (metrics, started) = (self.metrics.clone(), self.started.clone());
         let gzip = accepts_gzip(request);

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::connections::{ConnectionCounter, ConnectionsPage};
 use crate::debug_api::findings::Findings;
 use crate::debug_api::packet_query::PacketQuery;
-use crate::debug_api::{PREFIX, VERIFY};
+use crate::debug_api::{CONNECTIONS, EXPLAIN, PREFIX, VERIFY};
 use crate::family::{Families, FamilyHandle};
 use crate::http::response::{JSON, nosniff, plain, response};
 use crate::http::{Local, Reply, ServerRequest, ServerResponse};
@@ -34,8 +34,8 @@ pub fn reply(request: &ServerRequest, context: DebugContext<'_>) -> Option<Reply
         return Some(Reply::Now(refusal));
     }
     match path {
-        "connections" => Some(connections(context)),
-        "explain" => Some(explain(request.uri().query().unwrap_or_default(), context.families)),
+        CONNECTIONS => Some(connections(context)),
+        EXPLAIN => Some(explain(request.uri().query().unwrap_or_default(), context.families)),
         VERIFY => Some(compare(context.families)),
         _ => None,
     }
