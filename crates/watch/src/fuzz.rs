@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use kube::config::Kubeconfig;
 use model::event::Event;
 
+use crate::event_decoder::EventDecoder;
 use crate::items::Items;
 use crate::kubeconfig;
 use crate::lines::Lines;
 use crate::manifest::{self, Form};
 use crate::resource::Resource;
-use crate::watch_progress::WatchProgress;
 
 type Decode = fn(&[u8]);
 
@@ -67,36 +67,36 @@ fn watch(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded
     let mut events = Vec::new();
     let mut collect = |event| events.push(event);
     let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
-    let mut progress = WatchProgress::new(resource);
+    let mut decoder = EventDecoder::new(resource);
     let mut lines = Lines::default();
     let mut failure = String::new();
-    progress.begin_list(&emit);
+    decoder.begin_list(&emit);
     'body: for chunk in chunks {
         lines.push(chunk);
         while let Ok(Some(line)) = lines.next() {
-            if let Err(error) = progress.receive(&line, &emit) {
+            if let Err(error) = decoder.receive(&line, &emit) {
                 failure = error.to_string();
                 break 'body;
             }
         }
     }
-    (events, progress.position, failure)
+    (events, decoder.position, failure)
 }
 
 fn list(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded {
     let mut events = Vec::new();
     let mut collect = |event| events.push(event);
     let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
-    let mut progress = WatchProgress::new(resource);
+    let mut decoder = EventDecoder::new(resource);
     let mut items = Items::default();
-    progress.begin_list(&emit);
+    decoder.begin_list(&emit);
     for chunk in chunks {
-        items.push(chunk, &mut |item| progress.apply(item, &emit));
+        items.push(chunk, &mut |item| decoder.apply(item, &emit));
     }
     let ended =
-        items.finish().map_err(Into::into).and_then(|meta| progress.end_list(meta.resource_version, &emit));
+        items.finish().map_err(Into::into).and_then(|meta| decoder.end_list(meta.resource_version, &emit));
     let failure = ended.err().map(|error| error.to_string()).unwrap_or_default();
-    (events, progress.position, failure)
+    (events, decoder.position, failure)
 }
 
 #[cfg(test)]

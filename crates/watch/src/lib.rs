@@ -5,6 +5,7 @@ pub mod api_server;
 mod backoff;
 mod certificate;
 pub mod client;
+mod event_decoder;
 pub mod folder;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -24,4 +25,3 @@ mod standalone;
 mod stub;
 mod throttle;
 mod validate;
-mod watch_progress;

@@ -23,10 +23,10 @@ use tokio::time::{Instant, timeout};
 
 use crate::backoff::{Backoff, chance};
 use crate::client::{Api, ApiError, next_bytes, next_bytes_in_time};
+use crate::event_decoder::{Emit, EventDecoder, Unusable};
 use crate::items::Items;
 use crate::lines::{LineTooLong, Lines};
 use crate::resource::Resource;
-use crate::watch_progress::{Emit, Unusable, WatchProgress};
 
 const PAGE_SIZE: &str = "500";
 
@@ -50,7 +50,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 pub(crate) struct ListWatch<'a> {
     api: &'a Api,
-    progress: WatchProgress,
+    decoder: EventDecoder,
     /// Whether to request lists as streams; false once the server has rejected one.
     streams: bool,
     /// Whether to request lists in pages; false if the later pages of the last list expired before they were read.
@@ -104,7 +104,7 @@ impl<'a> ListWatch<'a> {
     pub(crate) fn new(api: &'a Api, resource: Resource) -> Self {
         Self {
             api,
-            progress: WatchProgress::new(resource),
+            decoder: EventDecoder::new(resource),
             streams: true,
             pages: true,
             backoff: Backoff::default(),
@@ -114,12 +114,12 @@ impl<'a> ListWatch<'a> {
     }
 
     pub(crate) async fn follow(mut self, emit: &Emit<'_>) {
-        let controller = self.progress.resource.controller();
+        let controller = self.decoder.resource.controller();
         tracing::info!("Starting {controller} controller");
         tracing::info!(controller, "Waiting for caches to sync");
-        self.api.message(self.progress.resource.name());
+        self.api.message(self.decoder.resource.name());
         loop {
-            let outcome = match (&self.progress.position, self.streams) {
+            let outcome = match (&self.decoder.position, self.streams) {
                 (Some(_), _) | (None, true) => self.stream(emit).await,
                 (None, false) => self.list(emit).await,
             };
@@ -134,7 +134,7 @@ impl<'a> ListWatch<'a> {
         let seconds = requested.as_secs().to_string();
         let mut query =
             vec![("allowWatchBookmarks", "true"), ("timeoutSeconds", &seconds), ("watch", "true")];
-        let position = self.progress.position.clone();
+        let position = self.decoder.position.clone();
         match &position {
             Some(version) => query.push(("resourceVersion", version)),
             // From the most recent state, so that a second list never goes back in time.
@@ -142,15 +142,15 @@ impl<'a> ListWatch<'a> {
         }
         let (body, generation) = self.api.send(self.request(&query), true).await?;
         self.recovered();
-        self.api.message(self.progress.resource.name());
+        self.api.message(self.decoder.resource.name());
         if position.is_none() {
-            self.progress.begin_list(emit);
+            self.decoder.begin_list(emit);
         }
         let started = Instant::now();
         let mut received = false;
         let ended = self.receive(body, emit, &mut received).await;
         let lasted = started.elapsed();
-        let worked = self.progress.listing.is_none() && (received || lasted >= MIN_WATCH);
+        let worked = self.decoder.listing.is_none() && (received || lasted >= MIN_WATCH);
         if worked {
             self.backoff.reset();
         }
@@ -158,7 +158,7 @@ impl<'a> ListWatch<'a> {
             self.api.renew_connection(generation).await;
         }
         match ended {
-            Ok(()) if self.progress.listing.is_some() => return Err(Failure::Incomplete),
+            Ok(()) if self.decoder.listing.is_some() => return Err(Failure::Incomplete),
             Ok(()) if !worked => return Err(Failure::TooShort),
             Ok(()) => {}
             Err(failure @ (Failure::ConnectionLost(_) | Failure::Silent)) if worked => {
@@ -183,8 +183,8 @@ impl<'a> ListWatch<'a> {
         while let Some(bytes) = next_chunk(&mut body, silence_limit).await? {
             lines.push(&bytes);
             while let Some(line) = lines.next()? {
-                self.api.message(self.progress.resource.name());
-                self.progress.receive(&line, emit)?;
+                self.api.message(self.decoder.resource.name());
+                self.decoder.receive(&line, emit)?;
                 *received = true;
             }
         }
@@ -199,7 +199,7 @@ impl<'a> ListWatch<'a> {
             if self.pages {
                 query.push(("limit", PAGE_SIZE));
             }
-            match (next.as_str(), self.progress.synced) {
+            match (next.as_str(), self.decoder.synced) {
                 // The first list may come from the server's cache. Later ones must not go back in time.
                 ("", false) => query.push(("resourceVersion", "0")),
                 ("", true) => {}
@@ -208,19 +208,19 @@ impl<'a> ListWatch<'a> {
             let (mut body, _) = self.api.send(self.request(&query), false).await?;
             self.recovered();
             if next.is_empty() {
-                self.progress.begin_list(emit);
+                self.decoder.begin_list(emit);
             }
             let mut items = Items::default();
             let mut size = 0;
             while let Some(bytes) = next_bytes_in_time(&mut body).await? {
                 size += bytes.len() as u64;
-                items.push(&bytes, &mut |item| self.progress.apply(item, emit));
+                items.push(&bytes, &mut |item| self.decoder.apply(item, emit));
             }
             self.api.received(&Method::GET, size);
             let meta = items.finish()?;
             if meta.r#continue.is_empty() {
                 self.pages = true;
-                self.progress.end_list(meta.resource_version, emit)?;
+                self.decoder.end_list(meta.resource_version, emit)?;
                 return Ok(Duration::ZERO);
             }
             next = meta.r#continue;
@@ -228,7 +228,7 @@ impl<'a> ListWatch<'a> {
     }
 
     fn request(&self, query: &[(&str, &str)]) -> Request<Vec<u8>> {
-        let selectors = self.progress.resource.selectors();
+        let selectors = self.decoder.resource.selectors();
         let selectors = selectors.iter().map(|(key, value)| (*key, value.as_str()));
         let mut query: Vec<_> = query.iter().copied().chain(selectors).collect();
         query.sort_unstable();
@@ -236,14 +236,14 @@ impl<'a> ListWatch<'a> {
         let mut request = Request::new(Vec::new());
         // Always parses: the path is a constant, and all parameters are escaped.
         *request.uri_mut() =
-            format!("{}?{}", self.progress.resource.path(), query.join("&")).parse().unwrap_or_default();
+            format!("{}?{}", self.decoder.resource.path(), query.join("&")).parse().unwrap_or_default();
         request
     }
 
     /// Logs the failure, decides whether a list has to come next, and returns the delay before the next attempt.
     fn handle(&mut self, failure: &Failure) -> Duration {
-        let was_list = self.progress.position.is_none();
-        self.progress.listing = None;
+        let was_list = self.decoder.position.is_none();
+        self.decoder.listing = None;
         let mut min_delay = Duration::ZERO;
         let mut must_relist = false;
         match failure {
@@ -257,7 +257,7 @@ impl<'a> ListWatch<'a> {
                         must_relist = true;
                     }
                     400..=499 if was_list && self.streams => {
-                        let r#type = self.progress.resource.type_name();
+                        let r#type = self.decoder.resource.type_name();
                         tracing::debug!(
                             v = 2,
                             err = message,
@@ -301,7 +301,7 @@ impl<'a> ListWatch<'a> {
 
     /// Logs a failure as an error if it differs from the last one or was last logged long ago.
     fn log(&mut self, failure: &Failure, is_routine: bool, now: Instant) {
-        let (err, r#type) = (failure.to_string(), self.progress.resource.type_name());
+        let (err, r#type) = (failure.to_string(), self.decoder.resource.type_name());
         if is_routine {
             tracing::debug!(v = 2, err, "type" = r#type, "Watch ended, starting another");
         } else if self
@@ -316,14 +316,14 @@ impl<'a> ListWatch<'a> {
 
     /// Makes a list come next.
     fn start_over(&mut self, was_list: bool) {
-        self.progress.position = None;
+        self.decoder.position = None;
         // The later pages of a list expire after a while: request the next one as a whole.
         self.pages &= !was_list || self.streams;
     }
 
     fn recovered(&mut self) {
         if self.logged_failure.take().is_some() {
-            tracing::info!("type" = self.progress.resource.type_name(), "Watching again");
+            tracing::info!("type" = self.decoder.resource.type_name(), "Watching again");
         }
     }
 }

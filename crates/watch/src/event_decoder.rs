@@ -13,7 +13,7 @@ use crate::resource::{Identity, Resource};
 pub(crate) type Emit<'a> = RefCell<&'a mut dyn FnMut(Event)>;
 
 #[derive(Debug)]
-pub(crate) struct WatchProgress {
+pub(crate) struct EventDecoder {
     pub(crate) resource: Resource,
     /// The resource version up to which every change has been received. A list comes first while there is none.
     pub(crate) position: Option<String>,
@@ -35,7 +35,7 @@ pub(crate) enum Unusable {
     NoResourceVersion,
 }
 
-impl WatchProgress {
+impl EventDecoder {
     pub(crate) fn new(resource: Resource) -> Self {
         Self { resource, position: None, listing: None, synced: false }
     }
