@@ -1,11 +1,11 @@
 //! What happens to a packet, and which rule decides it: a walk through the rules of a mode, and the reasons for it.
 //!
 //! ```text
-//!   Packet ─▶ service ports that rules may name ─▶ their rules ─▶ run ─▶ Walk ─▶ reasons ─▶ Explanation
+//!   Packet ─▶ service ports that rules may name ─▶ their rules ─▶ interpreter ─▶ Walk ─▶ reasons ─▶ Explanation
 //! ```
 //!
-//! The model has already decided each policy in the routings, and the interpreters, `nftables::run` and `iptables::run`,
-//! follow the chains. This module finds out why a rule exists.
+//! The model has already decided each policy in the routings, and the interpreters, `nftables::interpreter` and
+//! `iptables::interpreter`, follow the chains. This module finds out why a rule exists.
 
 mod explanation;
 mod iptables;

@@ -6,8 +6,8 @@ use model::address::Family;
 use model::names::Protocol;
 
 use crate::iptables::chains::{ServiceChain, is_ours, saved_chains};
+use crate::iptables::interpreter::{NO_RECENT_CLIENTS, Tables, run};
 use crate::iptables::listing::{Listing, as_saved, without_comment};
-use crate::iptables::run::{NO_RECENT_CLIENTS, Tables, run};
 use crate::iptables::saved_rule::SavedRule;
 use crate::walk::{Context, Packet};
 

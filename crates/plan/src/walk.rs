@@ -1,4 +1,4 @@
-//! The walk of a packet through the rules of either mode: the result of `nftables::run` and `iptables::run`.
+//! The walk of a packet through the rules of either mode: the result of `nftables::interpreter` and `iptables::interpreter`.
 //!
 //! The interpreters use no random numbers. Where a rule does, the walk splits into paths, each with its probability.
 

@@ -1,5 +1,5 @@
-//! The packet matrix judged by the interpreters of rules, `plan::nftables::run` and `plan::iptables::run`: no root, no
-//! packets, no waiting. Where a packet would draw an endpoint, every endpoint is looked at.
+//! The packet matrix judged by the interpreters of rules, `plan::nftables::interpreter` and `plan::iptables::interpreter`: no
+//! root, no packets, no waiting. Where a packet would draw an endpoint, every endpoint is looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -10,15 +10,15 @@ use model::address::Family;
 use model::cluster::Cluster;
 use model::names::Port;
 use plan::iptables::desired::DesiredRules;
+use plan::iptables::interpreter::Tables;
 use plan::iptables::listing::Listing;
 use plan::iptables::program::RuleSettings;
 use plan::iptables::rules::EndpointComments;
-use plan::iptables::run::Tables;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
+use plan::nftables::interpreter::{AffinityChange, Sets, Slots};
 use plan::nftables::program::{Program, ProgramSettings};
-use plan::nftables::run::{AffinityChange, Sets, Slots};
 use plan::nftables::sets::{Data, Element, ElementKey, Set};
 use plan::walk::{Context, Packet, PacketVerdict, Path};
 
@@ -214,7 +214,7 @@ impl<'a> Node<'a> {
             Mode::Nftables => {
                 let desired = DesiredSets::new(&self.table);
                 let mut sets = Remembering { desired, affinity: &self.affinity, now: self.now };
-                let Ok(walk) = plan::nftables::run::run(&self.program, context, &mut sets);
+                let Ok(walk) = plan::nftables::interpreter::run(&self.program, context, &mut sets);
                 assert_eq!(walk.not_understood, [""; 0]);
                 for rule in walk.paths.iter().flat_map(|path| &path.rules) {
                     matched.insert((rule.chain.to_owned(), rule.number));
@@ -230,9 +230,9 @@ impl<'a> Node<'a> {
                     let seen = self.recent.get(&(list.to_owned(), ip));
                     seen.is_some_and(|seen| self.now - *seen < Duration::from_secs(seconds.into()))
                 };
-                let walk = plan::iptables::run::run(&tables, context, &remembers);
+                let walk = plan::iptables::interpreter::run(&tables, context, &remembers);
                 assert_eq!(walk.not_understood, [""; 0]);
-                let seen = |path: &plan::iptables::run::RulesPath<'_>| {
+                let seen = |path: &plan::iptables::interpreter::RulesPath<'_>| {
                     let lists = path.changes.iter().map(|recent| recent.list.to_owned());
                     Seen::new(path, Changes::Recent(lists.collect()))
                 };

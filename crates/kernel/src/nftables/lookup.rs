@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use model::address::Family;
 use netlink::nftables::{NftablesSocket, Value};
 use plan::nftables::elements::FrontendKey;
-use plan::nftables::run::{Sets, Slots};
+use plan::nftables::interpreter::{Sets, Slots};
 use plan::nftables::sets::{Element, ElementKey, Set, Type, address};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 

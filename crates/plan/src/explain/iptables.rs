@@ -12,9 +12,9 @@ use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, lower_case,
 };
 use crate::iptables::desired::DesiredRules;
+use crate::iptables::interpreter::{ListedRule, NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use crate::iptables::program::{self, Abilities};
 use crate::iptables::rules::EndpointComments;
-use crate::iptables::run::{ListedRule, NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use crate::iptables::saved_rule::SavedRule;
 use crate::walk::{Matched, PacketVerdict};
 

@@ -12,10 +12,10 @@ use model::names::Protocol;
 use serde::{Deserialize, Serialize};
 
 use super::{Explanation, Fate, PacketContext, PodDetection};
-use crate::iptables::run::{self as iptables, NO_RECENT_CLIENTS, Tables};
+use crate::iptables::interpreter::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
+use crate::nftables::interpreter::{self as nftables, Sets};
 use crate::nftables::program::{Program, ProgramSettings};
-use crate::nftables::run::{self as nftables, Sets};
 use crate::nftables::timeouts;
 use crate::walk::{Context, Packet, Walk};
 

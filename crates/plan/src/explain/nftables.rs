@@ -10,8 +10,8 @@ use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Q
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
+use crate::nftables::interpreter::{ProgramPath, ProgramWalk, run};
 use crate::nftables::program::{self, Program};
-use crate::nftables::run::{ProgramPath, ProgramWalk, run};
 use crate::nftables::sets::{LookupBy, Set};
 use crate::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
 use crate::walk::PacketVerdict;

@@ -12,7 +12,7 @@ use crate::iptables::listing::Listing;
 use crate::iptables::rules::EndpointComments;
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
-use crate::nftables::run::{Sets, Slots};
+use crate::nftables::interpreter::{Sets, Slots};
 use crate::nftables::sets::{Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::shares;
 

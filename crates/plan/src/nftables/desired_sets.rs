@@ -10,7 +10,7 @@ use model::address::Family;
 
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{ElementUnit, FrontendKey, SharedElement};
-use crate::nftables::run::{Sets, Slots};
+use crate::nftables::interpreter::{Sets, Slots};
 use crate::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set, Type, address};
 
 /// The sets of the desired table. [`Set::Affinity`] is empty.

@@ -1,4 +1,4 @@
-//! The statements of rules. The same statements are sent to the kernel, printed, and interpreted by `run`, so that the three
+//! The statements of rules. The same statements are sent to the kernel, printed, and followed by `interpreter`, so that the three
 //! cannot disagree.
 
 use std::fmt;

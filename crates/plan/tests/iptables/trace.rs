@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use model::names::Protocol;
-use plan::iptables::run::{NO_RECENT_CLIENTS, RulesPath, Tables, run};
+use plan::iptables::interpreter::{NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use plan::iptables::saved_rule::SavedRule;
 use plan::walk::{Context, Packet, PacketVerdict};
 
