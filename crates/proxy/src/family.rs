@@ -2,9 +2,9 @@
 //! threads send it events and queries.
 //!
 //! ```text
-//!   source ─┐                                    ┌─▶ Backend ─▶ rules
-//!   drift  ─┼─▶ FamilyHandle ─▶ Inbox ─▶ Worker ─┼─▶ FlowFollower ─▶ scanner thread
-//!   HTTP   ─┘    never blocks                    └─▶ Reports: health, metrics, log
+//!   source ─┐                                              ┌─▶ Backend ─▶ rules
+//!   drift  ─┼─▶ FamilyHandle ─▶ Inbox ─▶ Worker ─▶ Syncer ─┼─▶ FlowFollower ─▶ scanner thread
+//!   HTTP   ─┘    never blocks                              └─▶ Reports: health, metrics, log
 //! ```
 //!
 //! A family whose sync takes minutes delays neither the other family nor any sender: the inbox accepts everything, and keeps only
@@ -14,7 +14,7 @@ mod drift;
 mod handle;
 mod inbox;
 mod report;
-mod syncing;
+mod syncer;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,257 @@
+//! The part of a family worker that syncs: when a sync is due, what it commits, and what follows from a commit. It exists once
+//! everything about the node is known.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kernel::drift::Drift;
+use kernel::inspection::DesiredState;
+use kernel::nftables::Owners;
+use kernel::outcome::Outcome;
+use model::address::Family;
+use model::cluster::Cluster;
+use model::local::NodePortAddresses;
+use model::names::{NamespacedName, ServicePortName};
+use plan::explain::{self, Explanation, HealthCheckAnswer};
+use plan::walk::Packet;
+
+use super::drift::DriftWatch;
+use super::report::Reports;
+use super::{Start, TakeOver};
+use crate::backend::{Backend, SyncError};
+use crate::flows::FlowFollower;
+use crate::metrics::Metrics;
+use crate::rate_limit::{AttemptResult, MinInterval, RateLimiter};
+use crate::threads;
+use settings::duration::Duration as GoDuration;
+
+/// A sync runs this long after the last one even if nothing has changed.
+const MAX_SYNC_INTERVAL: Duration = Duration::from_secs(3_600);
+
+pub struct Syncer {
+    family: Family,
+    backend: Box<dyn Backend>,
+    rate_limiter: RateLimiter,
+    drift: DriftWatch,
+    flows: FlowFollower,
+    reports: Reports,
+    /// How packets traverse the rules of the backend.
+    explain_settings: explain::ExplainSettings,
+    /// Whether a sync has succeeded.
+    has_synced: bool,
+    /// To run after the first successful sync; `None` once it has begun.
+    take_over: Option<TakeOver>,
+    node_ports: NodePorts,
+    /// When the backend has to log what it held back; `None` if it holds nothing back.
+    log_due: Option<Instant>,
+}
+
+/// Where node ports are served.
+struct NodePorts {
+    addresses: NodePortAddresses,
+    /// The node's addresses that serve them, as the backend knows them; empty if all addresses do.
+    ips: Vec<IpAddr>,
+}
+
+impl Syncer {
+    pub fn new(family: Family, start: Start, drift: DriftWatch, metrics: Arc<Metrics>) -> Self {
+        let Start { backend, flows, node_port_addresses, explain_settings, .. } = start;
+        let Start { min_interval, sync_period, health, service_health, take_over, .. } = start;
+        let (MinInterval::Fixed(min_sync) | MinInterval::Proportional(min_sync)) = min_interval;
+        tracing::debug!(
+            v = 2,
+            ipFamily = %family,
+            minSyncPeriod = %GoDuration::from(min_sync),
+            syncPeriod = %GoDuration::from(sync_period),
+            maxSyncPeriod = %GoDuration::from(MAX_SYNC_INTERVAL),
+            "{} sync params", backend.title()
+        );
+        let mut rate_limiter = RateLimiter::new(min_interval, sync_period, MAX_SYNC_INTERVAL, Instant::now());
+        rate_limiter.request();
+        Self {
+            family,
+            backend,
+            rate_limiter,
+            drift,
+            flows,
+            reports: Reports::new(family, metrics, health, service_health, sync_period),
+            explain_settings,
+            has_synced: false,
+            take_over: Some(take_over),
+            node_ports: NodePorts { addresses: node_port_addresses, ips: Vec::new() },
+            log_due: None,
+        }
+    }
+
+    /// The time until something is due, if no message arrives before.
+    pub fn time_until_due(&self, now: Instant) -> Duration {
+        let until =
+            |due: Option<Instant>| due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+        self.rate_limiter.time_until_due(now).min(until(self.log_due)).min(until(self.drift.due()))
+    }
+
+    /// An event has changed what the kernel should hold.
+    pub fn request(&mut self) {
+        self.rate_limiter.request();
+        self.reports.queued();
+    }
+
+    pub fn drifted(&mut self, drift: Drift) {
+        if self.drift.detected(drift, Instant::now()) {
+            self.suspect_drift();
+        }
+    }
+
+    /// Requests a sync that compares the kernel with the desired state.
+    fn suspect_drift(&mut self) {
+        self.backend.suspect_drift();
+        self.rate_limiter.request();
+    }
+
+    /// Listens for foreign writers, if they can change what the backend has written.
+    pub fn listen_for_drift(&mut self) {
+        self.drift.listen(&mut *self.backend);
+    }
+
+    /// Only a change of the addresses that serve node ports requests a sync: other addresses, those of pods' interfaces, change
+    /// all the time.
+    pub fn node_addresses_changed(&mut self, addresses: &[IpAddr]) {
+        let NodePorts { addresses: serving, ips } = &mut self.node_ports;
+        if serving.match_all() {
+            let own = addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
+            self.flows.node_ips_changed(own);
+            return;
+        }
+        let serving = serving.among(addresses);
+        if serving != *ips {
+            ips.clone_from(&serving);
+            self.backend.set_node_port_ips(serving.clone());
+            self.rate_limiter.request();
+        }
+        self.flows.node_ips_changed(serving);
+    }
+
+    /// The rules of other modes have been removed.
+    pub fn other_modes_removed(&mut self, cluster: &Cluster) {
+        let backend = &mut self.backend;
+        self.flows.other_modes_removed(cluster.frontends(), |to| backend.is_unused(to));
+    }
+
+    /// Returns whether a sync is due. If so, requests from now on are for the next one.
+    pub fn begin_if_due(&mut self, now: Instant) -> bool {
+        if self.drift.begin(now) {
+            self.suspect_drift();
+        }
+        let is_due = self.rate_limiter.time_until_due(now).is_zero();
+        if is_due {
+            self.rate_limiter.started(now);
+        }
+        is_due
+    }
+
+    /// One attempt at a sync: takes the changes, has the backend plan and commit the steps to them, does what follows from the
+    /// rules being in place, and reports.
+    pub fn sync(&mut self, cluster: &mut Cluster) {
+        let mut changes = cluster.take_changes();
+        self.flows.prepare(&mut changes);
+        self.reports.begin(&mut changes);
+        let committed = self.backend.sync(changes);
+        if let Ok(outcome) = committed {
+            self.after_commit(outcome, cluster);
+        }
+        let result = committed
+            .as_ref()
+            .map_or_else(|error| AttemptResult::Failed(error.retry), |_| AttemptResult::Succeeded);
+        let elapsed = self.rate_limiter.ended(Instant::now(), result);
+        match (elapsed, committed) {
+            (Some(elapsed), Ok(outcome)) => self.reports.observe_duration(elapsed, Some(outcome)),
+            (Some(elapsed), Err(error)) => {
+                self.reports.observe_duration(elapsed, None);
+                self.fail(&error);
+            }
+            (None, committed) => {
+                if let Err(SyncError { cause, .. }) = committed {
+                    let err = format!("{cause:#}");
+                    tracing::debug!(v = 2, ipFamily = %self.family, err, "Sync failed, trying again immediately");
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &SyncError) {
+        self.backend.sync_failed();
+        self.reports.failed(
+            &format!("{:#}", error.cause),
+            self.backend.mode(),
+            self.rate_limiter.retry_delay(),
+            Instant::now(),
+        );
+    }
+
+    /// The rules are committed.
+    fn after_commit(&mut self, outcome: Outcome, cluster: &Cluster) {
+        if self.drift.was_repaired_by(outcome) {
+            // Until now packets may have been translated by other rules, and their flows still are.
+            self.flows.recheck_everything(cluster.frontends());
+        }
+        if let Some(repaired) = self.drift.synced(outcome, Instant::now()) {
+            self.reports.repaired(repaired);
+        }
+        self.reports.synced(cluster.counts());
+        let backend = &mut *self.backend;
+        self.flows.committed(|to| backend.is_unused(to));
+        self.has_synced = true;
+        if let Some(take_over) = self.take_over.take() {
+            threads::spawn_or_log(self.family, "take-over", take_over);
+        }
+        self.listen_for_drift();
+    }
+
+    /// Logs what the backend held back and is due.
+    pub fn log_held_back(&mut self, now: Instant) {
+        self.log_due = self.backend.log_due(now);
+    }
+
+    /// What would happen to a packet.
+    pub fn explain(
+        &self,
+        packet: &Packet,
+        node_addresses: &[IpAddr],
+        cluster: &Cluster,
+    ) -> Result<Explanation, String> {
+        let slots = |name: &ServicePortName| self.backend.slots(name);
+        let explained =
+            explain::explain_in_slots(packet, &self.explain_settings, node_addresses, cluster, slots);
+        let mut explanation = explained.map_err(|error| error.to_string())?;
+        if let Some(check) = &mut explanation.health_check {
+            let service = NamespacedName::new(&check.namespace, &check.service);
+            let is_healthy = self.reports.health.is_healthy();
+            *check = HealthCheckAnswer::new(&service, check.local_endpoints, is_healthy);
+            check.trouble = self.reports.service_health.open_error(&service).map(Into::into);
+        }
+        Ok(explanation)
+    }
+
+    /// The desired state; `None` before the first successful sync.
+    pub fn desired(&self) -> Option<DesiredState> {
+        self.has_synced.then(|| self.backend.desired())
+    }
+
+    /// The service ports and endpoints whose new connections the kernel counts.
+    pub fn owners(&self) -> Owners {
+        self.backend.owners()
+    }
+
+    /// The name of the mode in logs.
+    pub fn mode(&self) -> &'static str {
+        self.backend.mode()
+    }
+}
+
+impl fmt::Debug for Syncer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Syncer").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
