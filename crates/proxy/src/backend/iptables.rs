@@ -56,7 +56,7 @@ impl Iptables {
     }
 
     /// Writes everything, or what changed since the last sync.
-    fn commit(&mut self, now: Instant) -> Result<Outcome, SyncError> {
+    fn plan_and_commit(&mut self, now: Instant) -> Result<Outcome, SyncError> {
         let later = |error: Error| SyncError::new(Retry::Later, error);
         let prepared;
         let attempt = match self.plan.scope(now) {
@@ -119,7 +119,7 @@ impl Backend for Iptables {
             self.check_for_drift();
         }
         self.plan.accept(changes);
-        let outcome = self.commit(Instant::now())?;
+        let outcome = self.plan_and_commit(Instant::now())?;
         let (family, elapsed) = (self.rules.family(), GoDuration::from(started.elapsed()));
         let Outcome { is_full, writes, .. } = outcome;
         let (filter, nat) = (self.counts.filter_written, self.counts.nat_written);

@@ -49,7 +49,7 @@ impl Nftables {
         Self { plan, table, contentions: Contentions::default(), left_out: BTreeMap::new(), metrics }
     }
 
-    fn commit(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
+    fn plan_and_commit(&mut self, changes: Changes) -> Result<Outcome, CommitError> {
         let steps = self.plan.steps(changes);
         self.log_planned();
         let steps = match steps {
@@ -91,7 +91,7 @@ impl Backend for Nftables {
         let started = Instant::now();
         let family = self.table.family();
         let was_settled = self.plan.is_settled();
-        let outcome = self.commit(changes).map_err(|error| {
+        let outcome = self.plan_and_commit(changes).map_err(|error| {
             if was_settled {
                 // Most likely the kernel does not hold what the last sync committed.
                 tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading its state back");

@@ -68,7 +68,7 @@ impl Reports {
         self.health.synced(self.family);
         let family = [ip_family(self.family)];
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time(family, Timestamp::now());
-        self.service_health.settle();
+        self.service_health.update_ports();
     }
 
     pub fn repaired(&self, repaired: Repaired) {

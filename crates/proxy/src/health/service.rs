@@ -1,10 +1,10 @@
 //! The health-check node ports of Services, where a load balancer checks whether this node has endpoints of a Service.
 //!
 //! ```text
-//!   model ── apply ──▶ desired ── settle, after rules are committed ──▶ open ports
+//!   model ── apply ──▶ desired ── update_ports, after rules are committed ──▶ open ports
 //! ```
 //!
-//! Each family worker owns one. The cost of settling depends on what has changed since the last time, and on the ports that could
+//! Each family worker owns one. The cost of an update depends on what has changed since the last time, and on the ports that could
 //! not be opened then.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,8 +37,8 @@ pub struct ServiceHealth {
     node: Arc<NodeHealth>,
     recorder: Recorder,
     desired: BTreeMap<NamespacedName, HealthCheck>,
-    /// Services that have changed since the last [`settle`](Self::settle), or whose port could not be opened by it.
-    unsettled: BTreeSet<NamespacedName>,
+    /// Services that have changed since the last [`update_ports`](Self::update_ports), or whose port could not be opened by it.
+    outdated: BTreeSet<NamespacedName>,
     open: BTreeMap<NamespacedName, Open>,
     /// The last logged errors of ports that could not be opened. Each sync tries to open them again, and would log them again.
     open_errors: BTreeMap<NamespacedName, String>,
@@ -69,35 +69,35 @@ impl ServiceHealth {
             node,
             recorder,
             desired: BTreeMap::new(),
-            unsettled: BTreeSet::new(),
+            outdated: BTreeSet::new(),
             open: BTreeMap::new(),
             open_errors: BTreeMap::new(),
         }
     }
 
-    /// Changes the desired ports. Nothing is visible before the next [`settle`](Self::settle).
+    /// Changes the desired ports. Nothing is visible before the next [`update_ports`](Self::update_ports).
     pub fn apply(&mut self, changes: impl IntoIterator<Item = (NamespacedName, Option<HealthCheck>)>) {
         for (name, check) in changes {
             match check {
                 Some(check) => self.desired.insert(name.clone(), check),
                 None => self.desired.remove(&name),
             };
-            self.unsettled.insert(name);
+            self.outdated.insert(name);
         }
     }
 
     /// Opens and closes ports, now that the rules are committed. The next call retries what cannot be opened.
-    pub fn settle(&mut self) {
-        let unsettled = std::mem::take(&mut self.unsettled);
+    pub fn update_ports(&mut self) {
+        let outdated = std::mem::take(&mut self.outdated);
         // A port may move from one Service to another, so ports are closed first.
-        for name in &unsettled {
+        for name in &outdated {
             let port = self.desired.get(name).map(|check| check.port);
             if let Some(open) = self.open.get(name).filter(|open| Some(open.port) != port) {
                 tracing::debug!(v = 2, ipFamily = %self.family, service = %name, port = %open.port, "Closing healthcheck");
                 self.open.remove(name);
             }
         }
-        for name in unsettled {
+        for name in outdated {
             let Some(check) = self.desired.get(&name).copied() else {
                 self.open_errors.remove(&name);
                 continue;
@@ -138,7 +138,7 @@ impl ServiceHealth {
                     self.report_error(&name, port, &error);
                     self.open_errors.insert(name.clone(), error);
                 }
-                self.unsettled.insert(name);
+                self.outdated.insert(name);
             }
         }
     }

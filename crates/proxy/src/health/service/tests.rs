@@ -59,7 +59,7 @@ fn a_load_balancer_gets_the_responses_of_upstream() {
     let port = free_port();
     health.apply(check("lb", port, 1));
     assert_eq!(response(port), None, "nothing is visible before the rules are committed");
-    health.settle();
+    health.update_ports();
     let body = "{
 \t\"service\": {
 \t\t\"namespace\": \"default\",
@@ -70,10 +70,10 @@ fn a_load_balancer_gets_the_responses_of_upstream() {
 }";
     assert_eq!(response(port), Some(("200".to_owned(), "1".to_owned(), body.to_owned())));
     health.apply(check("lb", port, 0));
-    health.settle();
+    health.update_ports();
     assert_eq!(code_and_weight(port), expected("503", "0"));
     health.apply(check("lb", port, 3));
-    health.settle();
+    health.update_ports();
     assert_eq!(code_and_weight(port), expected("200", "3"));
     // With a sync period of zero, a sync that is due is overdue.
     node.synced(Family::V4);
@@ -88,14 +88,14 @@ fn ports_follow_their_services() {
     let (mut health, _) = service_health();
     let (one, two) = (free_port(), free_port());
     health.apply(check("a", one, 1));
-    health.settle();
+    health.update_ports();
     health.apply(check("a", two, 1));
     health.apply(check("b", one, 2));
-    health.settle();
-    assert_eq!(code_and_weight(one), expected("200", "2"), "moved within one settle");
+    health.update_ports();
+    assert_eq!(code_and_weight(one), expected("200", "2"), "moved within one update");
     assert_eq!(code_and_weight(two), expected("200", "1"));
     health.apply(gone("b"));
-    health.settle();
+    health.update_ports();
     assert_eq!(response(one), None);
     assert_eq!(code_and_weight(two), expected("200", "1"));
 }
@@ -107,11 +107,11 @@ fn a_port_that_is_in_use_is_retried_and_does_not_affect_others() {
     let holder = listen(at(taken.get())).unwrap();
     health.apply(check("a", taken, 1));
     health.apply(check("b", free, 1));
-    health.settle();
+    health.update_ports();
     assert_eq!(code_and_weight(free), expected("200", "1"));
     assert_eq!(health.open_errors.len(), 1);
     drop(holder);
-    health.settle();
+    health.update_ports();
     assert_eq!(code_and_weight(taken), expected("200", "1"), "without a change");
 }
 
@@ -121,11 +121,11 @@ fn a_service_that_is_deleted_before_its_port_was_opened_is_forgotten() {
     let port = free_port();
     health.apply(check("a", port, 1));
     health.apply(gone("a"));
-    health.settle();
+    health.update_ports();
     assert_eq!(response(port), None);
     assert!(
         health.open_errors.is_empty()
-            && health.unsettled.is_empty()
+            && health.outdated.is_empty()
             && health.open.is_empty()
             && health.desired.is_empty()
     );
