@@ -147,9 +147,9 @@ impl Node {
 
     /// Returns the processor time that was spent on flows, not on rules.
     fn sync(&mut self) -> f64 {
-        let mut changes = self.cluster.take_changes();
+        let changes = self.cluster.take_changes();
         let before = processor();
-        self.flows.prepare(&mut changes);
+        self.flows.prepare(&changes);
         let prepared = processor() - before;
         self.table.sync(changes).unwrap();
         let before = processor();

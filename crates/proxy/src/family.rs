@@ -4,7 +4,8 @@
 //! ```text
 //!   source ─┐                                              ┌─▶ Backend ─▶ rules
 //!   drift  ─┼─▶ FamilyHandle ─▶ Inbox ─▶ Worker ─▶ Syncer ─┼─▶ FlowFollower ─▶ scanner thread
-//!   HTTP   ─┘    never blocks                              └─▶ Reports: health, metrics, log
+//!   HTTP   ─┘    never blocks                              ├─▶ ServiceHealth: health-check node ports
+//!                                                          └─▶ Reports: health, metrics, log
 //! ```
 //!
 //! A family whose sync takes minutes delays neither the other family nor any sender: the inbox accepts everything, and keeps only

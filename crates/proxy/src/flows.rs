@@ -57,14 +57,14 @@ impl FlowFollower {
     }
 
     /// Applies what the next sync changes. Must be called before that sync.
-    pub fn prepare(&mut self, changes: &mut Changes) {
+    pub fn prepare(&mut self, changes: &Changes) {
         self.is_committed = false;
         if changes.touches_udp {
             let request = self.flows.prepare(&changes.routings);
             self.send(request);
         }
-        for (protocol, frontend) in std::mem::take(&mut changes.new_frontends) {
-            self.flows.gain(protocol, frontend);
+        for (protocol, frontend) in &changes.new_frontends {
+            self.flows.gain(*protocol, *frontend);
         }
     }
 

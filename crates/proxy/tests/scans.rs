@@ -45,8 +45,8 @@ impl Node {
     }
 
     fn sync(&mut self, endpoints: &[u8]) {
-        let mut changes = self.change(endpoints);
-        self.flows.prepare(&mut changes);
+        let changes = self.change(endpoints);
+        self.flows.prepare(&changes);
         self.flows.committed(|_| false);
     }
 }
@@ -158,8 +158,8 @@ fn an_endpoint_that_is_back_between_listing_and_deleting_keeps_its_flows() {
         let listed = scanner.list(&scan).unwrap();
         assert_eq!(listed.len(), 2);
         // While the scan runs, the next sync is about to add one of the endpoints again.
-        let mut changes = node.change(&[2, 3]);
-        node.flows.prepare(&mut changes);
+        let changes = node.change(&[2, 3]);
+        node.flows.prepare(&changes);
         assert_eq!(scanner.delete(&mut scan, listed).unwrap(), 1);
         assert_eq!(clients(family, UDP), [2, 3]);
     });

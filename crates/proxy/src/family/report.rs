@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kernel::outcome::Outcome;
 use model::address::Family;
-use model::cluster::{Changes, Cluster, Counts};
+use model::cluster::{Cluster, Counts};
+use model::names::NamespacedName;
 
 use crate::health::node::NodeHealth;
-use crate::health::service::ServiceHealth;
 use crate::metrics::{Metrics, count, ip_family};
 use crate::repairs::Repaired;
 use settings::duration::Duration as GoDuration;
@@ -19,7 +19,6 @@ pub struct Reports {
     family: Family,
     metrics: Arc<Metrics>,
     pub health: Arc<NodeHealth>,
-    pub service_health: ServiceHealth,
     /// The interval at which an unchanged failure is logged again.
     sync_period: Duration,
     /// The trigger times of changes that no successful sync has written yet.
@@ -33,7 +32,6 @@ impl Reports {
         family: Family,
         metrics: Arc<Metrics>,
         health: Arc<NodeHealth>,
-        service_health: ServiceHealth,
         sync_period: Duration,
     ) -> Self {
         health.started(family);
@@ -41,7 +39,7 @@ impl Reports {
         metrics.drift_repairs.add([ip_family(family)], 0.0);
         metrics.sync_proxy_rules_last_queued_timestamp.set_to_time([ip_family(family)], Timestamp::now());
         let (trigger_times, failure) = (Vec::new(), None);
-        Self { family, metrics, health, service_health, sync_period, trigger_times, failure }
+        Self { family, metrics, health, sync_period, trigger_times, failure }
     }
 
     /// An event requests a sync: health measures from here.
@@ -51,13 +49,11 @@ impl Reports {
         self.metrics.sync_proxy_rules_last_queued_timestamp.set_to_time(family, Timestamp::now());
     }
 
-    /// A sync begins with these changes.
-    pub fn begin(&mut self, changes: &mut Changes) {
+    /// A sync begins, with changes that were triggered at these times.
+    pub fn begin(&mut self, trigger_times: &[(NamespacedName, Vec<Timestamp>)]) {
         // A sync that fails is due from its first attempt, even if no event requested it. Upstream counts only events.
         self.health.queued(self.family);
-        self.service_health.apply(std::mem::take(&mut changes.health_checks));
-        let times = std::mem::take(&mut changes.trigger_times);
-        self.trigger_times.extend(times.into_iter().flat_map(|(_, times)| times));
+        self.trigger_times.extend(trigger_times.iter().flat_map(|(_, times)| times));
     }
 
     /// The rules of a sync are committed.
@@ -68,7 +64,6 @@ impl Reports {
         self.health.synced(self.family);
         let family = [ip_family(self.family)];
         self.metrics.sync_proxy_rules_last_timestamp.set_to_time(family, Timestamp::now());
-        self.service_health.update_ports();
     }
 
     pub fn repaired(&self, repaired: Repaired) {

@@ -22,6 +22,7 @@ use super::report::Reports;
 use super::{Start, TakeOver};
 use crate::backend::{Backend, SyncError};
 use crate::flows::FlowFollower;
+use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
 use crate::rate_limit::{AttemptResult, MinInterval, RateLimiter};
 use crate::threads;
@@ -36,6 +37,7 @@ pub struct Syncer {
     rate_limiter: RateLimiter,
     drift: DriftWatch,
     flows: FlowFollower,
+    service_health: ServiceHealth,
     reports: Reports,
     /// How packets traverse the rules of the backend.
     explain_settings: explain::ExplainSettings,
@@ -76,7 +78,8 @@ impl Syncer {
             rate_limiter,
             drift,
             flows,
-            reports: Reports::new(family, metrics, health, service_health, sync_period),
+            service_health,
+            reports: Reports::new(family, metrics, health, sync_period),
             explain_settings,
             has_synced: false,
             take_over: Some(take_over),
@@ -154,9 +157,10 @@ impl Syncer {
     /// One attempt at a sync: takes the changes, has the backend plan and commit the steps to them, does what follows from the
     /// rules being in place, and reports.
     pub fn sync(&mut self, cluster: &mut Cluster) {
-        let mut changes = cluster.take_changes();
-        self.flows.prepare(&mut changes);
-        self.reports.begin(&mut changes);
+        let changes = cluster.take_changes();
+        self.flows.prepare(&changes);
+        self.reports.begin(&changes.trigger_times);
+        self.service_health.apply(changes.health_checks.iter().cloned());
         let committed = self.backend.sync(changes);
         if let Ok(outcome) = committed {
             self.after_commit(outcome, cluster);
@@ -200,6 +204,7 @@ impl Syncer {
             self.reports.repaired(repaired);
         }
         self.reports.synced(cluster.counts());
+        self.service_health.update_ports();
         let backend = &mut *self.backend;
         self.flows.committed(|to| backend.is_unused(to));
         self.has_synced = true;
@@ -229,7 +234,7 @@ impl Syncer {
             let service = NamespacedName::new(&check.namespace, &check.service);
             let is_healthy = self.reports.health.is_healthy();
             *check = HealthCheckAnswer::new(&service, check.local_endpoints, is_healthy);
-            check.trouble = self.reports.service_health.open_error(&service).map(Into::into);
+            check.trouble = self.service_health.open_error(&service).map(Into::into);
         }
         Ok(explanation)
     }
