@@ -37,11 +37,13 @@ pub enum MinInterval {
     Proportional(Duration),
 }
 
-/// How an attempt at a sync ended.
+/// What follows a failed attempt at a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttemptResult {
-    Succeeded,
-    Failed(Retry),
+pub enum AfterFailure {
+    /// Another attempt of the same sync, immediately.
+    AnotherAttempt,
+    /// The sync has failed, after this time with all its attempts.
+    SyncFailed(Duration),
 }
 
 /// When to retry after a failure.
@@ -127,26 +129,40 @@ impl RateLimiter {
         self.sync_started = self.sync_started.filter(|_| is_same_sync).or(Some(now));
     }
 
-    /// An attempt ended. Returns how long the sync took with all its attempts; `None` if another attempt follows.
-    pub fn ended(&mut self, now: Instant, result: AttemptResult) -> Option<Duration> {
-        let took = self.sync_started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        let [first, longest] = Self::ATTEMPT_DELAYS;
-        if let AttemptResult::Failed(retry) = result
-            && took < retry.attempt_period()
-        {
+    /// An attempt succeeded, which ends the sync. Returns how long the sync took with all its attempts.
+    pub fn succeeded(&mut self, now: Instant) -> Duration {
+        let took = self.sync_duration(now);
+        self.startup_retry = None;
+        self.end_sync(Attempt { ended: now, took, next: Next::Idle });
+        took
+    }
+
+    /// An attempt failed.
+    pub fn failed(&mut self, now: Instant, retry: Retry) -> AfterFailure {
+        let took = self.sync_duration(now);
+        if took < retry.attempt_period() {
+            let [_, longest] = Self::ATTEMPT_DELAYS;
             self.last_attempt = Some(Attempt { ended: now, took, next: Next::Attempt(self.attempt_delay) });
             self.attempt_delay = (self.attempt_delay * 2).min(longest);
-            return None;
+            return AfterFailure::AnotherAttempt;
         }
-        self.sync_started = None;
-        self.attempt_delay = first;
-        let succeeded = result == AttemptResult::Succeeded;
         let [_, longest] = Self::STARTUP_RETRY_DELAYS;
-        let retry = self.startup_retry.map_or(self.retry_interval, |delay| delay.min(self.retry_interval));
-        self.startup_retry = self.startup_retry.filter(|_| !succeeded).map(|delay| (delay * 2).min(longest));
-        let next = if succeeded { Next::Idle } else { Next::Retry(retry) };
-        self.last_attempt = Some(Attempt { ended: now, took, next });
-        Some(took)
+        let delay = self.startup_retry.map_or(self.retry_interval, |delay| delay.min(self.retry_interval));
+        self.startup_retry = self.startup_retry.map(|delay| (delay * 2).min(longest));
+        self.end_sync(Attempt { ended: now, took, next: Next::Retry(delay) });
+        AfterFailure::SyncFailed(took)
+    }
+
+    /// For how long the running sync has lasted.
+    fn sync_duration(&self, now: Instant) -> Duration {
+        self.sync_started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started))
+    }
+
+    fn end_sync(&mut self, last_attempt: Attempt) {
+        let [attempt_delay, _] = Self::ATTEMPT_DELAYS;
+        self.sync_started = None;
+        self.attempt_delay = attempt_delay;
+        self.last_attempt = Some(last_attempt);
     }
 
     /// How long after its end a failed sync is retried, if nothing requests one before; `None` if the last sync succeeded.
@@ -196,8 +212,11 @@ mod tests {
     fn sync(limiter: &mut RateLimiter, at: Instant, succeeds: bool) {
         assert_eq!(limiter.time_until_due(at), Duration::ZERO, "due");
         limiter.started(at);
-        let result = if succeeds { AttemptResult::Succeeded } else { AttemptResult::Failed(Retry::Later) };
-        assert_eq!(limiter.ended(at, result), Some(Duration::ZERO));
+        if succeeds {
+            assert_eq!(limiter.succeeded(at), Duration::ZERO);
+        } else {
+            assert_eq!(limiter.failed(at, Retry::Later), AfterFailure::SyncFailed(Duration::ZERO));
+        }
     }
 
     #[test]
@@ -219,11 +238,7 @@ mod tests {
             limiter.started(now);
             assert_eq!(limiter.time_until_due(now), 3_600 * SECOND);
         }
-        assert_eq!(
-            limiter.ended(later, AttemptResult::Succeeded),
-            Some(Duration::ZERO),
-            "the wait before the sync does not count"
-        );
+        assert_eq!(limiter.succeeded(later), Duration::ZERO, "the wait before the sync does not count");
     }
 
     #[test]
@@ -245,7 +260,7 @@ mod tests {
         limiter.request();
         limiter.started(t);
         limiter.request();
-        limiter.ended(t + 5 * SECOND, AttemptResult::Succeeded);
+        limiter.succeeded(t + 5 * SECOND);
         assert_eq!(limiter.time_until_due(t + 5 * SECOND), SECOND);
     }
 
@@ -315,7 +330,7 @@ mod tests {
             (Duration::from_secs(2), SECOND),
         ] {
             limiter.started(now);
-            limiter.ended(now + took, AttemptResult::Succeeded);
+            limiter.succeeded(now + took);
             limiter.request();
             assert_eq!(limiter.time_until_due(now + took), interval, "{took:?}");
         }
@@ -331,7 +346,7 @@ mod tests {
             let mut now = start + 100 * SECOND;
             let (began, mut delays) = (now, Vec::new());
             limiter.started(now);
-            while limiter.ended(now, AttemptResult::Failed(retry)).is_none() {
+            while limiter.failed(now, retry) == AfterFailure::AnotherAttempt {
                 limiter.request();
                 let delay = limiter.time_until_due(now);
                 delays.push(delay.as_millis());
@@ -349,16 +364,16 @@ mod tests {
         let (mut limiter, start) = limiter();
         limiter.request();
         limiter.started(start);
-        assert_eq!(limiter.ended(start + SECOND, AttemptResult::Failed(Retry::Stale)), None);
+        assert_eq!(limiter.failed(start + SECOND, Retry::Stale), AfterFailure::AnotherAttempt);
         limiter.started(start + 2 * SECOND);
-        assert_eq!(limiter.ended(start + 3 * SECOND, AttemptResult::Succeeded), Some(3 * SECOND));
+        assert_eq!(limiter.succeeded(start + 3 * SECOND), 3 * SECOND);
         assert_eq!(
             (limiter.time_until_due(start + 3 * SECOND), limiter.retry_delay()),
             (3_600 * SECOND, None)
         );
         limiter.request();
         limiter.started(start + 10 * SECOND);
-        assert_eq!(limiter.ended(start + 11 * SECOND, AttemptResult::Failed(Retry::Stale)), None);
+        assert_eq!(limiter.failed(start + 11 * SECOND, Retry::Stale), AfterFailure::AnotherAttempt);
         assert_eq!(
             limiter.time_until_due(start + 11 * SECOND),
             Duration::from_millis(1),

@@ -24,7 +24,7 @@ use crate::backend::{Backend, SyncError};
 use crate::flows::FlowFollower;
 use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
-use crate::rate_limit::{AttemptResult, MinInterval, RateLimiter};
+use crate::rate_limit::{AfterFailure, MinInterval, RateLimiter};
 use crate::threads;
 use settings::duration::Duration as GoDuration;
 
@@ -161,26 +161,22 @@ impl Syncer {
         self.flows.prepare(&changes);
         self.reports.begin(&changes.trigger_times);
         self.service_health.apply(changes.health_checks.iter().cloned());
-        let committed = self.backend.sync(changes);
-        if let Ok(outcome) = committed {
-            self.after_commit(outcome, cluster);
-        }
-        let result = committed
-            .as_ref()
-            .map_or_else(|error| AttemptResult::Failed(error.retry), |_| AttemptResult::Succeeded);
-        let elapsed = self.rate_limiter.ended(Instant::now(), result);
-        match (elapsed, committed) {
-            (Some(elapsed), Ok(outcome)) => self.reports.observe_duration(elapsed, Some(outcome)),
-            (Some(elapsed), Err(error)) => {
-                self.reports.observe_duration(elapsed, None);
-                self.fail(&error);
+        match self.backend.sync(changes) {
+            Ok(outcome) => {
+                self.after_commit(outcome, cluster);
+                let elapsed = self.rate_limiter.succeeded(Instant::now());
+                self.reports.observe_duration(elapsed, Some(outcome));
             }
-            (None, committed) => {
-                if let Err(SyncError { cause, .. }) = committed {
-                    let err = format!("{cause:#}");
+            Err(error) => match self.rate_limiter.failed(Instant::now(), error.retry) {
+                AfterFailure::AnotherAttempt => {
+                    let err = format!("{:#}", error.cause);
                     tracing::debug!(v = 2, ipFamily = %self.family, err, "Sync failed, trying again immediately");
                 }
-            }
+                AfterFailure::SyncFailed(elapsed) => {
+                    self.reports.observe_duration(elapsed, None);
+                    self.fail(&error);
+                }
+            },
         }
     }
 
