@@ -1,6 +1,7 @@
 //! Receives objects from an API server or from a folder of manifests, and emits them as [`model::event::Event`]s.
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod api_server;
 mod backoff;
 mod certificate;
@@ -20,7 +21,6 @@ pub mod recorder;
 mod resource;
 #[cfg(test)]
 mod scripted;
-mod standalone;
 #[cfg(test)]
 mod stub;
 mod throttle;

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::standalone;
+use crate::admission;
 
 /// An object of a kind that the proxy follows.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,7 +126,7 @@ impl Content {
             }
         };
         let checked = object.and_then(|mut object| {
-            standalone::admit(&mut object, own).map_err(|wrong| document.problem(wrong)).map(|()| object)
+            admission::admit(&mut object, own).map_err(|wrong| document.problem(wrong)).map(|()| object)
         });
         match checked {
             Ok(object) => self.objects.push(object),
@@ -262,7 +262,7 @@ impl Header {
 impl ObjectKey {
     fn new(kind: ObjectKind, namespace: &str, name: &str) -> Self {
         let namespace = match kind {
-            ObjectKind::Service | ObjectKind::EndpointSlice => standalone::namespace(namespace),
+            ObjectKind::Service | ObjectKind::EndpointSlice => admission::namespace(namespace),
             ObjectKind::Node | ObjectKind::ServiceCidr => "",
         };
         Self { kind, namespace: namespace.into(), name: name.into() }
