@@ -1,7 +1,7 @@
-//! What one service port does on this node, in one IP family: the model's only output.
+//! What one service port does on this node, in one IP family.
 //!
-//! All policy is decided here. Backends render a [`Routing`] into rules, the flow tracker derives which conntrack entries are
-//! stale, and `explain` describes it; none of them reads the policies of a Service.
+//! All policy is decided here. Backends render a [`Routing`] into rules, `plan::flows` derives which conntrack entries are stale,
+//! and `explain` describes it; only `explain` also reads the policies of a Service, to name them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::message::{Header, aligned};
 // include/uapi/linux/netlink.h
 pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
 
-/// Encoded messages, ready to be sent. `clear` keeps the allocation for reuse.
+/// Encoded messages, ready to be sent.
 #[derive(Clone, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -20,10 +20,6 @@ impl Buffer {
     #[must_use]
     pub const fn new() -> Self {
         Self { bytes: Vec::new() }
-    }
-
-    pub fn clear(&mut self) {
-        self.bytes.clear();
     }
 
     #[must_use]

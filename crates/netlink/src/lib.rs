@@ -8,7 +8,7 @@
 //!   Attributes ◀── Message ┘
 //! ```
 //!
-//! Messages are written straight into one reusable [`buffer::Buffer`] and read in place through
+//! Messages are written straight into a [`buffer::Buffer`] and read in place through
 //! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`],
 //! [`accounting`] and [`route`].
 

@@ -22,8 +22,8 @@ impl ApiServer {
         Self { api, node_name: node_name.into(), poster }
     }
 
-    /// Emits all events on the calling thread, and returns only if it cannot start. `emit` may block, which makes the server wait.
-    /// The first list of Nodes results in `NodeApplied`, or in `NodeDeleted` if the node does not exist.
+    /// Emits all events on the calling thread, and returns only if it cannot start. The first list of Nodes results in
+    /// `NodeApplied`, or in `NodeDeleted` if the node does not exist.
     pub fn follow(self, emit: &mut dyn FnMut(Event)) -> io::Result<()> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;

@@ -18,7 +18,7 @@ use super::read::{Counted, Reader};
 /// waits for the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which service port has which frontend. `None` before the first sync.
+/// Which service port has which frontend. `None` in a mode without counters, and before the worker has a backend.
 #[derive(Debug, Default)]
 pub struct Owners(Option<DesiredTable>);
 

@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::message::{Header, Message, Messages, NLM_F_REQUEST};
 use crate::nftables::wire::*;
 
-/// Changes to one table, in order. `clear` keeps the allocation for reuse.
+/// Changes to one table, in order.
 ///
 /// Objects must be added before others refer to them: sets before their elements and rules, chains before rules that jump to
 /// them.
@@ -24,12 +24,6 @@ impl Batch {
     #[must_use]
     pub fn new(family: Family, table: &str) -> Self {
         Self { family, table: table.into(), messages: Buffer::new(), count: 0, set_ids: 0 }
-    }
-
-    pub fn clear(&mut self) {
-        self.messages.clear();
-        self.count = 0;
-        self.set_ids = 0;
     }
 
     #[must_use]

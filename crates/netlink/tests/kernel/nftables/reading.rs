@@ -109,7 +109,7 @@ fn a_batch_can_have_a_hundred_thousand_elements() {
         assert_eq!(keys.len(), 100_000);
         assert!(keys == want);
 
-        batch.clear();
+        batch = Batch::new(Ipv4, TABLE);
         batch.delete_elements("endpoints", slots());
         connection.commit(&batch).unwrap();
         assert_eq!(connection.elements(Ipv4, TABLE, "endpoints", |_| ()).unwrap(), []);

@@ -28,14 +28,14 @@ fn an_error_names_one_of_thousands_of_elements() {
         batch.add_elements("m", [element(0x0a00_0bb8, 1)]);
         connection.commit(&batch).unwrap();
 
-        batch.clear();
+        batch = Batch::new(Ipv4, TABLE);
         batch.add_elements("m", (0x0a00_0000..0x0a00_1388).map(|number| element(number, 2)));
         let (object, _, errno) = refusal(connection.commit(&batch));
         assert_eq!(object, "add element ip kube-proxy m { 0a000bb8 06000000 00500000 }");
         assert_eq!(errno, 17);
         assert_eq!(connection.elements(Ipv4, TABLE, "m", |_| ()).unwrap().len(), 1, "nothing was committed");
 
-        batch.clear();
+        batch = Batch::new(Ipv4, TABLE);
         batch.delete_elements("m", [element(0x0a00_0bb8, 1), element(5, 1)]);
         let (object, _, errno) = refusal(connection.commit(&batch));
         assert_eq!(object, "delete element ip kube-proxy m { 00000005 06000000 00500000 }");
@@ -98,7 +98,7 @@ fn an_error_is_one_line() {
         };
         batch.add_chain(&Chain { name: "c", hook: hook(0), comment: None });
         connection.commit(&batch).unwrap();
-        batch.clear();
+        batch = Batch::new(Ipv4, TABLE);
         batch.add_chain(&Chain { name: "c", hook: hook(5), comment: None });
         let error = connection.commit(&batch).unwrap_err();
         assert!(error.to_string().starts_with("kernel refused add chain ip kube-proxy c"), "{error}");
@@ -143,7 +143,7 @@ fn a_batch_for_another_generation_is_stale() {
         connection.commit_at(before, &batch).unwrap();
         assert_eq!(connection.generation().unwrap().id, before + 1);
 
-        batch.clear();
+        batch = Batch::new(Ipv4, TABLE);
         batch.add_chain(&Chain { name: "d", hook: None, comment: None });
         assert!(matches!(connection.commit_at(before, &batch), Err(CommitError::Stale)));
         assert_eq!(connection.chains(Ipv4, TABLE).unwrap().len(), 1);
