@@ -1,7 +1,7 @@
 //! `kube-proxy explain`: what happens to a packet, and why.
 //!
 //! ```text
-//!   question ─▶ the running proxy, or the objects of manifests or the API server ─▶ Explanation ─▶ text or JSON
+//!   packet query ─▶ the running proxy, or the objects of manifests or the API server ─▶ Explanation ─▶ text or JSON
 //! ```
 
 mod live;
@@ -76,13 +76,13 @@ pub fn command() -> Command {
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let question = question(matches)?;
+    let query = packet_query(matches)?;
     let reads_objects = arguments::reads_objects(matches)?;
     let (config, options) = arguments::configuration(matches)?;
     let (mut explanation, left_out) = if reads_objects {
-        from_objects(&question, config, &options)?
+        from_objects(&query, config, &options)?
     } else {
-        (from_running(&question, config.metrics_bind_address)?, Vec::new())
+        (from_running(&query, config.metrics_bind_address)?, Vec::new())
     };
     if matches.get_flag("live") {
         explanation.live = Some(live::read(&explanation)?);
@@ -123,7 +123,7 @@ impl TypedValueParser for ProtocolParser {
     }
 }
 
-fn question(matches: &ArgMatches) -> anyhow::Result<PacketQuery> {
+fn packet_query(matches: &ArgMatches) -> anyhow::Result<PacketQuery> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let address =
         |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is not an IP address"));
@@ -142,19 +142,19 @@ fn unsupported_protocol(protocol: &str) -> String {
     format!("{protocol:?}: services support only tcp, udp and sctp{ping}")
 }
 
-fn from_running(question: &PacketQuery, address: SocketAddr) -> anyhow::Result<Explanation> {
-    let answer = running::ask(address, &format!("{EXPLAIN}?{}", question.to_query()))?;
+fn from_running(query: &PacketQuery, address: SocketAddr) -> anyhow::Result<Explanation> {
+    let answer = running::ask(address, &format!("{EXPLAIN}?{}", query.to_url_query()))?;
     serde_json::from_slice(&answer).context("reading the answer of the proxy")
 }
 
 /// Also returns [`ObjectSnapshot::left_out`].
 fn from_objects(
-    question: &PacketQuery,
+    query: &PacketQuery,
     config: Config,
     options: &RunOptions,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
     let ObjectSnapshot { config, node, mut clusters, left_out } = ObjectSnapshot::read(config, options)?;
-    let family = Family::of(question.destination.ip());
+    let family = Family::of(query.destination.ip());
     let mut cluster =
         clusters.remove(&family).with_context(|| format!("this kernel does not support {family}"))?;
     // Otherwise the explanation would report changes as not yet in the kernel.
@@ -164,7 +164,7 @@ fn from_objects(
     let node_ip = node.ips.of(node.ips.primary);
     let is_this_machine = node_ip.is_loopback() || own.contains(&node_ip);
     let addresses = node_addresses(own, node.ips.of(family));
-    let packet = question.packet(&addresses, cluster.node_ip(), |destination| {
+    let packet = query.packet(&addresses, cluster.node_ip(), |destination| {
         if !is_this_machine {
             bail!(
                 "node {:?} has no {family} address and is not this machine: specify the source with --from",

@@ -114,7 +114,7 @@ struct Answer<'a> {
 enum End {
     /// To one of these endpoints.
     Translated {
-        candidates: Vec<Candidate>,
+        targets: Vec<PossibleTarget>,
         traffic: Traffic,
         short_circuit: bool,
     },
@@ -122,7 +122,7 @@ enum End {
 }
 
 /// An endpoint that a walk may lead to.
-struct Candidate {
+struct PossibleTarget {
     address: SocketAddr,
     probability: f64,
     masquerade: Option<Masquerade>,
@@ -290,8 +290,8 @@ impl<'a> Question<'a> {
             explanation.policy = Some(AppliedPolicy::of(claim, kind, short_circuit));
         }
         match (answer.end, answer.matched) {
-            (End::Translated { candidates, traffic, .. }, Some((claim, _))) => {
-                explanation.endpoints = targets(&claim.routing, traffic, candidates);
+            (End::Translated { targets: possible, traffic, .. }, Some((claim, _))) => {
+                explanation.endpoints = targets(&claim.routing, traffic, possible);
                 explanation.affinity_seconds = match self.settings.mode {
                     Mode::Nftables => claim.routing.affinity.map(rounded),
                     Mode::Iptables => claim.routing.affinity,
@@ -348,19 +348,19 @@ impl<'a> Question<'a> {
 }
 
 /// The endpoints in the order of the routing, which is not that of the rules.
-fn targets(routing: &Routing, traffic: Traffic, mut candidates: Vec<Candidate>) -> Vec<Target> {
+fn targets(routing: &Routing, traffic: Traffic, mut possible: Vec<PossibleTarget>) -> Vec<Target> {
     let known: HashMap<SocketAddr, (usize, bool)> = routing
         .endpoints(traffic)
         .iter()
         .enumerate()
         .map(|(at, endpoint)| (SocketAddr::new(endpoint.ip, endpoint.port.get()), (at, endpoint.local)))
         .collect();
-    candidates.sort_by_key(|candidate| known.get(&candidate.address).map(|(at, _)| *at));
-    let target = |Candidate { address, probability, masquerade }| {
+    possible.sort_by_key(|target| known.get(&target.address).map(|(at, _)| *at));
+    let target = |PossibleTarget { address, probability, masquerade }| {
         let on_this_node = known.get(&address).is_some_and(|(_, local)| *local);
         Target { address, probability, on_this_node, masquerade }
     };
-    candidates.into_iter().map(target).collect()
+    possible.into_iter().map(target).collect()
 }
 
 /// What traffic from outside to a frontend of this kind gets.

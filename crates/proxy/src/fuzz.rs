@@ -10,8 +10,8 @@ pub const TARGETS: &[(&str, Decode)] = &[("debug-query", decode_query)];
 
 fn decode_query(bytes: &[u8]) {
     let Ok(query) = std::str::from_utf8(bytes) else { return };
-    if let Ok(described) = PacketQuery::from_query(query) {
-        let again = PacketQuery::from_query(&described.to_query());
+    if let Ok(described) = PacketQuery::from_url_query(query) {
+        let again = PacketQuery::from_url_query(&described.to_url_query());
         assert_eq!(again.ok().as_ref(), Some(&described));
     }
     let _ = Healthz::default().response(query);

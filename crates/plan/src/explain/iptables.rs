@@ -7,7 +7,7 @@ use model::address::Family;
 use model::cluster::Considered;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Question, Reason};
+use super::{Answer, End, ExplainSettings, FrontendKind, Masquerade, PossibleTarget, Question, Reason};
 use crate::iptables::chains::{
     EXTERNAL_SERVICES, FIREWALL, MARK_MASQ, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES, lower_case,
 };
@@ -41,18 +41,18 @@ pub(super) fn answer<'q>(question: &'q Question<'q>) -> Answer<'q> {
         let (reason, matched) = stop(question, path);
         return Answer { matched, end: End::Stopped(path.verdict.into(), reason), chains, otherwise: None };
     }
-    let candidates = forwarded.iter().filter_map(|path| {
+    let targets = forwarded.iter().filter_map(|path| {
         let masquerade = path.is_masqueraded.then(|| masquerade(question, path)).flatten();
-        Some(Candidate { address: path.endpoint?, probability: path.probability, masquerade })
+        Some(PossibleTarget { address: path.endpoint?, probability: path.probability, masquerade })
     });
-    let candidates = candidates.collect();
+    let targets = targets.collect();
     let matched = translation(question, path);
     let is_local = path.chains.iter().any(|chain| Purpose::of(chain) == Some(Purpose::Local));
     let traffic = if is_local { Traffic::ToLocal } else { Traffic::ToCluster };
     let short_circuit = !is_local
         && matched
             .is_some_and(|(claim, kind)| kind != FrontendKind::ClusterIp && claim.routing.preserves_client);
-    let end = End::Translated { candidates, traffic, short_circuit };
+    let end = End::Translated { targets, traffic, short_circuit };
     let rest = walk.paths.iter().find(|path| !path.is_forwarded());
     Answer { matched, end, chains, otherwise: rest.map(|path| path.verdict.into()) }
 }

@@ -6,7 +6,9 @@ use model::cluster::Considered;
 use model::names::ServicePortName;
 use model::routing::Traffic;
 
-use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Question, Reason, traffic};
+use super::{
+    Answer, End, ExplainSettings, FrontendKind, Masquerade, PossibleTarget, Question, Reason, traffic,
+};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
@@ -60,17 +62,17 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
             return question.untouched();
         };
         let matched = owner(by);
-        let candidates = walk.paths.iter().filter(|path| path.is_forwarded());
-        let candidates = candidates.filter_map(|path| {
+        let targets = walk.paths.iter().filter(|path| path.is_forwarded());
+        let targets = targets.filter_map(|path| {
             let masquerade = path.is_masqueraded.then(|| masquerade(path)).flatten();
-            Some(Candidate { address: path.endpoint?, probability: path.probability, masquerade })
+            Some(PossibleTarget { address: path.endpoint?, probability: path.probability, masquerade })
         });
-        let candidates = candidates.collect();
+        let targets = targets.collect();
         let traffic = matched.map_or(Traffic::ToCluster, |(claim, kind)| {
             let routing = &claim.routing;
             if is_inside { routing.external_from_inside() } else { traffic(routing, kind) }
         });
-        let end = End::Translated { candidates, traffic, short_circuit: is_inside };
+        let end = End::Translated { targets, traffic, short_circuit: is_inside };
         let rest = walk.paths.iter().find(|path| !path.is_forwarded());
         return Answer { matched, end, chains, otherwise: rest.map(|path| path.verdict.into()) };
     }

@@ -44,7 +44,7 @@ impl PacketQuery {
         Ok(Self { source, protocol, destination, interface: interface.map(Into::into) })
     }
 
-    pub fn to_query(&self) -> String {
+    pub fn to_url_query(&self) -> String {
         let Self { source, protocol, destination, interface } = self;
         let mut query = format!("protocol={protocol}&to={destination}");
         if let Some(source) = source {
@@ -56,7 +56,7 @@ impl PacketQuery {
         query
     }
 
-    pub fn from_query(query: &str) -> anyhow::Result<Self> {
+    pub fn from_url_query(query: &str) -> anyhow::Result<Self> {
         let parts = || query.split('&').filter_map(|part| part.split_once('='));
         let value = |name: &str| parts().find(|(key, _)| *key == name).map(|(_, value)| value);
         if let Some((key, _)) =
@@ -125,9 +125,9 @@ mod tests {
             let source = source.map(|ip| ip.parse().unwrap());
             let described =
                 PacketQuery::new(source, protocol, destination.parse().unwrap(), interface).unwrap();
-            let query = described.to_query();
+            let query = described.to_url_query();
             let uri: http::Uri = format!("/explain?{query}").parse().unwrap();
-            assert_eq!(PacketQuery::from_query(uri.query().unwrap()).unwrap(), described, "{query}");
+            assert_eq!(PacketQuery::from_url_query(uri.query().unwrap()).unwrap(), described, "{query}");
         }
     }
 
@@ -165,7 +165,7 @@ mod tests {
             ("protocol=tcp&to=10.0.0.1:80&interface=", "\"\" is not the name of an interface"),
             ("protocol=tcp&to=10.0.0.1:80&speed=high", "speed: not a parameter of this query"),
         ] {
-            assert_eq!(PacketQuery::from_query(query).unwrap_err().to_string(), want, "{query}");
+            assert_eq!(PacketQuery::from_url_query(query).unwrap_err().to_string(), want, "{query}");
         }
     }
 }

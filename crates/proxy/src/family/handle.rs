@@ -82,8 +82,8 @@ impl FamilyHandle {
     }
 
     /// What would happen to a packet.
-    pub fn explain(&self, packet: PacketQuery) -> anyhow::Result<Explanation> {
-        let explained = self.query(move |worker| worker.explain(&packet))?;
+    pub fn explain(&self, query: PacketQuery) -> anyhow::Result<Explanation> {
+        let explained = self.query(move |worker| worker.explain(&query))?;
         explained.map_err(anyhow::Error::msg)
     }
 

@@ -62,7 +62,7 @@ fn connections(DebugContext { node_name, mode, connection_counter, .. }: DebugCo
 
 /// What would happen to a packet.
 fn explain(query: &str, families: &Families) -> Reply {
-    let query = match PacketQuery::from_query(query) {
+    let query = match PacketQuery::from_url_query(query) {
         Ok(query) => query,
         Err(error) => return Reply::Now(plain(StatusCode::BAD_REQUEST, format!("{error:#}\n"))),
     };
