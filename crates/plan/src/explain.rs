@@ -23,17 +23,16 @@ use model::routing::{Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
 
-use crate::iptables::chains::lower_case;
 use crate::mark::Mark;
 use crate::mode::Mode;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::timeouts::rounded;
-use crate::walk::Context;
 pub use crate::walk::Packet;
+use crate::walk::PacketContext;
 pub use explanation::{
     AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, Masquerade, Origin,
-    PacketContext, PodDetection, PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
+    PodDetection, PolicyField, PolicyValue, Reason, RuleContext, Target, UnusedEndpoint, UnusedReason,
 };
 
 /// What the path of a packet depends on, besides Services.
@@ -87,7 +86,7 @@ pub fn explain_in_slots<'a>(
 
 /// A packet, and everything that the reasons for its path depend on.
 struct Question<'a> {
-    context: Context<'a>,
+    context: PacketContext<'a>,
     settings: &'a ExplainSettings,
     is_from_pod: bool,
     to_this_node: bool,
@@ -139,7 +138,7 @@ impl<'a> Question<'a> {
         if Family::of(source) != Family::of(to.ip()) {
             return Err(Unanswerable::Families);
         }
-        let context = Context::new(packet, addresses);
+        let context = PacketContext::new(packet, addresses);
         if to.ip().is_loopback() && !context.is_from_node() {
             return Err(Unanswerable::Loopback);
         }
@@ -265,7 +264,7 @@ impl<'a> Question<'a> {
         let Packet { source, protocol, destination, .. } = *self.context.packet;
         let mut explanation = Explanation {
             source,
-            protocol: lower_case(protocol).into(),
+            protocol,
             destination,
             mode: self.settings.mode,
             origin: self.origin(),
@@ -281,7 +280,7 @@ impl<'a> Question<'a> {
             chains: answer.chains,
             pending,
             otherwise: answer.otherwise,
-            context: PacketContext::of(self.context.packet, self.settings),
+            context: RuleContext::of(self.context.packet, self.settings),
             live: None,
         };
         let short_circuit = matches!(answer.end, End::Translated { short_circuit: true, .. });
@@ -396,7 +395,7 @@ fn any_address(addresses: &Addresses, matches: impl Fn(IpAddr) -> bool) -> bool 
     matches(addresses.cluster_ip) || external.copied().any(matches)
 }
 
-fn is_from_pod(context: &Context<'_>, settings: &ExplainSettings) -> Result<bool, Unanswerable> {
+fn is_from_pod(context: &PacketContext<'_>, settings: &ExplainSettings) -> Result<bool, Unanswerable> {
     let Some(from_pod) = &settings.from_pod else { return Ok(false) };
     let is_known = context.packet.interface.is_some() || context.is_from_node();
     let by_interface = |is_theirs: bool| {

@@ -9,7 +9,7 @@ use crate::iptables::chains::{ServiceChain, is_ours, saved_chains};
 use crate::iptables::interpreter::{NO_RECENT_CLIENTS, Tables, run};
 use crate::iptables::listing::{Listing, as_saved, without_comment};
 use crate::iptables::saved_rule::SavedRule;
-use crate::walk::{Context, Packet};
+use crate::walk::{Packet, PacketContext};
 
 type Decode = fn(&[u8]);
 
@@ -37,7 +37,7 @@ fn follow(save: &str) {
         let destination = ([10, 96, 0, 10], 80).into();
         let packet = Packet { source, protocol: Protocol::Tcp, destination, interface: None };
         let tables = Tables::saved(save, save);
-        let _ = run(&tables, &Context::new(&packet, &[node]), NO_RECENT_CLIENTS);
+        let _ = run(&tables, &PacketContext::new(&packet, &[node]), NO_RECENT_CLIENTS);
     }
 }
 

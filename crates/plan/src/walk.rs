@@ -20,7 +20,7 @@ pub struct Packet {
 
 /// A packet, with everything that rules may match on.
 #[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
+pub struct PacketContext<'a> {
     pub packet: &'a Packet,
     /// Every address of the node.
     pub addresses: &'a [IpAddr],
@@ -81,10 +81,10 @@ impl<Rule> Clone for Matched<'_, Rule> {
 
 impl<Rule> Copy for Matched<'_, Rule> {}
 
-impl Context<'_> {
+impl PacketContext<'_> {
     /// A packet without a mark, of a flow without a conntrack entry.
-    pub fn new<'a>(packet: &'a Packet, addresses: &'a [IpAddr]) -> Context<'a> {
-        Context { packet, addresses, mark: 0, has_entry: false }
+    pub fn new<'a>(packet: &'a Packet, addresses: &'a [IpAddr]) -> PacketContext<'a> {
+        PacketContext { packet, addresses, mark: 0, has_entry: false }
     }
 
     /// All of 127.0.0.0/8 is local, though interfaces have only one address of it.
@@ -106,7 +106,7 @@ impl Context<'_> {
         if self.is_from_node() { PacketHook::Output } else { PacketHook::Prerouting }
     }
 
-    /// The hooks after [`Context::first_hook`], for a packet that now has this destination. What the node sends to itself also
+    /// The hooks after [`PacketContext::first_hook`], for a packet that now has this destination. What the node sends to itself also
     /// traverses the input hooks.
     pub fn next_hooks(&self, destination: IpAddr) -> &'static [PacketHook] {
         match (self.is_from_node(), self.is_local(destination)) {
@@ -120,7 +120,7 @@ impl Context<'_> {
 
 impl<'a, Rule, Change> Path<'a, Rule, Change> {
     /// The path before the first rule.
-    pub(crate) fn start(context: &Context<'_>) -> Self {
+    pub(crate) fn start(context: &PacketContext<'_>) -> Self {
         Self {
             probability: 1.0,
             verdict: PacketVerdict::Accept,

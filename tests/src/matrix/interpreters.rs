@@ -20,7 +20,7 @@ use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::interpreter::{AffinityChange, Sets, Slots};
 use plan::nftables::program::{Program, ProgramSettings};
 use plan::nftables::sets::{Data, Element, ElementKey, Set};
-use plan::walk::{Context, Packet, PacketVerdict, Path};
+use plan::walk::{Packet, PacketContext, PacketVerdict, Path};
 
 use super::{Case, Expected, Mode, Probe, Reached, Step};
 use crate::feed::{cluster, replace};
@@ -209,7 +209,7 @@ impl<'a> Node<'a> {
     }
 
     /// Runs the rules over a packet.
-    fn run(&self, context: &Context<'_>, matched: &mut BTreeSet<RuleAt>) -> Vec<Seen> {
+    fn run(&self, context: &PacketContext<'_>, matched: &mut BTreeSet<RuleAt>) -> Vec<Seen> {
         match self.mode {
             Mode::Nftables => {
                 let desired = DesiredSets::new(&self.table);
@@ -280,10 +280,10 @@ impl<'a> Node<'a> {
                 interface: probe.from.interface().map(Into::into),
             };
             let addresses = self.addresses.clone();
-            let context = Context {
+            let context = PacketContext {
                 mark: self.mark.unwrap_or_default(),
                 has_entry: probe.in_flow,
-                ..Context::new(&packet, &addresses)
+                ..PacketContext::new(&packet, &addresses)
             };
             let seen = self.run(&context, matched);
             let total: f64 = seen.iter().map(|seen| seen.probability).sum();
@@ -325,7 +325,12 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    fn surprise(&self, seen: &Seen, expected: &Expected, context: &Context<'_>) -> Option<&'static str> {
+    fn surprise(
+        &self,
+        seen: &Seen,
+        expected: &Expected,
+        context: &PacketContext<'_>,
+    ) -> Option<&'static str> {
         let is_here = |ip: IpAddr| self.addresses.contains(&ip) || ip.is_loopback();
         let destination = seen.endpoint.unwrap_or(context.packet.destination);
         let is_among = |endpoints: &[Reached]| {

@@ -15,7 +15,7 @@ use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
 use plan::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set};
 use plan::nftables::slots::{SlotRange, slot_ranges};
 use plan::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
-use plan::walk::{Context, Packet, PacketVerdict};
+use plan::walk::{Packet, PacketContext, PacketVerdict};
 
 use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
 use super::{Case, Mode, Probe, Step};
@@ -369,7 +369,7 @@ impl Draws {
         program: &Program,
     ) -> (BTreeMap<Option<SocketAddr>, f64>, BTreeSet<RuleAt>) {
         let (packet, addresses) = (self.packet(), Network::node_ips(FAMILY));
-        let Ok(walk) = run(program, &Context::new(&packet, &addresses), &mut slots);
+        let Ok(walk) = run(program, &PacketContext::new(&packet, &addresses), &mut slots);
         let (mut shares, mut matched) = (BTreeMap::new(), BTreeSet::new());
         for path in &walk.paths {
             assert_eq!(path.verdict, PacketVerdict::Accept);

@@ -7,11 +7,12 @@ use plan::explain::{
     AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, Masquerade, Origin,
     PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
 };
+use plan::iptables::chains::lower_case;
 use plan::mode::Mode;
 
 pub fn of(explanation: &Explanation) -> String {
     let Explanation { source, protocol, destination, .. } = explanation;
-    let mut out = format!("{source} -> {protocol} {destination}\n");
+    let mut out = format!("{source} -> {} {destination}\n", lower_case(*protocol));
     let mut push = |line: &str| {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{line}");

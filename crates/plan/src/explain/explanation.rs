@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::cluster::Considered;
 use model::local::FromPod;
-use model::names::NamespacedName;
+use model::names::{NamespacedName, Protocol};
 use model::service::TrafficPolicy;
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ use crate::walk::{Packet, PacketVerdict};
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     pub source: IpAddr,
-    /// In lower case.
-    pub protocol: String,
+    #[serde(with = "ProtocolName")]
+    pub protocol: Protocol,
     pub destination: SocketAddr,
     pub mode: Mode,
     pub origin: Origin,
@@ -47,17 +47,27 @@ pub struct Explanation {
     /// The fate of the packet if random numbers lead it to no endpoint, where that is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<Fate>,
-    /// What the path depends on, besides Services.
-    pub context: PacketContext,
+    pub context: RuleContext,
     /// What the kernel does with the rules that it has; only with `--live`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<Live>,
 }
 
-/// What rules match on, besides addresses and ports, and the settings that rules depend on.
+/// How a protocol is called in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Protocol", rename_all = "lowercase")]
+enum ProtocolName {
+    Sctp,
+    Tcp,
+    Udp,
+}
+
+/// What the path of the packet depends on, besides Services, addresses and ports: what rules match on, and the settings that rules
+/// depend on. Part of the answer, so that `--live`, which may have no configuration of its own, can run the same program over
+/// the same packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PacketContext {
+pub struct RuleContext {
     /// The input interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
@@ -265,7 +275,7 @@ impl From<PacketVerdict> for Fate {
     }
 }
 
-impl PacketContext {
+impl RuleContext {
     pub(super) fn of(packet: &Packet, settings: &ExplainSettings) -> Self {
         Self {
             interface: packet.interface.clone(),

@@ -8,16 +8,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::local::FromPod;
-use model::names::Protocol;
 use serde::{Deserialize, Serialize};
 
-use super::{Explanation, Fate, PacketContext, PodDetection};
+use super::{Explanation, Fate, PodDetection, RuleContext};
 use crate::iptables::interpreter::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
 use crate::nftables::interpreter::{self as nftables, Sets};
 use crate::nftables::program::{Program, ProgramSettings};
 use crate::nftables::timeouts;
-use crate::walk::{Context, Packet, Walk};
+use crate::walk::{Packet, PacketContext, Walk};
 
 /// What the kernel does, and whether that agrees with the explanation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +87,7 @@ pub fn through_sets<S: Sets>(
     // Only the sets know which timeouts are in use; a chain that no packet reaches costs little.
     let program = Program::new(&explanation.settings(), &timeouts::all());
     let packet = explanation.packet();
-    let walk = nftables::run(&program, &Context::new(&packet, addresses), sets)?;
+    let walk = nftables::run(&program, &PacketContext::new(&packet, addresses), sets)?;
     Ok(Live::new(explanation, walk))
 }
 
@@ -96,27 +95,22 @@ pub fn through_sets<S: Sets>(
 pub fn through_rules(explanation: &Explanation, nat: &str, filter: &str, addresses: &[IpAddr]) -> Live {
     let tables = Tables::saved(nat, filter);
     let packet = explanation.packet();
-    let walk = iptables::run(&tables, &Context::new(&packet, addresses), NO_RECENT_CLIENTS);
+    let walk = iptables::run(&tables, &PacketContext::new(&packet, addresses), NO_RECENT_CLIENTS);
     Live::new(explanation, walk)
 }
 
 impl Explanation {
     fn packet(&self) -> Packet {
-        let protocol = match &*self.protocol {
-            "udp" => Protocol::Udp,
-            "sctp" => Protocol::Sctp,
-            _ => Protocol::Tcp,
-        };
         Packet {
             source: self.source,
-            protocol,
+            protocol: self.protocol,
             destination: self.destination,
             interface: self.context.interface.clone(),
         }
     }
 
     fn settings(&self) -> ProgramSettings {
-        let PacketContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
+        let RuleContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
         ProgramSettings {
             family: Family::of(self.destination.ip()),
             mark: Mark::from_bits(*mark),

@@ -19,7 +19,7 @@ use crate::iptables::chains::{IptablesTable, Jump, lower_case};
 use crate::iptables::listing::Listing;
 use crate::iptables::saved_rule::{SavedOption, SavedRule};
 use crate::nftables::program::PacketHook;
-use crate::walk::{self, Context, Matched, PacketVerdict};
+use crate::walk::{self, Matched, PacketContext, PacketVerdict};
 
 pub type RulesWalk<'a> = walk::Walk<'a, ListedRule<'a>, Recent<'a>>;
 pub type RulesPath<'a> = walk::Path<'a, ListedRule<'a>, Recent<'a>>;
@@ -120,7 +120,7 @@ impl<'a> Tables<'a> {
 /// Runs the rules over a packet.
 pub fn run<'t>(
     tables: &'t Tables<'t>,
-    context: &Context<'_>,
+    context: &PacketContext<'_>,
     recent_clients: RecentClients<'_>,
 ) -> RulesWalk<'t> {
     let mut run = Run { tables, context, recent_clients, added_paths: 0, not_understood: Vec::new() };
@@ -142,7 +142,7 @@ pub fn run<'t>(
 
 struct Run<'t, 'c> {
     tables: &'t Tables<'t>,
-    context: &'c Context<'c>,
+    context: &'c PacketContext<'c>,
     recent_clients: RecentClients<'c>,
     /// The number of paths that random matches have added, in all chains.
     added_paths: usize,

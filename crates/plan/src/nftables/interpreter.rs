@@ -1,9 +1,9 @@
 //! Runs the program over a packet, as the kernel does.
 //!
 //! ```text
-//!   Program ─┐
-//!   Context ─┼─▶ run ─▶ Walk
-//!   Sets ────┘
+//!   Program ───────┐
+//!   PacketContext ─┼─▶ run ─▶ Walk
+//!   Sets ──────────┘
 //! ```
 //!
 //! Packets enter base chains in the order of hooks and priorities. The sets are the desired ones ([`super::desired_sets`]) or
@@ -20,7 +20,7 @@ use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
 use crate::nftables::sets::{Data, Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
-use crate::walk::{self, Context, Matched, PacketVerdict};
+use crate::walk::{self, Matched, PacketContext, PacketVerdict};
 
 pub type ProgramWalk<'a> = walk::Walk<'a, ProgramRule, AffinityChange>;
 pub type ProgramPath<'a> = walk::Path<'a, ProgramRule, AffinityChange>;
@@ -59,7 +59,7 @@ const MAX_DEPTH: usize = 16;
 /// Runs the program over a packet.
 pub fn run<'p, S: Sets>(
     program: &'p Program,
-    context: &Context<'_>,
+    context: &PacketContext<'_>,
     sets: &mut S,
 ) -> Result<ProgramWalk<'p>, S::Error> {
     let mut run = Run {
@@ -86,7 +86,7 @@ pub fn run<'p, S: Sets>(
 struct Run<'p, 'c, S> {
     chains: HashMap<&'p str, &'p ProgramChain, RandomState>,
     program: &'p Program,
-    context: &'c Context<'c>,
+    context: &'c PacketContext<'c>,
     sets: &'c mut S,
     not_understood: Vec<String>,
 }

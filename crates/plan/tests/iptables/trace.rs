@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use model::names::Protocol;
 use plan::iptables::interpreter::{NO_RECENT_CLIENTS, RulesPath, Tables, run};
 use plan::iptables::saved_rule::SavedRule;
-use plan::walk::{Context, Packet, PacketVerdict};
+use plan::walk::{Packet, PacketContext, PacketVerdict};
 
 use crate::fake::{Chains, Kernel};
 
@@ -42,7 +42,7 @@ impl Tracer {
 
     pub fn of(&self, packet: &Packet) -> Fates {
         let tables = Tables::saved(&self.nat, &self.filter);
-        let walk = run(&tables, &Context::new(packet, &self.local), NO_RECENT_CLIENTS);
+        let walk = run(&tables, &PacketContext::new(packet, &self.local), NO_RECENT_CLIENTS);
         assert_eq!(walk.not_understood, [""; 0]);
         walk.paths.iter().map(fate).collect()
     }
