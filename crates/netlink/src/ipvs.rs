@@ -59,6 +59,12 @@ const IPVS_STATS_ATTR_CONNS: u16 = 1;
 const IP_VS_SVC_F_HASHED: u32 = 0x2;
 const IP_VS_CONN_F_MASQ: u32 = 0;
 const NO_THRESHOLD: u32 = 0;
+// include/uapi/linux/netfilter/nfnetlink.h, nf_tables_compat.h
+const NFNL_MSG_COMPAT_GET: u16 = 11 << 8; // of NFNL_SUBSYS_NFT_COMPAT
+const NFTA_COMPAT_NAME: u16 = 1;
+const NFTA_COMPAT_REV: u16 = 2;
+const NFTA_COMPAT_TYPE: u16 = 3;
+const NFTA_COMPAT_TYPE_MATCH: u32 = 0;
 
 /// What identifies a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -279,7 +285,13 @@ impl IpvsSocket {
     /// Belongs to the network namespace of the calling thread. Loads the kernel's module if needed; `ENOENT` if there is none.
     pub fn open() -> io::Result<Self> {
         let mut socket = Socket::open(NetlinkProtocol::Generic)?;
-        let kind = generic::resolve(&mut socket, IPVS_GENL_NAME)?;
+        let kind = match generic::resolve(&mut socket, IPVS_GENL_NAME) {
+            Err(error) if is(&error, Errno::NOENT) => {
+                load_module()?;
+                generic::resolve(&mut socket, IPVS_GENL_NAME)?
+            }
+            resolved => resolved?,
+        };
         Ok(Self { socket, kind })
     }
 
@@ -332,6 +344,20 @@ impl IpvsSocket {
         let kind = self.kind;
         self.socket.ask_each(changes, |change| request(kind, change.fixed()), IpvsChange::to_wire)
     }
+}
+
+/// Lets the kernel load the iptables match `ipvs`, and with it IPVS itself. Kernels such as 5.10 and 5.15 do not load IPVS by the
+/// name of its subsystem. No error if they do not load the match either.
+fn load_module() -> io::Result<()> {
+    let mut socket = Socket::open(NetlinkProtocol::Netfilter)?;
+    let request = Request { kind: NFNL_MSG_COMPAT_GET, flags: 0, fixed: &[Family::Ipv4.to_wire(), 0, 0, 0] };
+    let body = |message: &mut Buffer| {
+        message.string(NFTA_COMPAT_NAME, "ipvs");
+        message.be32(NFTA_COMPAT_REV, 0);
+        message.be32(NFTA_COMPAT_TYPE, NFTA_COMPAT_TYPE_MATCH);
+    };
+    let _ = socket.ask(request, body, |_| None::<()>);
+    Ok(())
 }
 
 const fn request(kind: u16, fixed: &[u8]) -> Request<'_> {
