@@ -7,7 +7,7 @@ use model::names::Protocol;
 use netlink::conntrack::{self as wire, ConntrackSocket, Handle};
 use plan::flows::{FlowFilter, TrackedFlow};
 
-use crate::wire_family;
+use crate::{protocol_number, wire_family};
 
 /// The flows of one family, in the network namespace of the thread that opened it.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl ConntrackTable {
         mut keep: impl FnMut(&TrackedFlow) -> bool,
     ) -> io::Result<Vec<Listed>> {
         let FlowFilter { protocol, destination, only_attempts } = filter;
-        let filter = wire::Filter { protocol: number(protocol), destination, only_attempts };
+        let filter = wire::Filter { protocol: protocol_number(protocol), destination, only_attempts };
         let entries =
             self.connection.flows(wire_family(self.family), filter, |entry| keep(&flow(protocol, entry)))?;
         let listed = |entry: (wire::Flow, Handle)| Listed { flow: flow(protocol, &entry.0), entry };
@@ -61,14 +61,5 @@ fn flow(protocol: Protocol, entry: &wire::Flow) -> TrackedFlow {
         to: entry.original.destination,
         answered_by: entry.reply.source,
         has_reply: entry.has_reply,
-    }
-}
-
-/// `IPPROTO_*`
-fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
     }
 }

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use crate::drift::Drift;
 use crate::holder::Holder;
 use crate::outcome::Outcome;
-use crate::wire_family;
+use crate::{is_shortage, wire_family};
 use batch::batch_of;
 pub use batch::write_elements;
 pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
@@ -213,11 +213,6 @@ impl KernelTable {
 /// Whether reading back and committing again is likely to succeed soon: the ruleset changed meanwhile, a resource ran short, or
 /// another process still owns the table.
 pub fn is_transient(error: &CommitError) -> bool {
-    let shortages = [Errno::NOBUFS, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::BUSY];
-    let is_shortage = |error: &io::Error| {
-        error.kind() == io::ErrorKind::ResourceBusy
-            || shortages.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-    };
     match error {
         CommitError::Stale => true,
         CommitError::Socket(error) => is_shortage(error),

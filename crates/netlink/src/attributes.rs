@@ -80,10 +80,22 @@ impl<'a> Attribute<'a> {
         self.exactly().map(u64::from_be_bytes)
     }
 
-    /// In host byte order, which rtnetlink uses.
+    /// In host byte order, which generic netlink uses.
+    #[must_use]
+    pub fn ne16(&self) -> Option<u16> {
+        self.exactly().map(u16::from_ne_bytes)
+    }
+
+    /// In host byte order, which rtnetlink and generic netlink use.
     #[must_use]
     pub fn ne32(&self) -> Option<u32> {
         self.exactly().map(u32::from_ne_bytes)
+    }
+
+    /// In host byte order, which generic netlink uses.
+    #[must_use]
+    pub fn ne64(&self) -> Option<u64> {
+        self.exactly().map(u64::from_ne_bytes)
     }
 
     /// The text up to the first NUL, or all of it if there is none.

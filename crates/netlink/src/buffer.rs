@@ -84,7 +84,12 @@ impl Buffer {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// In host byte order, which rtnetlink uses and nf_tables never does.
+    /// In host byte order, which generic netlink uses.
+    pub fn ne16(&mut self, kind: u16, value: u16) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// In host byte order, which rtnetlink and generic netlink use and nf_tables never does.
     pub fn ne32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_ne_bytes());
     }
@@ -165,6 +170,8 @@ mod tests {
             m.be32(3, 0xabcd_ef01);
             m.be64(4, 0xabcd_ef01_2345_6789);
             m.ne32(5, 0xabcd_ef01);
+            m.ne16(6, 0xabcd);
+            m.bytes(7, &0xabcd_ef01_2345_6789_u64.to_ne_bytes());
         });
         let message = Messages::new(buffer.as_bytes()).next().unwrap();
         let read: Vec<_> = message.attributes(0).collect();
@@ -173,6 +180,8 @@ mod tests {
         assert_eq!(read[2].be32(), Some(0xabcd_ef01));
         assert_eq!(read[3].be64(), Some(0xabcd_ef01_2345_6789));
         assert_eq!(read[4].ne32(), Some(0xabcd_ef01));
+        assert_eq!(read[5].ne16(), Some(0xabcd));
+        assert_eq!(read[6].ne64(), Some(0xabcd_ef01_2345_6789));
     }
 
     /// A tree of attributes.

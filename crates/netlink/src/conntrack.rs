@@ -248,9 +248,8 @@ impl ConntrackSocket {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_DELETE), flags: 0, fixed: &fixed };
         for chunk in flows.chunks(FLOWS_PER_SEND) {
-            for ended in
-                self.socket.ask_each(request, chunk, |(_, handle), message| handle.to_wire(message))?
-            {
+            let body = |(_, handle): &(Flow, Handle), message: &mut Buffer| handle.to_wire(message);
+            for ended in self.socket.ask_each(chunk, |_| request, body)? {
                 match ended {
                     Err(error) if !is(&error, Errno::NOENT) => return Err(error),
                     _ => {}
@@ -286,7 +285,7 @@ impl ConntrackSocket {
         let fixed = [family.to_wire(), 0, 0, 0];
         let request = Request { kind: kind(IPCTNL_MSG_CT_NEW), flags: CREATE, fixed: &fixed };
         for chunk in flows.chunks(FLOWS_PER_SEND) {
-            for made in self.socket.ask_each(request, chunk, Flow::write)? {
+            for made in self.socket.ask_each(chunk, |_| request, Flow::write)? {
                 made?;
             }
         }

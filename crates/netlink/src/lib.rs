@@ -10,7 +10,7 @@
 //!
 //! Messages are written straight into a [`buffer::Buffer`] and read in place through
 //! [`attributes::Attributes`]. On these stand [`nftables`], [`conntrack`],
-//! [`accounting`] and [`route`].
+//! [`accounting`], [`ipvs`], [`ipset`] and [`route`].
 
 pub mod accounting;
 pub mod attributes;
@@ -21,6 +21,9 @@ pub mod conntrack;
 pub mod faults;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod generic;
+pub mod ipset;
+pub mod ipvs;
 pub mod message;
 pub mod nftables;
 pub mod route;

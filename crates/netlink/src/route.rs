@@ -1,4 +1,5 @@
-//! The addresses of this machine, notifications of their changes, and its default source address.
+//! The addresses of this machine, notifications of their changes, and its default source address; and dummy interfaces, which
+//! carry addresses without sending packets.
 //!
 //! Everything is read from the kernel's tables: no packet is sent and no socket is connected.
 
@@ -9,15 +10,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::Family;
 use crate::attributes::{Attribute, Attributes};
-use crate::message::Message;
-use crate::socket::{NetlinkProtocol, Request, Socket};
+use crate::buffer::Buffer;
+use crate::message::{Message, NLM_F_CREATE, NLM_F_EXCL};
+use crate::socket::{NetlinkProtocol, Request, Socket, is};
 
 // include/uapi/linux/rtnetlink.h
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
@@ -35,6 +41,9 @@ const RT_SCOPE_UNIVERSE: u8 = 0;
 
 // include/uapi/linux/if_link.h, if.h
 const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const DUMMY: &str = "dummy";
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 
@@ -46,7 +55,7 @@ const IFA_F_DADFAILED: u32 = 0x08;
 const IFA_F_DEPRECATED: u32 = 0x20;
 const IFA_F_TENTATIVE: u32 = 0x40;
 
-/// Reads the links, addresses and routes of one network namespace.
+/// Reads the links, addresses and routes of one network namespace, and changes its dummy interfaces.
 #[derive(Debug)]
 pub struct RouteSocket {
     socket: Socket,
@@ -62,6 +71,98 @@ impl RouteSocket {
     pub fn links(&mut self) -> io::Result<Vec<Link>> {
         let request = Request { kind: RTM_GETLINK, flags: 0, fixed: &[0; LINK] };
         self.socket.dump(request, |_| {}, Link::from_wire)
+    }
+
+    /// The interface of that name. `None` if there is none.
+    pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
+        let request = Request { kind: RTM_GETLINK, flags: 0, fixed: &[0; LINK] };
+        match self.socket.ask(request, |m| m.string(IFLA_IFNAME, name), Link::from_wire) {
+            Ok(found) => Ok(found.into_iter().next()),
+            Err(error) if is(&error, Errno::NODEV) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates a dummy interface, which is down. `EEXIST` if there is an interface of that name.
+    pub fn create_dummy(&mut self, name: &str) -> io::Result<()> {
+        let request = Request { kind: RTM_NEWLINK, flags: NLM_F_CREATE | NLM_F_EXCL, fixed: &[0; LINK] };
+        let body = |message: &mut Buffer| {
+            message.string(IFLA_IFNAME, name);
+            message.nest(IFLA_LINKINFO, |m| m.string(IFLA_INFO_KIND, DUMMY));
+        };
+        self.socket.ask(request, body, |_| None::<()>).map(drop)
+    }
+
+    /// Deletes an interface with its addresses. Refuses to delete any other than a dummy interface.
+    pub fn delete_dummy(&mut self, link: &Link) -> io::Result<()> {
+        if !link.is_dummy() {
+            let message = format!("{} is not a dummy interface", link.name);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let [i0, i1, i2, i3] = link.index.to_ne_bytes();
+        let fixed = [0, 0, 0, 0, i0, i1, i2, i3, 0, 0, 0, 0, 0, 0, 0, 0];
+        let request = Request { kind: RTM_DELLINK, flags: 0, fixed: &fixed };
+        self.socket.ask(request, |_| {}, |_| None::<()>).map(drop)
+    }
+
+    /// The addresses of one family with full-length prefixes on the interface, in the kernel's order.
+    pub fn host_addresses(&mut self, interface: u32, family: Family) -> io::Result<Vec<IpAddr>> {
+        let request =
+            Request { kind: RTM_GETADDR, flags: 0, fixed: &[family.to_wire(), 0, 0, 0, 0, 0, 0, 0] };
+        let read = |message: &Message<'_>| {
+            let found = WireAddress::from_wire(message)?;
+            let is_host = found.prefix_length == host_prefix(found.address);
+            (found.interface == interface && is_host).then_some(found.address)
+        };
+        self.socket.dump(request, |_| {}, read)
+    }
+
+    /// Adds addresses with full-length prefixes to the interface, all in one datagram, and returns the results in their order.
+    /// Those that exist count as added.
+    pub fn add_host_addresses(
+        &mut self,
+        interface: u32,
+        addresses: &[IpAddr],
+    ) -> io::Result<Vec<io::Result<()>>> {
+        let added = self.change_addresses(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, interface, addresses)?;
+        Ok(added.into_iter().map(|result| accept(result, &[Errno::EXIST])).collect())
+    }
+
+    /// The reverse of [`Self::add_host_addresses`]. Those that do not exist count as deleted, as do all if the interface does not
+    /// exist.
+    pub fn delete_host_addresses(
+        &mut self,
+        interface: u32,
+        addresses: &[IpAddr],
+    ) -> io::Result<Vec<io::Result<()>>> {
+        let deleted = self.change_addresses(RTM_DELADDR, 0, interface, addresses)?;
+        let gone = [Errno::ADDRNOTAVAIL, Errno::NXIO, Errno::NODEV];
+        Ok(deleted.into_iter().map(|result| accept(result, &gone)).collect())
+    }
+
+    fn change_addresses(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        interface: u32,
+        addresses: &[IpAddr],
+    ) -> io::Result<Vec<io::Result<()>>> {
+        let items: Vec<(IpAddr, [u8; ADDRESS])> =
+            addresses.iter().map(|ip| (*ip, host_address(interface, *ip))).collect();
+        self.socket.ask_each(
+            &items,
+            |(_, fixed)| Request { kind, flags, fixed },
+            |(ip, _), message| {
+                // For IPv4, IFA_ADDRESS is that of the peer, and the same where there is none.
+                match ip {
+                    IpAddr::V4(ip) => {
+                        message.bytes(IFA_LOCAL, &ip.octets());
+                        message.bytes(IFA_ADDRESS, &ip.octets());
+                    }
+                    IpAddr::V6(ip) => message.bytes(IFA_ADDRESS, &ip.octets()),
+                }
+            },
+        )
     }
 
     /// All addresses of both families with the names of their interfaces, in the kernel's order.
@@ -106,6 +207,8 @@ impl RouteSocket {
 pub struct Link {
     pub index: u32,
     pub name: Arc<str>,
+    /// The driver of a virtual interface. Others have none.
+    pub kind: Option<Box<str>>,
     pub is_up: bool,
     pub is_loopback: bool,
 }
@@ -122,13 +225,22 @@ impl Link {
         }
         let [_, _, _, _, i0, i1, i2, i3, f0, f1, f2, f3, ..] = *message.fixed::<LINK>()?;
         let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
-        let name = message.attributes(LINK).find(IFLA_IFNAME)?.str()?;
+        let attributes = message.attributes(LINK);
+        let name = attributes.find(IFLA_IFNAME)?.str()?;
+        let information =
+            attributes.find(IFLA_LINKINFO).and_then(|found| found.nested().find(IFLA_INFO_KIND));
         Some(Self {
             index: u32::from_ne_bytes([i0, i1, i2, i3]),
             name: name.into(),
+            kind: information.and_then(|kind| kind.str()).map(Box::from),
             is_up: flags & IFF_UP != 0,
             is_loopback: flags & IFF_LOOPBACK != 0,
         })
+    }
+
+    #[must_use]
+    pub fn is_dummy(&self) -> bool {
+        self.kind.as_deref() == Some(DUMMY)
     }
 }
 
@@ -259,6 +371,25 @@ impl WireAddress {
             flags: self.flags,
         }
     }
+}
+
+const fn host_prefix(ip: IpAddr) -> u8 {
+    match ip {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    }
+}
+
+/// `struct ifaddrmsg` of an address with a full-length prefix and global scope.
+fn host_address(interface: u32, ip: IpAddr) -> [u8; ADDRESS] {
+    let family = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+    let [i0, i1, i2, i3] = interface.to_ne_bytes();
+    [family.to_wire(), host_prefix(ip), 0, RT_SCOPE_UNIVERSE, i0, i1, i2, i3]
+}
+
+/// Turns these errors into successes.
+fn accept(result: io::Result<()>, benign: &[Errno]) -> io::Result<()> {
+    result.or_else(|error| if benign.iter().any(|errno| is(&error, *errno)) { Ok(()) } else { Err(error) })
 }
 
 struct DefaultRoute {

@@ -43,6 +43,7 @@ pub(crate) const DUMP_ATTEMPTS: u32 = 20;
 pub enum NetlinkProtocol {
     Route,
     Netfilter,
+    Generic,
 }
 
 impl NetlinkProtocol {
@@ -50,6 +51,7 @@ impl NetlinkProtocol {
         match self {
             Self::Route => None, // NETLINK_ROUTE is zero, the default protocol
             Self::Netfilter => Some(netlink::NETFILTER),
+            Self::Generic => Some(netlink::GENERIC),
         }
     }
 }
@@ -143,17 +145,19 @@ impl Socket {
         self.exchange(request, NLM_F_ACK, body, read).map(|answer| answer.found)
     }
 
-    /// Sends one request per item in a single datagram, and returns the results in the order of the items.
-    pub fn ask_each<T>(
+    /// Sends one request per item in a single datagram, and returns the results in the order of the items. The kernel processes
+    /// all of them, also after one that it rejects.
+    pub fn ask_each<'i, T>(
         &mut self,
-        request: Request<'_>,
-        items: &[T],
+        items: &'i [T],
+        request: impl Fn(&'i T) -> Request<'i>,
         body: impl Fn(&T, &mut Buffer),
     ) -> io::Result<Vec<io::Result<()>>> {
-        let flags = request.flags | NLM_F_ACK | NLM_F_REQUEST;
         let first = self.sequence.wrapping_add(1);
         let mut buffer = Buffer::new();
         for item in items {
+            let request = request(item);
+            let flags = request.flags | NLM_F_ACK | NLM_F_REQUEST;
             self.sequence = self.sequence.wrapping_add(1);
             let header = Header { kind: request.kind, flags, sequence: self.sequence, port: 0 };
             buffer.message(header, request.fixed, |message| body(item, message));

@@ -1,16 +1,26 @@
 //! Removes what proxies leave in the kernel: everything with `--cleanup`, and the rules of other modes once ours have taken over.
 
 use std::io;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::bail;
-use kernel::{iptables, nftables};
+use ipnet::IpNet;
+use kernel::{iptables, ipvs, nftables};
 use model::address::Family;
 use settings::config::ProxyMode;
 
-/// Removes what any mode may have left. Continues after a failure, so that as much as possible is removed.
-pub fn everything() -> anyhow::Result<()> {
-    let removed = Family::BOTH.map(|family| [remove_iptables(family), remove_nftables(family)]);
-    if removed.as_flattened().contains(&false) {
+/// With iptables-nft, the kernel releases the ipsets of deleted rules only some milliseconds later.
+const SET_RELEASE: Duration = Duration::from_millis(100);
+const SET_ATTEMPTS: u32 = 50;
+
+/// Removes what any mode may have left, but no virtual servers in `exclude`. Continues after a failure, so that as much as
+/// possible is removed.
+pub fn everything(exclude: &[IpNet]) -> anyhow::Result<()> {
+    let removed = Family::BOTH
+        .map(|family| [remove_ipvs(family, exclude), remove_iptables(family), remove_nftables(family)]);
+    let destroyed = Family::BOTH.map(destroy_sets);
+    if removed.as_flattened().contains(&false) || destroyed.contains(&false) {
         bail!("encountered an error while tearing down rules");
     }
     Ok(())
@@ -19,11 +29,42 @@ pub fn everything() -> anyhow::Result<()> {
 /// Removes what another mode left in a family, so that no packet is translated twice. Logs what cannot be removed.
 ///
 /// iptables and ipvs share their chains and take over from each other.
-pub fn other_modes(mode: ProxyMode, family: Family) {
+pub fn other_modes(mode: ProxyMode, family: Family, exclude: &[IpNet]) {
     match mode {
-        ProxyMode::Nftables => remove_iptables(family),
-        ProxyMode::Iptables | ProxyMode::Ipvs => remove_nftables(family),
-    };
+        ProxyMode::Nftables => {
+            remove_ipvs(family, exclude);
+            remove_iptables(family);
+            destroy_sets(family);
+        }
+        ProxyMode::Iptables | ProxyMode::Ipvs => {
+            remove_nftables(family);
+        }
+    }
+}
+
+/// Returns whether nothing is left but rules and ipsets.
+fn remove_ipvs(family: Family, exclude: &[IpNet]) -> bool {
+    let removed = ipvs::remove(family, exclude);
+    if let Err(error) = &removed {
+        tracing::error!(ipFamily = %family, err = %error, "Error cleaning up IPVS servers");
+    }
+    removed.is_ok()
+}
+
+/// Destroys the ipsets of upstream's ipvs mode, whose rules have to be removed before. Returns whether none is left.
+fn destroy_sets(family: Family) -> bool {
+    let mut destroyed = ipvs::destroy_sets(family);
+    for _ in 1..SET_ATTEMPTS {
+        if !matches!(&destroyed, Err(error) if error.kind() == io::ErrorKind::ResourceBusy) {
+            break;
+        }
+        sleep(SET_RELEASE);
+        destroyed = ipvs::destroy_sets(family);
+    }
+    if let Err(error) = &destroyed {
+        tracing::error!(ipFamily = %family, err = %error, "Error cleaning up ipsets");
+    }
+    destroyed.is_ok()
 }
 
 /// Returns whether nothing is left.

@@ -87,7 +87,7 @@ impl RunOptions {
 /// Returns after `--cleanup` or `--init-only`, or with the reason to stop.
 pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     if options.cleanup {
-        return cleanup::everything();
+        return cleanup::everything(&config.ipvs.exclude_cidrs);
     }
     tuning::raise_open_files();
     signals::ignore_unrelated()?;
@@ -138,11 +138,11 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     // A family that is not served has no first sync to wait for. This must come after `--init-only` returns: until the proxy
     // itself starts, the rules of other modes serve.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
-        cleanup::other_modes(config.mode, family);
+        cleanup::other_modes(config.mode, family, &config.ipvs.exclude_cidrs);
     }
     follow_addresses(families.clone())?;
     for (family, parts) in backends {
-        let mode = config.mode;
+        let (mode, exclude) = (config.mode, config.ipvs.exclude_cidrs.clone());
         let BackendParts { backend, node_port_addresses, explain_settings } = parts;
         let service_health = ServiceHealth::new(
             family,
@@ -163,7 +163,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
             sync_period: config.sync_period,
             health: health.clone(),
             service_health,
-            take_over: Box::new(move || cleanup::other_modes(mode, family)),
+            take_over: Box::new(move || cleanup::other_modes(mode, family, &exclude)),
         };
         let worker = families.get(&family).context("every family has a worker")?;
         worker.start(start);

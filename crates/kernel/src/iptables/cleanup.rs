@@ -10,7 +10,7 @@ use super::error::{Error, Errors};
 use super::exec::{Exec, Programs};
 use super::runner::Runner;
 
-/// Removes our jumps and chains, including those of earlier releases. Not an error where iptables is not installed, since then
+/// Removes our jumps and chains, including those of earlier releases and of upstream's ipvs mode. Not an error where iptables is not installed, since then
 /// there are no rules either.
 pub fn remove(family: Family) -> Result<(), Errors> {
     remove_through(Arc::new(Programs::default()), family)
@@ -30,7 +30,8 @@ pub fn remove_through(exec: Arc<dyn Exec>, family: Family) -> Result<(), Errors>
     let saved = [IptablesTable::Nat, IptablesTable::Filter].map(|table| (table, runner.save(table.name())));
     for (table, save) in &saved {
         let chains = save.as_ref().ok().map(|save| saved_chains(save).collect::<Vec<&str>>());
-        for jump in Jump::own().chain([Jump::FORMER]).filter(|jump| jump.table == *table) {
+        for jump in Jump::own().chain([Jump::FORMER]).chain(Jump::OF_IPVS).filter(|jump| jump.table == *table)
+        {
             // No jump can lead to a chain that does not exist.
             if chains.as_ref().is_none_or(|chains| chains.contains(&jump.to)) {
                 errors.extend(delete(&runner, &jump).err());

@@ -31,6 +31,12 @@ pub const POSTROUTING: &str = "KUBE-POSTROUTING";
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 pub const FORWARD: &str = "KUBE-FORWARD";
 pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
+/// Chains that only upstream's ipvs mode has.
+pub const IPVS_NODE_PORT: &str = "KUBE-NODE-PORT";
+pub const IPVS_LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
+pub const IPVS_SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
+pub const IPVS_FILTER: &str = "KUBE-IPVS-FILTER";
+pub const IPVS_OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
 /// Shared with kubelet, which writes the same rule.
 pub const FIREWALL: &str = "KUBE-FIREWALL";
 /// Empty. If it is missing, another program has flushed the tables.
@@ -251,6 +257,21 @@ impl Jump {
         to: SERVICES,
         only_new: true,
         comment: Some("kubernetes service portals"),
+    };
+
+    /// The jumps of upstream's ipvs mode that differ from ours, which cleanup deletes as well.
+    pub const OF_IPVS: [Self; 5] = {
+        use IptablesTable::Filter;
+        const HEALTH: Option<&str> = Some("kubernetes health check rules");
+        const FIREWALL: Option<&str> = Some("kube-proxy firewall rules");
+        const ACCESS: Option<&str> = Some("kubernetes ipvs access filter");
+        [
+            Self { table: Filter, from: "INPUT", to: IPVS_NODE_PORT, only_new: false, comment: HEALTH },
+            Self { table: Filter, from: "INPUT", to: PROXY_FIREWALL, only_new: false, comment: FIREWALL },
+            Self { table: Filter, from: "FORWARD", to: PROXY_FIREWALL, only_new: false, comment: FIREWALL },
+            Self { table: Filter, from: "INPUT", to: IPVS_FILTER, only_new: false, comment: ACCESS },
+            Self { table: Filter, from: "OUTPUT", to: IPVS_OUT_FILTER, only_new: false, comment: ACCESS },
+        ]
     };
 
     /// The rule as `iptables-save` prints it.

@@ -1,15 +1,28 @@
 //! Removes our chains when another mode takes over, or on `--cleanup`. The caller has deleted the jumps before.
 
 use crate::iptables::chains::{
-    CANARY, EXTERNAL_SERVICES, FORWARD, IptablesTable, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL,
-    Purpose, SERVICES,
+    CANARY, EXTERNAL_SERVICES, FORWARD, IPVS_FILTER, IPVS_LOAD_BALANCER, IPVS_NODE_PORT, IPVS_OUT_FILTER,
+    IPVS_SOURCE_RANGES, IptablesTable, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, Purpose, SERVICES,
 };
 use crate::iptables::restore::Restore;
 
-const NAT: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
-const FILTER: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
+const NAT: [&str; 7] =
+    [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY, IPVS_NODE_PORT, IPVS_LOAD_BALANCER];
+const FILTER: [&str; 10] = [
+    SERVICES,
+    EXTERNAL_SERVICES,
+    FORWARD,
+    NODE_PORTS,
+    PROXY_FIREWALL,
+    CANARY,
+    IPVS_NODE_PORT,
+    IPVS_SOURCE_RANGES,
+    IPVS_FILTER,
+    IPVS_OUT_FILTER,
+];
 
-/// Removes the chains of the table that are ours; those of kubelet and of others stay.
+/// Removes the chains of the table that are ours or those of upstream's ipvs mode; those of kubelet and of others stay. All are
+/// emptied first, since the chains of upstream's two modes jump to each other.
 pub fn leftovers(table: IptablesTable, found: &[&str]) -> Restore {
     let stock: &[&str] = match table {
         IptablesTable::Filter => &FILTER,

@@ -43,6 +43,39 @@ COMMIT
 COMMIT
 ";
 
+/// Rules of upstream's ipvs mode, without those that need an ipset or a module.
+const IPVS: &str = "*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -j KUBE-NODE-PORT
+-A KUBE-SERVICES -j KUBE-LOAD-BALANCER
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-NODE-PORT -j KUBE-MARK-MASQ
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SOURCE-RANGES-FIREWALL - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+-A INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER
+-A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL
+-A INPUT -m comment --comment \"kubernetes health check rules\" -j KUBE-NODE-PORT
+-A FORWARD -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL
+-A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
+-A OUTPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER
+-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL
+-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
+COMMIT
+";
+
 fn machine(commands: &Commands, family: Family) -> Machine<'_> {
     let options = if family == Family::V4 { Options::default() } else { Options::v6() };
     Machine::new(commands, options)
@@ -89,6 +122,22 @@ fn cleanup_removes_rules_of_old_releases() {
             remove_through(commands.programs(), Family::V4).unwrap();
             assert_eq!(Saved::read(&commands, Family::V4), Saved::default());
         });
+    }
+}
+
+#[test]
+fn cleanup_removes_rules_of_upstreams_ipvs_mode() {
+    for variant in VARIANTS {
+        for family in Family::BOTH {
+            in_fresh_netns(move || {
+                let commands = Commands::of(variant);
+                commands.restore(family, FOREIGN);
+                let before = Saved::read(&commands, family);
+                commands.restore(family, IPVS);
+                remove_through(commands.programs(), family).unwrap();
+                Saved::read(&commands, family).assert_same(&before, &format!("{variant:?} {family}"));
+            });
+        }
     }
 }
 

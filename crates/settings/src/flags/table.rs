@@ -41,7 +41,7 @@ pub static TABLE: &[Flag] = &[
     flag(
         "cleanup",
         |f| FlagValue::Bool(&mut f.cleanup),
-        "Remove the rules of the iptables and nftables modes from this node and exit; the rules of the ipvs mode are not removed.",
+        "Remove what the iptables, nftables and ipvs modes have left on this node and exit.",
     ),
     flag(
         "cluster-cidr",
