@@ -6,7 +6,7 @@ use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
 use plan::mark::Mark;
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 
 use crate::drive::NftablesSync;
 use crate::feed::{add, cluster, replace};
@@ -37,6 +37,7 @@ impl NftablesNode {
         let addresses = options.node_port_addresses(family);
         let settings = ProgramSettings {
             family,
+            balancer: Balancer::Slots,
             mark: Mark::from_bit(options.masquerade_bit).unwrap(),
             masquerade_all: options.masquerade_all,
             from_pod: options.from_pod(family),
