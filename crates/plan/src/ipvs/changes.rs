@@ -31,12 +31,12 @@ impl IpvsSteps {
 
 /// A virtual server in the kernel, with the weights of its real servers.
 #[derive(Debug)]
-pub(super) struct HeldVirtual<'a> {
+pub(super) struct KnownVirtual<'a> {
     pub server: &'a VirtualServer,
     pub weights: BTreeMap<RealServer, u32>,
 }
 
-impl<'a> From<&'a ActualVirtual> for HeldVirtual<'a> {
+impl<'a> From<&'a ActualVirtual> for KnownVirtual<'a> {
     fn from(actual: &'a ActualVirtual) -> Self {
         let ActualVirtual { server, real_servers } = actual;
         Self { server, weights: real_servers.iter().map(|(real, found)| (*real, found.weight)).collect() }
@@ -69,12 +69,12 @@ impl ServerChanges {
     pub fn change(
         &mut self,
         at: VirtualAddress,
-        held: Option<&HeldVirtual<'_>>,
+        known: Option<&KnownVirtual<'_>>,
         desired: Option<&DesiredVirtual>,
         termination: &mut Termination,
     ) {
         let mut terminating = BTreeSet::new();
-        match (held, desired) {
+        match (known, desired) {
             (None, None) => {}
             (Some(_), None) => self.delete.push(ServerStep::DeleteVirtual(at)),
             (None, Some(desired)) => {
@@ -82,18 +82,18 @@ impl ServerChanges {
                 let real = desired.real_servers.iter();
                 self.join.extend(real.map(|real| ServerStep::AddReal(at, *real, 1)));
             }
-            (Some(held), Some(desired)) => {
-                if *held.server != desired.server {
+            (Some(known), Some(desired)) => {
+                if *known.server != desired.server {
                     self.virtual_servers.push(ServerStep::SetVirtual(at, desired.server.clone()));
                 }
                 for real in &desired.real_servers {
-                    self.join.extend(match held.weights.get(real) {
+                    self.join.extend(match known.weights.get(real) {
                         None => Some(ServerStep::AddReal(at, *real, 1)),
                         Some(1) => None,
                         Some(_) => Some(ServerStep::SetWeight(at, *real, 1)),
                     });
                 }
-                let unused = held.weights.iter().filter(|(real, _)| !desired.real_servers.contains(real));
+                let unused = known.weights.iter().filter(|(real, _)| !desired.real_servers.contains(real));
                 for (real, weight) in unused {
                     match at.protocol {
                         Protocol::Tcp => {

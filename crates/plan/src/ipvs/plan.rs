@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use model::cluster::Changes;
 
-use crate::ipvs::changes::{HeldVirtual, IpvsSteps, ServerChanges};
+use crate::ipvs::changes::{IpvsSteps, KnownVirtual, ServerChanges};
 use crate::ipvs::desired::{DesiredServers, DesiredVirtual, ServerSettings, addresses};
 use crate::ipvs::servers::{ActualServers, ServerStep, VirtualAddress};
 use crate::ipvs::termination::{RealCounts, Termination};
@@ -105,8 +105,8 @@ impl IpvsPlan {
         for at in affected {
             let (before, after) = (before.get(&at), after.get(&at));
             if before != after {
-                let held = before.map(|before| held(before, &at, &self.termination));
-                steps.change(at, held.as_ref(), after, &mut self.termination);
+                let known = before.map(|before| committed(before, &at, &self.termination));
+                steps.change(at, known.as_ref(), after, &mut self.termination);
             }
         }
         steps.unbind(bound(&table.delete));
@@ -186,10 +186,14 @@ impl IpvsPlan {
 }
 
 /// What a sync has committed for an address.
-fn held<'a>(before: &'a DesiredVirtual, at: &VirtualAddress, termination: &Termination) -> HeldVirtual<'a> {
+fn committed<'a>(
+    before: &'a DesiredVirtual,
+    at: &VirtualAddress,
+    termination: &Termination,
+) -> KnownVirtual<'a> {
     let terminating = termination.of(at).map(|real| (real, 0));
     let weights = before.real_servers.iter().map(|real| (*real, 1)).chain(terminating).collect();
-    HeldVirtual { server: &before.server, weights }
+    KnownVirtual { server: &before.server, weights }
 }
 
 fn changes_from(
@@ -206,8 +210,8 @@ fn changes_from(
     for at in at {
         let server = servers.get(&at);
         if server.is_some() || !excluded.iter().any(|cidr| cidr.contains(&at.ip)) {
-            let held = actual.virtual_servers.get(&at).map(HeldVirtual::from);
-            steps.change(at, held.as_ref(), server, termination);
+            let known = actual.virtual_servers.get(&at).map(KnownVirtual::from);
+            steps.change(at, known.as_ref(), server, termination);
         }
     }
     let bound: BTreeSet<IpAddr> = desired.table.bound_ips().collect();

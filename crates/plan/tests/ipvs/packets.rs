@@ -28,7 +28,7 @@ const ADDRESSES: [(&str, &str, &str); 17] = [
     ("node", "192.0.2.10", "fd00:192:0:2::10"),
     ("bridge", "10.244.1.1", "fd00:10:244:1::1"),
     ("client", "192.0.2.100", "fd00:192:0:2::100"),
-    ("stranger", "192.0.2.101", "fd00:192:0:2::101"),
+    ("other-client", "192.0.2.101", "fd00:192:0:2::101"),
     ("pod", "10.244.1.11", "fd00:10:244:1::11"),
     ("far", "10.244.2.11", "fd00:10:244:2::11"),
     ("host", "/32", "/128"),
@@ -223,9 +223,9 @@ fn ipvs_refuses_connections_to_a_service_without_endpoints() {
 fn source_ranges_apply_to_load_balancer_ips() {
     on_either_family(&[
         ("client to firewalled:80", "far*"),
-        ("stranger to firewalled:80", "dropped"),
+        ("other-client to firewalled:80", "dropped"),
         ("far to firewalled:80", "dropped"),
-        ("stranger to firewalled:53/udp", "dropped"),
+        ("other-client to firewalled:53/udp", "dropped"),
         // Of the node's own connections only the original destination is known after IPVS.
         ("firewalled to firewalled:80", "dropped"),
         ("node to firewalled:80", "dropped"),
@@ -238,7 +238,7 @@ fn source_ranges_apply_to_load_balancer_ips() {
 #[test]
 fn without_endpoints_source_ranges_come_first_from_outside_and_ipvs_from_the_node() {
     on_either_family(&[
-        ("stranger to firewalled-none:80", "dropped"),
+        ("other-client to firewalled-none:80", "dropped"),
         ("client to firewalled-none:80", "rejected"),
         ("firewalled-none to firewalled-none:80", "rejected"),
     ]);
