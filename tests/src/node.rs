@@ -8,7 +8,7 @@ use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
 use plan::mark::Mark;
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 use proxy::backend::{Backend as _, Nftables};
 use proxy::metrics::Metrics;
 use proxy::rate_limit::Retry;
@@ -42,6 +42,7 @@ impl NftablesNode {
         let addresses = options.node_port_addresses(family);
         let settings = ProgramSettings {
             family,
+            balancer: Balancer::Slots,
             mark: Mark::from_bit(options.masquerade_bit).unwrap(),
             masquerade_all: options.masquerade_all,
             from_pod: options.from_pod(family),

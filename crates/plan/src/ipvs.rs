@@ -6,5 +6,13 @@
 //!           ──▶ addresses of `kube-ipvs0`                 so that packets to them are delivered to IPVS
 //!           ──▶ elements of our nftables table            masquerading, hairpin, source ranges, the filter of host ports
 //! ```
+//!
+//! `desired` renders all of it from the desired table, which decides the frontends. `plan` combines it with what is known of the
+//! kernel, and `changes` has the steps in their order; `termination` deletes real servers when their connections have ended.
 
+pub mod changes;
+pub mod desired;
+pub mod plan;
 pub mod servers;
+pub mod termination;
+pub mod text;

@@ -27,7 +27,7 @@ use netlink::conntrack::{ConntrackSocket, Flow, Tuple};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 
 use proxy::backend::{Backend as _, Nftables};
 use proxy::flows::{FlowFollower, ScanReport};
@@ -128,6 +128,7 @@ impl Node {
         }
         let settings = ProgramSettings {
             family: Family::V4,
+            balancer: Balancer::Slots,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
             from_pod: None,

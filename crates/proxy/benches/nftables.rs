@@ -31,7 +31,7 @@ use netlink::nftables::{Batch, NftablesSocket};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 
 use proxy::backend::{Backend as _, Nftables};
 use proxy::metrics::Metrics;
@@ -451,6 +451,7 @@ fn percentiles(name: &str, spent: &[Spent]) {
 fn settings() -> ProgramSettings {
     ProgramSettings {
         family: Family::V4,
+        balancer: Balancer::Slots,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,
         from_pod: Some(FromPod::Source("10.128.0.0/9".parse().unwrap())),

@@ -196,6 +196,7 @@ pub fn nftables_settings(
 ) -> anyhow::Result<plan::nftables::program::ProgramSettings> {
     Ok(plan::nftables::program::ProgramSettings {
         family,
+        balancer: plan::nftables::program::Balancer::Slots,
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,
         from_pod: from_pod(config, family, node),

@@ -18,7 +18,7 @@ use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::interpreter::{AffinityChange, Sets, Slots};
-use plan::nftables::program::{Program, ProgramSettings};
+use plan::nftables::program::{Balancer, Program, ProgramSettings};
 use plan::nftables::sets::{Data, Element, ElementKey, Set};
 use plan::walk::{Packet, PacketContext, PacketVerdict, Path};
 
@@ -77,6 +77,7 @@ pub fn judge_in(case: &Case, family: Family, mode: Mode, mutation: Mutation<'_>)
 pub fn settings(family: Family, options: &Options) -> ProgramSettings {
     ProgramSettings {
         family,
+        balancer: Balancer::Slots,
         mark: Mark::from_bit(options.masquerade_bit).unwrap(),
         masquerade_all: options.masquerade_all,
         from_pod: options.from_pod(family),

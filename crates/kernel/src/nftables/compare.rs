@@ -88,8 +88,8 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     }
     let sets = reader.sets()?;
     let has = |name: &str| sets.iter().any(|set| set.name == name);
-    let is_ours =
-        has(Set::Frontends(LookupBy::Address).name()) && has(Set::Endpoints(LookupBy::Address).name());
+    let of_either_mode = has(Set::Endpoints(LookupBy::Address).name()) || has(Set::BoundIps.name());
+    let is_ours = has(Set::Frontends(LookupBy::Address).name()) && of_either_mode;
     // Upstream's set of the same name has elements of the same type.
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();

@@ -14,7 +14,7 @@ use super::{Explanation, Fate, PodDetection, RuleContext};
 use crate::iptables::interpreter::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
 use crate::nftables::interpreter::{self as nftables, Sets};
-use crate::nftables::program::{Program, ProgramSettings};
+use crate::nftables::program::{Balancer, Program, ProgramSettings};
 use crate::nftables::timeouts;
 use crate::walk::{Packet, PacketContext, Walk};
 
@@ -113,6 +113,7 @@ impl Explanation {
         let RuleContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
         ProgramSettings {
             family: Family::of(self.destination.ip()),
+            balancer: Balancer::Slots,
             mark: Mark::from_bits(*mark),
             masquerade_all: *masquerade_all,
             from_pod: from_pod.as_ref().and_then(|by| match by {

@@ -17,7 +17,7 @@ use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{
     ElementUnit, FrontendKey, SharedElement, SlotAssignment, frontends, shared_elements,
 };
-use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
+use crate::nftables::program::{Balancer, Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Data, Element, LookupBy, Set};
 use crate::nftables::steps::{ActualState, ActualTable, Boundaries, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
@@ -44,8 +44,11 @@ pub struct DesiredTable {
     /// [`MAX_SLOTS`]: crate::nftables::slots::MAX_SLOTS
     left_out: BTreeMap<ServicePortName, usize>,
     service_cidrs: Vec<IpNet>,
-    /// The node's addresses that serve node ports; empty if all of them do.
+    /// The node's addresses that serve node ports; empty if all of them do, except in the ipvs mode.
     node_port_ips: Vec<IpAddr>,
+    /// All addresses of the node, except loopback and those of `kube-ipvs0`. In the ipvs mode: they are local anyway, and never
+    /// bound.
+    node_ips: BTreeSet<IpAddr>,
 }
 
 /// For each frontend that several claim before or during a change: the claims before it.
@@ -63,6 +66,7 @@ impl DesiredTable {
             left_out: BTreeMap::new(),
             service_cidrs: Vec::new(),
             node_port_ips: Vec::new(),
+            node_ips: BTreeSet::new(),
         }
     }
 
@@ -74,22 +78,39 @@ impl DesiredTable {
         &self.service_cidrs
     }
 
-    /// The node's addresses that serve node ports; empty if all of them do.
+    /// The node's addresses that serve node ports; empty if all of them do, except in the ipvs mode.
     pub fn node_port_ips(&self) -> &[IpAddr] {
         &self.node_port_ips
     }
 
-    /// Returns whether they changed.
-    pub fn replace_service_cidrs(&mut self, service_cidrs: Vec<IpNet>) -> bool {
+    /// The addresses of `kube-ipvs0`, in no particular order.
+    pub fn bound_ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.shared.iter().filter_map(|(shared, _)| match *shared {
+            SharedElement::BoundIp(ip) => self.shares(shared).then_some(ip),
+            SharedElement::ClusterIp(_)
+            | SharedElement::Hairpin(..)
+            | SharedElement::Timeout(..)
+            | SharedElement::HealthCheckPort(_) => None,
+        })
+    }
+
+    /// Every frontend that a service port claims, in no particular order.
+    pub fn frontends(&self) -> impl Iterator<Item = &FrontendKey> {
+        self.claims.iter().map(|(frontend, _)| frontend)
+    }
+
+    /// Returns whether they changed, which is never so in the ipvs mode: its program has no rule for them.
+    pub fn replace_service_cidrs(&mut self, mut service_cidrs: Vec<IpNet>) -> bool {
+        service_cidrs.retain(|_| self.settings.balancer == Balancer::Slots);
         let is_change = service_cidrs != self.service_cidrs;
         self.service_cidrs = service_cidrs;
         is_change
     }
 
     /// Replaces the node's addresses that serve node ports; loopback addresses cannot in this mode. Returns whether they
-    /// changed, which is never so if all addresses serve node ports.
+    /// changed, which is never so if the program does not list them.
     pub fn replace_node_port_ips(&mut self, mut ips: Vec<IpAddr>) -> bool {
-        ips.retain(|ip| !ip.is_loopback() && !self.settings.node_ports_everywhere);
+        ips.retain(|ip| !ip.is_loopback() && self.settings.lists_node_port_ips());
         let is_change = ips != self.node_port_ips;
         self.node_port_ips = ips;
         is_change
@@ -105,9 +126,27 @@ impl DesiredTable {
         Program::new(&self.settings, &self.timeouts())
     }
 
+    pub fn node_ips(&self) -> &BTreeSet<IpAddr> {
+        &self.node_ips
+    }
+
+    /// Replaces all addresses of the node, which only the ipvs mode depends on.
+    pub fn replace_node_ips(&mut self, ips: BTreeSet<IpAddr>) {
+        self.node_ips = ips;
+    }
+
     /// Replaces the routings of service ports. Returns the steps from the previous desired state to the new one, and what
     /// changes for contended frontends.
     pub fn replace(&mut self, changes: Vec<RoutingChange>) -> (Steps, Vec<Contention>) {
+        self.replace_at(changes, None)
+    }
+
+    /// Like [`Self::replace`], and replaces all addresses of the node if there are new ones.
+    pub fn replace_at(
+        &mut self,
+        changes: Vec<RoutingChange>,
+        node_ips: Option<BTreeSet<IpAddr>>,
+    ) -> (Steps, Vec<Contention>) {
         // Every frontend that is claimed before or after the change.
         let mut affected: BTreeSet<FrontendKey> = BTreeSet::new();
         let mut shared_before: BTreeMap<SharedElement, bool> = BTreeMap::new();
@@ -115,15 +154,20 @@ impl DesiredTable {
             let old = self.units.get(name).map(|unit| &unit.routing);
             for routing in old.into_iter().chain(routing) {
                 affected.extend(frontends(routing));
-                shared_before.extend(shared_elements(routing).map(|it| (it, self.shared.contains_key(&it))));
+                let shared = shared_elements(routing, self.settings.balancer);
+                shared_before.extend(shared.map(|it| (it, self.shares(&it))));
             }
         }
+        let moved = node_ips.iter().flat_map(|new| new.symmetric_difference(&self.node_ips));
+        let moved = moved.map(|ip| SharedElement::BoundIp(*ip));
+        shared_before.extend(moved.map(|it| (it, self.shares(&it))));
         let names = self.concerned(&changes, &affected);
         let mut before = self.elements_of(&affected, &names);
         let contentions = self.accept(changes);
+        node_ips.into_iter().for_each(|ips| self.replace_node_ips(ips));
         let mut after = self.elements_of(&affected, &names);
         for (shared, was_there) in shared_before {
-            match (was_there, self.shared.contains_key(&shared)) {
+            match (was_there, self.shares(&shared)) {
                 (true, false) => before.push(shared.element()),
                 (false, true) => after.push(shared.element()),
                 (true, true) | (false, false) => {}
@@ -165,7 +209,8 @@ impl DesiredTable {
     /// All desired elements, sorted.
     pub fn elements(&self) -> Vec<Element> {
         // Sorting what elements are rendered from is faster than sorting the elements.
-        let mut shared: Vec<SharedElement> = self.shared.iter().map(|(shared, _)| *shared).collect();
+        let shared = self.shared.iter().map(|(shared, _)| *shared);
+        let mut shared: Vec<SharedElement> = shared.filter(|shared| self.shares(shared)).collect();
         shared.sort_unstable();
         let mut all: Vec<Element> = shared.iter().map(SharedElement::element).collect();
         let mut claims: Vec<(FrontendKey, &Vec<ServicePortName>)> =
@@ -295,9 +340,14 @@ impl DesiredTable {
         Some(rank(first)?.precedence_over(&rank(second)?))
     }
 
-    /// Whether any service port uses the shared element.
+    /// Whether the table has the shared element: any service port uses it, and it is not an address that the node has anyway.
     pub fn shares(&self, shared: &SharedElement) -> bool {
-        self.shared.contains_key(shared)
+        let is_node_ip = matches!(shared, SharedElement::BoundIp(ip) if self.node_ips.contains(ip));
+        self.shared.contains_key(shared) && !is_node_ip
+    }
+
+    pub fn unit(&self, name: &ServicePortName) -> Option<&ElementUnit> {
+        self.units.get(name)
     }
 
     /// The unit of the service port that gets the frontend.
@@ -319,7 +369,8 @@ impl DesiredTable {
 
     /// Timeouts of session affinity in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.units.iter().filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
+        let sticky = self.units.iter().filter(|(_, unit)| unit.id().is_some());
+        sticky.filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
     }
 
     /// Gives endpoints the slots that they have in the kernel, for service ports with a slot that differs from the desired one.
@@ -385,9 +436,13 @@ impl DesiredTable {
         let old = self.units.remove(&name);
         let slots = slots.or(old.as_ref().map(ElementUnit::slots)).unwrap_or_default();
         let id = old.as_ref().and_then(ElementUnit::id);
-        let unit = routing.map(|routing| {
-            let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
-            ElementUnit::new(routing, slots, id)
+        let balancer = self.settings.balancer;
+        let unit = routing.map(|routing| match balancer {
+            Balancer::Slots => {
+                let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
+                ElementUnit::new(routing, slots, id)
+            }
+            Balancer::Ipvs => ElementUnit::without_slots(routing),
         });
         let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
         let claimed = old.map(frontends).unwrap_or_default();
@@ -404,7 +459,7 @@ impl DesiredTable {
             self.withdraw(frontend, &name, contended);
         }
         if let Some(routing) = old {
-            shared_elements(routing).for_each(|it| self.release(it));
+            shared_elements(routing, balancer).for_each(|it| self.release(it));
         }
         if let Some(routing) = new {
             for frontend in claims.iter().filter(|frontend| !stays(frontend)) {
@@ -416,7 +471,7 @@ impl DesiredTable {
             left_out => _ = self.left_out.insert(name.clone(), left_out),
         }
         if let Some(unit) = unit {
-            shared_elements(&unit.routing).for_each(|it| self.share(it));
+            shared_elements(&unit.routing, balancer).for_each(|it| self.share(it));
             self.units.insert(name, unit);
         }
     }

@@ -39,6 +39,12 @@ impl<'a> DesiredSets<'a> {
             }
             Set::NodePortIps => self.table.node_port_ips().contains(&address(bytes)?),
             Set::Hairpin => self.table.shares(&self.hairpin(key)?),
+            Set::BoundIps => self.table.shares(&SharedElement::BoundIp(address(bytes)?)),
+            Set::HealthCheckPorts => {
+                let (check, _) = FrontendKey::from_key(bytes, LookupBy::NodePort, self.family)?;
+                let port = SharedElement::HealthCheckPort(check.port);
+                return Some(port.element()).filter(|element| element.key == key && self.table.shares(&port));
+            }
             Set::Affinity => false,
             Set::Timeouts(by) => {
                 let seconds = SharedElement::Timeout(by, u32::from_ne_bytes(bytes.try_into().ok()?));

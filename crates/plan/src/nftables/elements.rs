@@ -8,7 +8,9 @@ use ipnet::IpNet;
 use model::address::{Family, host_port};
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
+use model::service::Addresses;
 
+use crate::nftables::program::Balancer;
 use crate::nftables::sets::{Data, Element, ElementKey, EndpointList, LookupBy, Set, Sticky, Type, protocol};
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
@@ -17,9 +19,10 @@ use crate::nftables::timeouts::rounded;
 #[derive(Clone, Debug)]
 pub struct ElementUnit {
     pub routing: Arc<Routing>,
+    balancer: Balancer,
     /// The id of its cluster list, if it has session affinity. Always even.
     id: Option<u32>,
-    /// The endpoints of [`Routing::cluster`] and [`Routing::local`], each in the order of its slots.
+    /// The endpoints of [`Routing::cluster`] and [`Routing::local`], each in the order of its slots. Empty in the ipvs mode.
     cluster: Arc<[Endpoint]>,
     local: Arc<[Endpoint]>,
 }
@@ -47,6 +50,10 @@ pub enum SharedElement {
     Hairpin(IpAddr, Protocol, Port),
     /// Seconds of session affinity.
     Timeout(LookupBy, u32),
+    /// In the ipvs mode.
+    BoundIp(IpAddr),
+    /// In the ipvs mode.
+    HealthCheckPort(Port),
 }
 
 /// All frontends of a service port, without duplicates.
@@ -67,14 +74,30 @@ pub fn frontends(routing: &Routing) -> Vec<FrontendKey> {
     all
 }
 
-/// The shared elements of a service port. An endpoint may occur twice.
-pub fn shared_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
+/// The shared elements of a service port. An endpoint or an address may occur twice.
+pub fn shared_elements(routing: &Routing, balancer: Balancer) -> impl Iterator<Item = SharedElement> {
     let endpoints = routing.cluster.iter().chain(&*routing.local).filter(|endpoint| endpoint.local);
     let hairpins =
         endpoints.map(|endpoint| SharedElement::Hairpin(endpoint.ip, routing.protocol, endpoint.port));
+    let of_slots = (balancer == Balancer::Slots).then(|| slot_elements(routing));
+    let of_ipvs = (balancer == Balancer::Ipvs).then(|| ipvs_elements(routing));
+    [SharedElement::ClusterIp(routing.addresses.cluster_ip)]
+        .into_iter()
+        .chain(hairpins)
+        .chain(of_slots.into_iter().flatten())
+        .chain(of_ipvs.into_iter().flatten())
+}
+
+fn slot_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
     let timeouts = routing.affinity.map(rounded).into_iter();
-    let timeouts = timeouts.flat_map(|seconds| LookupBy::BOTH.map(|by| SharedElement::Timeout(by, seconds)));
-    [SharedElement::ClusterIp(routing.addresses.cluster_ip)].into_iter().chain(hairpins).chain(timeouts)
+    timeouts.flat_map(|seconds| LookupBy::BOTH.map(|by| SharedElement::Timeout(by, seconds)))
+}
+
+fn ipvs_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
+    let Addresses { cluster_ip, external_ips, load_balancer_ips, .. } = &*routing.addresses;
+    let ips = [cluster_ip].into_iter().chain(external_ips).chain(load_balancer_ips);
+    let ports = routing.health_check_node_port.into_iter();
+    ips.map(|ip| SharedElement::BoundIp(*ip)).chain(ports.map(SharedElement::HealthCheckPort))
 }
 
 impl ElementUnit {
@@ -83,7 +106,13 @@ impl ElementUnit {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
-        Self { routing, id, cluster, local }
+        Self { routing, balancer: Balancer::Slots, id, cluster, local }
+    }
+
+    /// Renders a routing for the ipvs mode, in which IPVS has the endpoints and session affinity.
+    pub fn without_slots(routing: Arc<Routing>) -> Self {
+        let (cluster, local) = Default::default();
+        Self { routing, balancer: Balancer::Ipvs, id: None, cluster, local }
     }
 
     pub fn id(&self) -> Option<u32> {
@@ -98,7 +127,10 @@ impl ElementUnit {
     /// The number of endpoints without a slot, in the longer of the two lists.
     pub fn left_out(&self) -> usize {
         let Routing { cluster, local, .. } = &*self.routing;
-        cluster.len().max(local.len()).saturating_sub(MAX_SLOTS)
+        match self.balancer {
+            Balancer::Slots => cluster.len().max(local.len()).saturating_sub(MAX_SLOTS),
+            Balancer::Ipvs => 0,
+        }
     }
 
     pub fn slots(&self) -> SlotAssignment<'_> {
@@ -175,6 +207,25 @@ impl ElementUnit {
 
     /// Adds the elements of one frontend that the service port gets. Those of one set are sorted.
     pub fn elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
+        match self.balancer {
+            Balancer::Slots => self.slot_elements_of(frontend, out),
+            Balancer::Ipvs => self.add_frontend(frontend, out),
+        }
+        let routing = &self.routing;
+        if frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip)) {
+            firewall(routing, frontend.key(), out);
+        }
+    }
+
+    /// Adds the frontend itself, without its endpoints.
+    fn add_frontend(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
+        let (key, by) = (frontend.key(), frontend.lookup_by());
+        out.push(Element::new(Set::Frontends(by), key));
+        let keeps_clients = self.routing.preserves_client && !self.is_cluster_ip(frontend);
+        out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(by), key)));
+    }
+
+    fn slot_elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         let routing = &self.routing;
         let key = frontend.key();
         let by = frontend.lookup_by();
@@ -202,18 +253,13 @@ impl ElementUnit {
                 let data = Some(Data::Sticky(Sticky { list: list.of(id), seconds }));
                 out.push(Element { set: Set::Sticky(by), key, data });
             }
-            out.push(Element::new(Set::Frontends(by), key));
-            let keeps_clients = routing.preserves_client && !self.is_cluster_ip(frontend);
-            out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(by), key)));
+            self.add_frontend(frontend, out);
         }
         out.extend(match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
             Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(by), key)),
             Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(by), key)),
         });
-        if frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip)) {
-            firewall(routing, key, out);
-        }
     }
 }
 
@@ -255,6 +301,11 @@ impl SharedElement {
                 key: ElementKey::EMPTY.number(seconds),
                 data: Some(Data::AffinityChain(seconds)),
             },
+            Self::BoundIp(ip) => Element::new(Set::BoundIps, ElementKey::EMPTY.address(ip)),
+            // Load balancers use HTTP.
+            Self::HealthCheckPort(port) => {
+                Element::new(Set::HealthCheckPorts, ElementKey::EMPTY.protocol(Protocol::Tcp).port(port))
+            }
         }
     }
 }
@@ -275,6 +326,8 @@ impl Element {
             | Set::NodePortIps
             | Set::ClusterIps
             | Set::Hairpin
+            | Set::BoundIps
+            | Set::HealthCheckPorts
             | Set::StickyEndpoints
             | Set::Affinity
             | Set::Timeouts(_) => return None,

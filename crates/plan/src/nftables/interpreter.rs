@@ -7,16 +7,18 @@
 //! ```
 //!
 //! Packets enter base chains in the order of hooks and priorities. The sets are the desired ones ([`super::desired_sets`]) or
-//! those of the kernel; the rules are the same statements that are sent to the kernel.
+//! those of the kernel; the rules are the same statements that are sent to the kernel. In the ipvs mode, packets also enter IPVS,
+//! at the priorities that it has.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use model::names::Port;
+use model::names::{Port, Protocol};
 
-use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
+use crate::nftables::program::{Balancer, HookKind, PacketHook, Program, ProgramChain};
 use crate::nftables::sets::{Data, Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
@@ -34,6 +36,16 @@ pub trait Sets {
 
     /// The endpoints that a map has for a frontend.
     fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Self::Error>;
+
+    /// The real servers of IPVS that take new connections to this destination, each as likely as the others; `None` if there is no
+    /// virtual server. Only a program for IPVS needs them.
+    fn real_servers(
+        &mut self,
+        _protocol: Protocol,
+        _destination: SocketAddr,
+    ) -> Result<Option<Arc<[SocketAddr]>>, Self::Error> {
+        Ok(None)
+    }
 }
 
 /// Endpoints, each with its slot, ordered by slot.
@@ -56,6 +68,9 @@ pub enum AffinityChange {
 /// As deep as the kernel lets chains jump.
 const MAX_DEPTH: usize = 16;
 
+/// The priority at which IPVS takes the node's own packets from the output hook. It takes all others after our input chains.
+const IPVS_OUTPUT: i32 = -98;
+
 /// Runs the program over a packet.
 pub fn run<'p, S: Sets>(
     program: &'p Program,
@@ -69,17 +84,12 @@ pub fn run<'p, S: Sets>(
         sets,
         not_understood: Vec::new(),
     };
-    let mut paths = Vec::new();
-    for path in run.hook(context.first_hook(), !context.has_entry, vec![ProgramPath::start(context)])? {
-        let mut on_the_way = vec![path];
-        let destination = on_the_way.first().map(|path| path.destination(context.packet).ip());
-        for point in destination.into_iter().flat_map(|to| context.next_hooks(to)) {
-            // A packet that the node sends to itself has already passed nat.
-            let passes_nat = !context.has_entry && *point != PacketHook::Prerouting;
-            on_the_way = run.hook(*point, passes_nat, on_the_way)?;
-        }
-        paths.extend(on_the_way);
-    }
+    let start = ProgramPath::start(context);
+    let paths = match program.balancer {
+        Balancer::Slots => run.slots(start)?,
+        Balancer::Ipvs if run.is_local(context.packet.source)? => run.ipvs_from_node(start)?,
+        Balancer::Ipvs => run.ipvs_from_elsewhere(start)?,
+    };
     Ok(ProgramWalk { paths, not_understood: run.not_understood })
 }
 
@@ -129,16 +139,112 @@ impl<'p> Ended<'p> {
 }
 
 impl<'p, S: Sets> Run<'p, '_, S> {
-    /// Sends packets through every base chain of a hook.
+    /// The paths of a packet that the program itself translates.
+    fn slots(&mut self, start: ProgramPath<'p>) -> Result<Vec<ProgramPath<'p>>, S::Error> {
+        let context = self.context;
+        let mut paths = Vec::new();
+        for path in self.hook(context.first_hook(), .., !context.has_entry, vec![start])? {
+            let next = context.next_hooks(path.destination(context.packet).ip());
+            paths.extend(self.hooks(next, path)?);
+        }
+        Ok(paths)
+    }
+
+    /// The paths of a packet that the node sends, in the ipvs mode.
+    fn ipvs_from_node(&mut self, start: ProgramPath<'p>) -> Result<Vec<ProgramPath<'p>>, S::Error> {
+        let passes_nat = !self.context.has_entry;
+        let mut paths = Vec::new();
+        for path in self.hook(PacketHook::Output, ..IPVS_OUTPUT, passes_nat, vec![start])? {
+            let balanced = self.balance(path)?;
+            for path in self.hook(PacketHook::Output, IPVS_OUTPUT.., passes_nat, balanced)? {
+                let next: &[PacketHook] = if self.is_local(path.destination(self.context.packet).ip())? {
+                    &[PacketHook::Postrouting, PacketHook::Prerouting, PacketHook::Input]
+                } else {
+                    &[PacketHook::Postrouting]
+                };
+                paths.extend(self.hooks(next, path)?);
+            }
+        }
+        Ok(paths)
+    }
+
+    /// The paths of a packet that the node receives, in the ipvs mode. IPVS sends it to the output hook, which a connection passes
+    /// without nat, since it has passed prerouting.
+    fn ipvs_from_elsewhere(&mut self, start: ProgramPath<'p>) -> Result<Vec<ProgramPath<'p>>, S::Error> {
+        let mut paths = Vec::new();
+        for path in self.hook(PacketHook::Prerouting, .., !self.context.has_entry, vec![start])? {
+            if !self.is_local(self.context.packet.destination.ip())? {
+                paths.extend(self.hooks(&[PacketHook::Forward, PacketHook::Postrouting], path)?);
+                continue;
+            }
+            for path in self.hooks(&[PacketHook::Input], path)? {
+                for path in self.balance(path)? {
+                    let is_sent_on = path
+                        .endpoint
+                        .is_some_and(|to| !self.context.is_local(to.ip()) && path.is_forwarded());
+                    if !is_sent_on {
+                        paths.push(path);
+                        continue;
+                    }
+                    for path in self.hook(PacketHook::Output, .., false, vec![path])? {
+                        paths.extend(self.hooks(&[PacketHook::Postrouting], path)?);
+                    }
+                }
+            }
+        }
+        Ok(paths)
+    }
+
+    /// What IPVS does with a packet. It refuses connections to a virtual server without real servers.
+    fn balance(&mut self, path: ProgramPath<'p>) -> Result<Vec<ProgramPath<'p>>, S::Error> {
+        let packet = self.context.packet;
+        if path.verdict != PacketVerdict::Accept {
+            return Ok(vec![path]);
+        }
+        let Some(servers) = self.sets.real_servers(packet.protocol, packet.destination)? else {
+            return Ok(vec![path]);
+        };
+        if servers.is_empty() {
+            return Ok(vec![ProgramPath { verdict: PacketVerdict::Reject, ..path }]);
+        }
+        let probability = path.probability / servers.len() as f64;
+        let to = |server: &SocketAddr| ProgramPath { endpoint: Some(*server), probability, ..path.clone() };
+        Ok(servers.iter().map(to).collect())
+    }
+
+    /// Whether an address is the node's, in the ipvs mode.
+    fn is_local(&mut self, ip: IpAddr) -> Result<bool, S::Error> {
+        let is_bound = self.sets.find(Set::BoundIps, ElementKey::EMPTY.address(ip))?.is_some();
+        Ok(is_bound || self.context.is_local(ip))
+    }
+
+    /// Sends a packet through these hooks.
+    fn hooks(
+        &mut self,
+        points: &[PacketHook],
+        path: ProgramPath<'p>,
+    ) -> Result<Vec<ProgramPath<'p>>, S::Error> {
+        let mut paths = vec![path];
+        for point in points {
+            // A packet that the node sends to itself has already passed nat.
+            let passes_nat = !self.context.has_entry && *point != PacketHook::Prerouting;
+            paths = self.hook(*point, .., passes_nat, paths)?;
+        }
+        Ok(paths)
+    }
+
+    /// Sends packets through every base chain of a hook with one of these priorities.
     fn hook(
         &mut self,
         point: PacketHook,
+        priorities: impl RangeBounds<i32>,
         passes_nat: bool,
         mut paths: Vec<ProgramPath<'p>>,
     ) -> Result<Vec<ProgramPath<'p>>, S::Error> {
         let hooked = |chain: &&'p ProgramChain| {
             chain.hook.is_some_and(|hook| {
                 hook.point == point
+                    && priorities.contains(&hook.priority)
                     && match hook.kind {
                         HookKind::Filter => true,
                         HookKind::Nat => passes_nat,

@@ -7,7 +7,7 @@
 //!
 //! No change is lost when a commit fails, since it is part of the desired state by then.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use model::cluster::Changes;
@@ -86,20 +86,35 @@ impl NftablesPlan {
         }
     }
 
+    /// What the table held before a foreign writer may have changed it.
+    pub fn unverified(&self) -> Option<&DesiredTable> {
+        match &self.known {
+            Known::Unverified(before) => Some(before.as_deref().unwrap_or(&self.desired)),
+            Known::Settled | Known::Unknown => None,
+        }
+    }
+
     /// Makes the changes part of the desired state and returns the steps to it. `None` if the actual state is not known: the
     /// caller then reads the kernel back and calls [`NftablesPlan::steps_from`].
     pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
+        self.steps_at(changes, None)
+    }
+
+    /// Like [`NftablesPlan::steps`], and replaces all addresses of the node if there are new ones. Only the ipvs mode depends on
+    /// them.
+    pub fn steps_at(&mut self, changes: Changes, node_ips: Option<BTreeSet<IpAddr>>) -> Option<Steps> {
         let Changes { routings, service_cidrs, .. } = changes;
-        if matches!(self.known, Known::Unverified(None)) && (!routings.is_empty() || service_cidrs.is_some())
-        {
+        let is_change = !routings.is_empty() || service_cidrs.is_some() || node_ips.is_some();
+        if matches!(self.known, Known::Unverified(None)) && is_change {
             self.known = Known::Unverified(Some(self.desired.clone().into()));
         }
         let new_cidrs = service_cidrs.is_some_and(|cidrs| self.desired.replace_service_cidrs(cidrs));
         if !matches!(self.known, Known::Settled) {
             self.contentions.extend(self.desired.accept(routings));
+            node_ips.into_iter().for_each(|ips| self.desired.replace_node_ips(ips));
             return None;
         }
-        let (mut steps, contentions) = self.desired.replace(routings);
+        let (mut steps, contentions) = self.desired.replace_at(routings, node_ips);
         self.contentions.extend(contentions);
         steps.service_cidrs = new_cidrs.then(|| self.desired.cidr_boundaries());
         let has_moved = std::mem::take(&mut self.has_moved);

@@ -12,6 +12,10 @@
 //! [`ProgramSettings`] holds what differs between nodes, and the sets hold what differs between Services. The only exception:
 //! the kernel requires a timeout to be a constant of a rule, so each timeout of session affinity in use has two chains, `learn-N`
 //! and `nodeport-learn-N`.
+//!
+//! This is the program of the nftables mode; `ipvs` has the smaller one of the ipvs mode.
+
+mod ipvs;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -30,12 +34,29 @@ use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule,
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramSettings {
     pub family: Family,
+    pub balancer: Balancer,
     pub mark: Mark,
     pub masquerade_all: bool,
     /// How rules recognize traffic from pods; without it, some rules are left out.
     pub from_pod: Option<FromPod>,
     /// Whether every address of the node serves node ports, rather than those in [`Set::NodePortIps`].
     pub node_ports_everywhere: bool,
+}
+
+/// What chooses the endpoint of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balancer {
+    /// The program itself, by random slots: the nftables mode.
+    Slots,
+    /// IPVS, between the hooks of the program: the ipvs mode.
+    Ipvs,
+}
+
+impl ProgramSettings {
+    /// Whether [`Set::NodePortIps`] exists. IPVS has a virtual server for each of its addresses.
+    pub fn lists_node_port_ips(&self) -> bool {
+        !self.node_ports_everywhere || self.balancer == Balancer::Ipvs
+    }
 }
 
 /// A chain and its rules.
@@ -73,25 +94,37 @@ pub enum PacketHook {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub family: Family,
+    pub balancer: Balancer,
     pub sets: Vec<Set>,
     /// Ordered so that each chain comes after those it leads to.
     pub chains: Vec<ProgramChain>,
 }
 
 impl Program {
-    /// `timeouts` are the seconds of session affinity that any service asks for.
+    /// `timeouts` are the seconds of session affinity that any service asks for. IPVS has its own affinity.
     pub fn new(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Self {
-        let mut sets: Vec<Set> = Set::fixed().collect();
-        sets.extend((!settings.node_ports_everywhere).then_some(Set::NodePortIps));
-        let mut chains: Vec<ProgramChain> = Vec::new();
-        chains.extend(translation(settings));
-        chains.extend(checks(settings));
-        chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
-        chains.extend(affinity_update(settings));
-        chains.push(masquerading(settings.mark));
-        chains.extend(entries());
-        Self { family: settings.family, sets, chains }
+        let ProgramSettings { family, balancer, .. } = *settings;
+        let mut sets = Set::fixed(balancer);
+        sets.extend(settings.lists_node_port_ips().then_some(Set::NodePortIps));
+        let chains = match balancer {
+            Balancer::Slots => slot_chains(settings, timeouts),
+            Balancer::Ipvs => ipvs::chains(settings),
+        };
+        Self { family, balancer, sets, chains }
     }
+}
+
+fn slot_chains(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Vec<ProgramChain> {
+    let mut chains: Vec<ProgramChain> = Vec::new();
+    chains.extend(translation(settings));
+    chains.push(firewall_check("firewall-check", &FRONTEND));
+    chains.extend(checks(settings));
+    chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
+    chains.extend(affinity_update(settings));
+    let masqueraded = [Statement::StatusDnat, hairpin(), Statement::Masquerade];
+    chains.push(masquerading(settings.mark, rule(masqueraded)));
+    chains.extend(entries());
+    chains
 }
 
 const FRONTEND: [PacketField; 3] =
@@ -152,17 +185,17 @@ fn translation(settings: &ProgramSettings) -> Vec<ProgramChain> {
 }
 
 fn cluster_ip(settings: &ProgramSettings) -> Vec<ProgramRule> {
+    let mark = mark_cluster_ip_traffic(settings);
+    mark.into_iter().chain([rule([Statement::Goto("pick")])]).collect()
+}
+
+fn mark_cluster_ip_traffic(settings: &ProgramSettings) -> Option<ProgramRule> {
     let mark = Statement::SetMark(settings.mark);
-    let mut rules = Vec::new();
     if settings.masquerade_all {
-        rules.push(rule([mark]).because("masquerade all cluster IP traffic"));
-    } else if let Some(from_pod) = &settings.from_pod {
-        rules.push(
-            rule([not(from_pod), mark]).because("masquerade cluster IP traffic from outside the cluster"),
-        );
+        return Some(rule([mark]).because("masquerade all cluster IP traffic"));
     }
-    rules.push(rule([Statement::Goto("pick")]));
-    rules
+    let from_pod = settings.from_pod.as_ref()?;
+    Some(rule([not(from_pod), mark]).because("masquerade cluster IP traffic from outside the cluster"))
 }
 
 /// Clients from outside keep their address, so only this node can serve them. Pods and the node itself get the endpoints of the
@@ -210,20 +243,18 @@ fn key(by: LookupBy) -> &'static [PacketField] {
     }
 }
 
+/// Drops packets to a frontend, given by these fields, that its source ranges do not allow.
+fn firewall_check(name: &'static str, frontend: &[PacketField]) -> ProgramChain {
+    let allowed = [frontend, &[PacketField::Source]].concat();
+    let firewalled = Statement::In(frontend.into(), Set::Firewalled);
+    chain(name, vec![rule([firewalled, Statement::NotIn(allowed, Set::AllowedSources), Statement::Drop])])
+}
+
 /// The chains for packets without an endpoint.
 fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
-    let allowed = [&FRONTEND[..], &[PacketField::Source]].concat();
     let at_node = || at_node_port_address(settings, false);
     let node_port = |set| Statement::In(NODE_PORT.into(), set);
     vec![
-        chain(
-            "firewall-check",
-            vec![rule([
-                Statement::In(FRONTEND.into(), Set::Firewalled),
-                Statement::NotIn(allowed, Set::AllowedSources),
-                Statement::Drop,
-            ])],
-        ),
         chain(
             "nodeport-endpoints-check",
             vec![
@@ -344,32 +375,26 @@ fn affinity(by: LookupBy, what: Affinity) -> ProgramRule {
     rule([Statement::Affinity(by, what)])
 }
 
-fn masquerading(mark: Mark) -> ProgramChain {
-    let hairpin = vec![
+fn masquerading(mark: Mark, hairpin: ProgramRule) -> ProgramChain {
+    let marked = rule([Statement::Marked(mark), Statement::ClearMark(mark), Statement::Masquerade]);
+    chain("masquerading", vec![marked, hairpin])
+}
+
+/// A connection of an endpoint to itself.
+fn hairpin() -> Statement {
+    let fields = vec![
         PacketField::Source,
         PacketField::Destination,
         PacketField::Protocol,
         PacketField::DestinationPort,
     ];
-    chain(
-        "masquerading",
-        vec![
-            rule([Statement::Marked(mark), Statement::ClearMark(mark), Statement::Masquerade]),
-            rule([Statement::StatusDnat, Statement::In(hairpin, Set::Hairpin), Statement::Masquerade]),
-        ],
-    )
+    Statement::In(fields, Set::Hairpin)
 }
 
 /// The base chains.
 fn entries() -> Vec<ProgramChain> {
     use HookKind::{Filter, Nat};
     use PacketHook::{Forward, Input, Output, Postrouting, Prerouting};
-    let entry = |name: &'static str, kind, point, priority, rules| ProgramChain {
-        name: name.into(),
-        hook: Some(ProgramHook { kind, point, priority }),
-        rules,
-    };
-    let new = |check| rule([Statement::StateNew, Statement::Jump(check)]);
     let learn = || rule([Statement::StateNew, Statement::StatusDnat, Statement::Jump("learn")]);
     vec![
         entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
@@ -403,21 +428,38 @@ fn entries() -> Vec<ProgramChain> {
     ]
 }
 
+fn entry(
+    name: &'static str,
+    kind: HookKind,
+    point: PacketHook,
+    priority: i32,
+    rules: Vec<ProgramRule>,
+) -> ProgramChain {
+    ProgramChain { name: name.into(), hook: Some(ProgramHook { kind, point, priority }), rules }
+}
+
+fn new(check: &'static str) -> ProgramRule {
+    rule([Statement::StateNew, Statement::Jump(check)])
+}
+
 /// Loopback addresses never serve node ports in this mode. Only before routing do rules need to match that the destination is an
 /// address of the node.
 fn at_node_port_address(settings: &ProgramSettings, before_routing: bool) -> Vec<Statement> {
     if !settings.node_ports_everywhere {
         return vec![Statement::In(vec![PacketField::Destination], Set::NodePortIps)];
     }
-    let loopback = match settings.family {
-        Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
-        Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
-    };
-    let not_loopback = Statement::NotWithin(PacketField::Destination, loopback);
+    let not_loopback = Statement::NotWithin(PacketField::Destination, loopback(settings.family));
     if before_routing {
         vec![Statement::IsLocal(PacketField::Destination), not_loopback]
     } else {
         vec![not_loopback]
+    }
+}
+
+fn loopback(family: Family) -> IpNet {
+    match family {
+        Family::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
+        Family::V6 => IpNet::new_assert(Ipv6Addr::LOCALHOST.into(), 128),
     }
 }
 

@@ -8,6 +8,8 @@ use model::address::Family;
 use model::names::{Port, Protocol};
 use model::routing::Endpoint;
 
+use crate::nftables::program::Balancer;
+
 /// A set or map of the table. A frontend is an address, a protocol and a port that clients use; node ports are frontends
 /// without an address and have sets of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,7 +17,7 @@ pub enum Set {
     ClusterIps,
     ServiceCidrs,
     NodePortIps,
-    /// Frontends that have endpoints for any client; counts new connections.
+    /// Frontends that have endpoints for any client, or all in the ipvs mode; counts new connections.
     Frontends(LookupBy),
     /// Frontends whose clients keep their address (external traffic policy Local).
     ExternalLocal(LookupBy),
@@ -39,6 +41,10 @@ pub enum Set {
     AllowedSources,
     /// Connections of an endpoint to itself.
     Hairpin,
+    /// The addresses of `kube-ipvs0`.
+    BoundIps,
+    /// The health check node ports of Services.
+    HealthCheckPorts,
 }
 
 /// How rules look up a frontend: by its address, or as a node port. Each has sets of its own.
@@ -77,8 +83,32 @@ pub enum SetKind {
 }
 
 impl Set {
-    /// The sets that always exist. [`Set::NodePortIps`] exists only if node ports are restricted to some addresses.
-    pub fn fixed() -> impl Iterator<Item = Self> {
+    /// The sets that always exist. [`Set::NodePortIps`] exists only if node ports are restricted to some addresses, and in the ipvs
+    /// mode.
+    pub fn fixed(balancer: Balancer) -> Vec<Self> {
+        match balancer {
+            Balancer::Slots => Self::of_slots().collect(),
+            Balancer::Ipvs => Self::of_ipvs().into(),
+        }
+    }
+
+    fn of_ipvs() -> [Self; 10] {
+        use LookupBy::{Address, NodePort};
+        [
+            Self::ClusterIps,
+            Self::BoundIps,
+            Self::HealthCheckPorts,
+            Self::Firewalled,
+            Self::AllowedSources,
+            Self::Hairpin,
+            Self::Frontends(Address),
+            Self::Frontends(NodePort),
+            Self::ExternalLocal(Address),
+            Self::ExternalLocal(NodePort),
+        ]
+    }
+
+    fn of_slots() -> impl Iterator<Item = Self> {
         let paired = [
             Self::Frontends,
             Self::ExternalLocal,
@@ -130,13 +160,15 @@ impl Set {
             Self::Firewalled => "firewalled",
             Self::AllowedSources => "allowed-sources",
             Self::Hairpin => "hairpin",
+            Self::BoundIps => "bound-ips",
+            Self::HealthCheckPorts => "health-check-ports",
         }
     }
 
     pub fn key(self) -> Vec<Type> {
         use Type::{Address, Number, Port, Protocol, Slot};
         match self {
-            Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps => vec![Address],
+            Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps | Self::BoundIps => vec![Address],
             Self::Frontends(by)
             | Self::ExternalLocal(by)
             | Self::Sticky(by)
@@ -149,6 +181,7 @@ impl Set {
             Self::Firewalled => LookupBy::Address.key().into(),
             Self::AllowedSources => [LookupBy::Address.key(), &[Address]].concat(),
             Self::Hairpin => vec![Address, Address, Protocol, Port],
+            Self::HealthCheckPorts => LookupBy::NodePort.key().into(),
         }
     }
 
@@ -170,7 +203,9 @@ impl Set {
             | Self::NoLocalEndpoints(_)
             | Self::Firewalled
             | Self::AllowedSources
-            | Self::Hairpin => &[],
+            | Self::Hairpin
+            | Self::BoundIps
+            | Self::HealthCheckPorts => &[],
         }
     }
 
@@ -188,7 +223,9 @@ impl Set {
             | Self::NoEndpoints(_)
             | Self::NoLocalEndpoints(_)
             | Self::Firewalled
-            | Self::Hairpin => SetKind::Plain,
+            | Self::Hairpin
+            | Self::BoundIps
+            | Self::HealthCheckPorts => SetKind::Plain,
         }
     }
 
@@ -214,6 +251,8 @@ impl Set {
             Self::Firewalled => "load-balancer IPs with source ranges",
             Self::AllowedSources => "who may use those",
             Self::Hairpin => "connections to the pod they come from",
+            Self::BoundIps => "addresses of kube-ipvs0",
+            Self::HealthCheckPorts => "where load balancers check this node",
         }
     }
 }

@@ -88,6 +88,8 @@ impl Served {
             | Set::StickyEndpoints
             | Set::Affinity
             | Set::Timeouts(_)
+            | Set::BoundIps
+            | Set::HealthCheckPorts
             | Set::Hairpin => {}
         }
         None

@@ -19,7 +19,7 @@ use plan::flows::Contended;
 use plan::mark::Mark;
 use plan::mode::Mode;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 use watch::recorder::Recorder;
 
 use super::*;
@@ -78,6 +78,7 @@ impl Backend for FakeBackend {
     fn desired(&self) -> DesiredState {
         DesiredState::Nftables(Box::new(TableSnapshot::from(DesiredTable::new(ProgramSettings {
             family: Family::V4,
+            balancer: Balancer::Slots,
             mark: Mark::from_bit(14).unwrap(),
             masquerade_all: false,
             from_pod: None,

@@ -36,7 +36,7 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
 use plan::mark::Mark;
 use plan::nftables::desired::{RoutingChange, boundaries};
-use plan::nftables::program::ProgramSettings;
+use plan::nftables::program::{Balancer, ProgramSettings};
 use plan::nftables::sets::{LookupBy, Set};
 use plan::nftables::steps::{ActualTable, Steps, TableContent};
 
@@ -51,6 +51,7 @@ fn program_settings(family: Family) -> ProgramSettings {
     };
     ProgramSettings {
         family,
+        balancer: Balancer::Slots,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,
         from_pod: Some(FromPod::Source(pods.parse().unwrap())),

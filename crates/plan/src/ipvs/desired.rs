@@ -1,0 +1,142 @@
+//! The desired virtual servers. Each follows from the desired table: the service port that gets the frontend decides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use model::names::{Port, Protocol};
+use model::routing::{Endpoint, Routing, Traffic};
+
+use crate::ipvs::servers::{HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
+use crate::nftables::desired::DesiredTable;
+use crate::nftables::desired_sets::DesiredSets;
+use crate::nftables::elements::FrontendKey;
+use crate::nftables::interpreter::{Sets, Slots};
+use crate::nftables::sets::{Element, ElementKey, Set};
+
+/// What virtual servers depend on, besides Services and addresses. Constant while the proxy runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    pub scheduler: Arc<str>,
+    /// Virtual servers at these addresses belong to others, and stay.
+    pub exclude_cidrs: Vec<IpNet>,
+}
+
+/// What the kernel should hold at the address of a virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredVirtual {
+    pub server: VirtualServer,
+    /// All with weight 1.
+    pub real_servers: BTreeSet<RealServer>,
+}
+
+/// The desired virtual servers of one family.
+#[derive(Clone, Copy, Debug)]
+pub struct DesiredServers<'a> {
+    pub table: &'a DesiredTable,
+    pub settings: &'a ServerSettings,
+}
+
+impl DesiredServers<'_> {
+    /// The virtual server at an address. A frontend with this address precedes a node port on it.
+    pub fn at(&self, address: &VirtualAddress) -> Option<DesiredVirtual> {
+        let (routing, traffic) = routing_at(self.table, address)?;
+        Some(DesiredVirtual {
+            server: self.server(routing),
+            real_servers: endpoints(routing, traffic).iter().map(RealServer::from).collect(),
+        })
+    }
+
+    /// All virtual servers.
+    pub fn all(&self) -> BTreeMap<VirtualAddress, DesiredVirtual> {
+        let frontends = self.table.frontends();
+        let addresses = frontends.flat_map(|frontend| addresses(frontend, self.table.node_port_ips()));
+        addresses.filter_map(|address| Some((address, self.at(&address)?))).collect()
+    }
+
+    fn server(&self, routing: &Routing) -> VirtualServer {
+        let ServerSettings { scheduler, .. } = self.settings;
+        let persistent = if routing.affinity.is_some() { PERSISTENT } else { 0 };
+        let hash_port = if &**scheduler == "mh" { HASH_PORT } else { 0 };
+        VirtualServer {
+            scheduler: scheduler.clone(),
+            flags: persistent | hash_port,
+            timeout: routing.affinity.unwrap_or_default(),
+        }
+    }
+}
+
+/// The addresses of the virtual servers of a frontend: its own, or for a node port all these.
+pub fn addresses(frontend: &FrontendKey, node_port_ips: &[IpAddr]) -> Vec<VirtualAddress> {
+    let FrontendKey { ip, protocol, port } = *frontend;
+    let at = |ip| VirtualAddress { ip, protocol, port };
+    match ip {
+        Some(ip) => vec![at(ip)],
+        None => node_port_ips.iter().copied().map(at).collect(),
+    }
+}
+
+fn routing_at<'a>(table: &'a DesiredTable, address: &VirtualAddress) -> Option<(&'a Routing, Traffic)> {
+    let VirtualAddress { ip, protocol, port } = *address;
+    if let Some(unit) = table.owner_unit(&FrontendKey { ip: Some(ip), protocol, port }) {
+        let routing = &*unit.routing;
+        let is_cluster_ip = ip == routing.addresses.cluster_ip;
+        return Some((routing, if is_cluster_ip { routing.internal } else { routing.external }));
+    }
+    let unit = table.owner_unit(&FrontendKey { ip: None, protocol, port })?;
+    table.node_port_ips().contains(&ip).then(|| (&*unit.routing, unit.routing.external))
+}
+
+/// The endpoints of a virtual server. As in upstream, IPVS cannot distinguish clients: with policy Local all of them get the local
+/// endpoints or, if there are none, those of the cluster.
+pub fn endpoints(routing: &Routing, traffic: Traffic) -> &[Endpoint] {
+    match traffic {
+        Traffic::ToLocal => &routing.local,
+        Traffic::ToCluster | Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => &routing.cluster,
+    }
+}
+
+impl From<&Endpoint> for RealServer {
+    fn from(endpoint: &Endpoint) -> Self {
+        Self { ip: endpoint.ip, port: endpoint.port }
+    }
+}
+
+/// The desired sets and the desired virtual servers, for the interpreter.
+#[derive(Debug)]
+pub struct DesiredIpvs<'a> {
+    sets: DesiredSets<'a>,
+    table: &'a DesiredTable,
+}
+
+impl<'a> DesiredIpvs<'a> {
+    pub fn new(table: &'a DesiredTable) -> Self {
+        Self { sets: DesiredSets::new(table), table }
+    }
+}
+
+impl Sets for DesiredIpvs<'_> {
+    type Error = Infallible;
+
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
+        self.sets.find(set, key)
+    }
+
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
+        self.sets.slots(map, frontend)
+    }
+
+    fn real_servers(
+        &mut self,
+        protocol: Protocol,
+        destination: SocketAddr,
+    ) -> Result<Option<Arc<[SocketAddr]>>, Infallible> {
+        let Some(port) = Port::from_api(destination.port().into()) else { return Ok(None) };
+        let address = VirtualAddress { ip: destination.ip(), protocol, port };
+        let to = |endpoint: &Endpoint| SocketAddr::new(endpoint.ip, endpoint.port.get());
+        Ok(routing_at(self.table, &address)
+            .map(|(routing, traffic)| endpoints(routing, traffic).iter().map(to).collect()))
+    }
+}
