@@ -155,10 +155,8 @@ fn from_objects(
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
     let ObjectSnapshot { config, node, mut clusters, left_out } = ObjectSnapshot::read(config, options)?;
     let family = Family::of(query.destination.ip());
-    let mut cluster =
+    let cluster =
         clusters.remove(&family).with_context(|| format!("this kernel does not support {family}"))?;
-    // Otherwise the explanation would report changes as not yet in the kernel.
-    cluster.take_changes();
     let settings = modes::explain_settings(&config, family, &node)?;
     let own = interfaces::addresses().context("listing the addresses of this machine")?;
     let node_ip = node.ips.of(node.ips.primary);

@@ -38,8 +38,7 @@ impl FamilyInputs {
         let ObjectSnapshot { config, node, clusters, left_out } = objects;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
-        for (family, mut cluster) in clusters {
-            cluster.take_changes();
+        for (family, cluster) in clusters {
             let routings = cluster.routings().into_iter();
             let routings: BTreeMap<_, _> =
                 routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();

@@ -30,7 +30,7 @@ const SERVICE_CIDR_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct ObjectSnapshot {
     pub config: Config,
     pub node: LocalNode,
-    /// Every routing is still among the changes.
+    /// As if a sync had written everything: no changes are left.
     pub clusters: BTreeMap<Family, Cluster>,
     /// Files and objects of the folder that were rejected, with the reason.
     pub left_out: Vec<String>,
@@ -87,6 +87,7 @@ impl ObjectSnapshot {
                 cluster.apply(&Event::NodeApplied(object.clone()));
             }
             cluster.set_node_ip(node.ips.of(family));
+            cluster.discard_changes();
             clusters.insert(family, cluster);
         }
         Ok(Self { config, node, clusters, left_out })

@@ -113,7 +113,7 @@ pub struct Changes {
 
 /// One service port according to the events applied so far, including those that have not been taken. For `explain`.
 #[derive(Debug)]
-pub struct Considered<'a> {
+pub struct CurrentServicePort<'a> {
     pub name: ServicePortName,
     pub routing: Arc<Routing>,
     pub internal_policy: TrafficPolicy,
@@ -122,7 +122,7 @@ pub struct Considered<'a> {
     zone: Option<&'a str>,
 }
 
-impl Considered<'_> {
+impl CurrentServicePort<'_> {
     /// The endpoints that traffic under this policy does not use, and why.
     pub fn unused(&self, policy: TrafficPolicy) -> Vec<(&Candidate, Unused)> {
         unused(&self.candidates, policy, self.zone)
@@ -248,7 +248,10 @@ impl Cluster {
     }
 
     /// The current state of the service ports that `select` accepts, sorted by name. Walks all Services.
-    pub fn consider(&self, select: impl Fn(&ServiceInfo, &ServicePortInfo) -> bool) -> Vec<Considered<'_>> {
+    pub fn current_service_ports(
+        &self,
+        select: impl Fn(&ServiceInfo, &ServicePortInfo) -> bool,
+    ) -> Vec<CurrentServicePort<'_>> {
         let zone = self.zone.as_deref();
         let mut found = Vec::new();
         for (name, entry) in &self.services {
@@ -259,7 +262,7 @@ impl Cluster {
             let all = candidates(name, entry, &self.slices);
             for port in service.ports.iter().filter(|port| select(service, port)) {
                 let candidates = of_port(&all, port);
-                found.push(Considered {
+                found.push(CurrentServicePort {
                     name: service_port_name(name, port),
                     routing: Arc::new(Routing::decide(service, port, candidates, zone, self.here.node_ip)),
                     internal_policy: service.internal_policy,
@@ -321,6 +324,11 @@ impl Cluster {
         }
         changes.endpoints = (self.counts.endpoints != before).then_some(self.counts.endpoints);
         changes
+    }
+
+    /// Takes all changes, for a caller that reads the store as if a sync had written them.
+    pub fn discard_changes(&mut self) {
+        drop(self.take_changes());
     }
 
     /// The names of changed Services, sorted. A hash set sorted once needs far fewer comparisons than an ordered set.

@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
-use model::cluster::{Cluster, Considered};
+use model::cluster::{Cluster, CurrentServicePort};
 use model::local::{FromPod, NodePortAddresses};
 use model::names::{Protocol, ServicePortName};
 use model::routing::{Routing, Traffic};
@@ -69,6 +69,9 @@ pub fn explain(
 }
 
 /// Like [`explain`], with the slots that endpoints already have. Only the nftables mode uses them.
+///
+/// Renders rules of the concerned service ports only, instead of reading the backend's desired state: that lacks events which no
+/// sync has taken, and the reasons (policies, unused endpoints).
 pub fn explain_in_slots<'a>(
     packet: &Packet,
     settings: &ExplainSettings,
@@ -91,9 +94,9 @@ struct Question<'a> {
     is_from_pod: bool,
     to_this_node: bool,
     /// The service ports that claim the destination, by address or by node port. Sorted by name.
-    claims: Vec<Considered<'a>>,
+    claims: Vec<CurrentServicePort<'a>>,
     /// All service ports with rules for the destination, or for one that it may be translated to. Sorted by name.
-    concerned: Vec<Considered<'a>>,
+    concerned: Vec<CurrentServicePort<'a>>,
     service_cidrs: Vec<ipnet::IpNet>,
     /// The destination is a cluster IP, whether or not its Service has the port.
     to_cluster_ip: bool,
@@ -104,7 +107,7 @@ struct Question<'a> {
 /// What the rules of a mode do with the packet, and why.
 struct Answer<'a> {
     /// The service port whose rules decide, and the kind of its frontend.
-    matched: Option<(&'a Considered<'a>, FrontendKind)>,
+    matched: Option<(&'a CurrentServicePort<'a>, FrontendKind)>,
     end: End,
     chains: Vec<String>,
     otherwise: Option<Fate>,
@@ -142,7 +145,7 @@ impl<'a> Question<'a> {
         if to.ip().is_loopback() && !context.is_from_node() {
             return Err(Unanswerable::Loopback);
         }
-        let claims = cluster.consider(|service, port| {
+        let claims = cluster.current_service_ports(|service, port| {
             let by_address =
                 port.port.get() == to.port() && any_address(&service.addresses, |ip| ip == to.ip());
             let by_node_port = port.node_port.is_some_and(|port| port.get() == to.port());
@@ -152,7 +155,7 @@ impl<'a> Question<'a> {
         let ips: HashSet<IpAddr> = endpoints().map(|endpoint| endpoint.ip).chain([to.ip()]).collect();
         let ports: HashSet<u16> =
             endpoints().map(|endpoint| endpoint.port.get()).chain([to.port()]).collect();
-        let concerned = cluster.consider(|service, port| {
+        let concerned = cluster.current_service_ports(|service, port| {
             any_address(&service.addresses, |ip| ips.contains(&ip))
                 || port.node_port.is_some_and(|port| ports.contains(&port.get()))
         });
@@ -182,11 +185,11 @@ impl<'a> Question<'a> {
     }
 
     /// The service ports that claim the address, each with the kind of its frontend, in the order of upstream's rules.
-    fn by_address(&self) -> impl Iterator<Item = (&Considered<'a>, FrontendKind)> {
+    fn by_address(&self) -> impl Iterator<Item = (&CurrentServicePort<'a>, FrontendKind)> {
         let to = self.destination();
-        let at = move |considered: &Considered<'_>| {
-            let addresses = &considered.routing.addresses;
-            let is_its_port = considered.routing.port.get() == to.port();
+        let at = move |claim: &CurrentServicePort<'_>| {
+            let addresses = &claim.routing.addresses;
+            let is_its_port = claim.routing.port.get() == to.port();
             let kinds = [
                 (FrontendKind::ClusterIp, addresses.cluster_ip == to.ip()),
                 (FrontendKind::ExternalIp, addresses.external_ips.contains(&to.ip())),
@@ -198,25 +201,25 @@ impl<'a> Question<'a> {
     }
 
     /// The service ports that claim the port as a node port.
-    fn by_node_port(&self) -> impl Iterator<Item = &Considered<'a>> {
+    fn by_node_port(&self) -> impl Iterator<Item = &CurrentServicePort<'a>> {
         let port = self.destination().port();
         self.claims.iter().filter(move |claim| claim.routing.node_port.is_some_and(|its| its.get() == port))
     }
 
     /// The service port that gets the address, and the kind of its frontend.
-    fn owner_by_address(&self) -> Option<(&Considered<'a>, FrontendKind)> {
+    fn owner_by_address(&self) -> Option<(&CurrentServicePort<'a>, FrontendKind)> {
         self.by_address().min_by_key(|&(claim, kind)| self.rank(claim, kind))
     }
 
     /// The service port that gets the node port.
-    fn owner_by_node_port(&self) -> Option<&Considered<'a>> {
+    fn owner_by_node_port(&self) -> Option<&CurrentServicePort<'a>> {
         self.by_node_port().min_by_key(|&claim| self.rank(claim, FrontendKind::NodePort))
     }
 
     /// How a claim to the destination compares with others. In the iptables mode, as upstream, only the order of names counts.
     fn rank<'c>(
         &self,
-        claim: &'c Considered<'_>,
+        claim: &'c CurrentServicePort<'_>,
         kind: FrontendKind,
     ) -> (Option<Rank<'c>>, &'c ServicePortName) {
         let ip = (kind != FrontendKind::NodePort).then_some(self.destination().ip());
@@ -321,8 +324,8 @@ impl<'a> Question<'a> {
         explanation
     }
 
-    fn frontend(&self, claim: &Considered<'_>, kind: FrontendKind) -> ExplainedFrontend {
-        let mut claimants: Vec<&Considered<'_>> = match kind {
+    fn frontend(&self, claim: &CurrentServicePort<'_>, kind: FrontendKind) -> ExplainedFrontend {
+        let mut claimants: Vec<&CurrentServicePort<'_>> = match kind {
             FrontendKind::NodePort => self.by_node_port().collect(),
             FrontendKind::ClusterIp | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
                 self.by_address().map(|(claim, _)| claim).collect()
@@ -370,7 +373,7 @@ fn traffic(routing: &Routing, kind: FrontendKind) -> Traffic {
     }
 }
 
-fn unused(claim: &Considered<'_>, policy: TrafficPolicy) -> Vec<UnusedEndpoint> {
+fn unused(claim: &CurrentServicePort<'_>, policy: TrafficPolicy) -> Vec<UnusedEndpoint> {
     let found = claim.unused(policy).into_iter();
     found
         .map(|(candidate, why)| {

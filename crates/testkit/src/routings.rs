@@ -34,7 +34,7 @@ pub fn routings(family: Family, lines: &str) -> Vec<(ServicePortName, Arc<Routin
     for event in events(lines) {
         apply(&mut cluster, &event);
     }
-    cluster.take_changes();
+    cluster.discard_changes();
     cluster.routings().into_iter().map(|(name, routing)| (name.clone(), routing.clone())).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use model::cluster::Considered;
+use model::cluster::CurrentServicePort;
 use model::local::FromPod;
 use model::names::{NamespacedName, Protocol};
 use model::service::TrafficPolicy;
@@ -292,7 +292,7 @@ impl RuleContext {
 }
 
 impl AppliedPolicy {
-    pub(super) fn of(claim: &Considered<'_>, kind: FrontendKind, short_circuit: bool) -> Self {
+    pub(super) fn of(claim: &CurrentServicePort<'_>, kind: FrontendKind, short_circuit: bool) -> Self {
         let (field, value) = match kind {
             FrontendKind::ClusterIp => (PolicyField::InternalTrafficPolicy, claim.internal_policy),
             FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp | FrontendKind::NodePort => {

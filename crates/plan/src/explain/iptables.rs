@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use model::address::Family;
-use model::cluster::Considered;
+use model::cluster::CurrentServicePort;
 use model::routing::Traffic;
 
 use super::{Answer, End, ExplainSettings, FrontendKind, Masquerade, PossibleTarget, Question, Reason};
@@ -81,7 +81,7 @@ fn shown(path: &RulesPath<'_>) -> Vec<String> {
 fn translation<'q>(
     question: &'q Question<'q>,
     path: &RulesPath<'_>,
-) -> Option<(&'q Considered<'q>, FrontendKind)> {
+) -> Option<(&'q CurrentServicePort<'q>, FrontendKind)> {
     let target =
         |matched: &Matched<'_, ListedRule<'_>>| SavedRule::parse(&matched.rule.text).target() == Some("DNAT");
     let end = path.rules.iter().position(target)?;
@@ -104,7 +104,7 @@ fn translation<'q>(
 fn owner<'q>(
     question: &'q Question<'q>,
     matched: &Matched<'_, ListedRule<'_>>,
-) -> Option<&'q Considered<'q>> {
+) -> Option<&'q CurrentServicePort<'q>> {
     let rule = SavedRule::parse(&matched.rule.text);
     let (comment, protocol) = (rule.comment()?, rule.value("-p")?);
     let name = comment.split(' ').next()?;
@@ -132,7 +132,7 @@ fn masquerade(question: &Question<'_>, path: &RulesPath<'_>) -> Option<Masquerad
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &RulesPath<'_>,
-) -> (Reason, Option<(&'q Considered<'q>, FrontendKind)>) {
+) -> (Reason, Option<(&'q CurrentServicePort<'q>, FrontendKind)>) {
     let Some(matched) = path.rules.last() else { return (Reason::NoService, None) };
     let owner = owner(question, matched);
     let refusal =

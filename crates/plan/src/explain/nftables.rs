@@ -2,7 +2,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "only a few statements and sets tell why a rule exists")]
 
 use model::address::Family;
-use model::cluster::Considered;
+use model::cluster::CurrentServicePort;
 use model::names::ServicePortName;
 use model::routing::Traffic;
 
@@ -126,8 +126,8 @@ fn masquerade(path: &ProgramPath<'_>) -> Option<Masquerade> {
 fn stop<'q>(
     question: &'q Question<'q>,
     path: &ProgramPath<'_>,
-    owner: impl Fn(LookupBy) -> Option<(&'q Considered<'q>, FrontendKind)>,
-) -> (Reason, Option<(&'q Considered<'q>, FrontendKind)>) {
+    owner: impl Fn(LookupBy) -> Option<(&'q CurrentServicePort<'q>, FrontendKind)>,
+) -> (Reason, Option<(&'q CurrentServicePort<'q>, FrontendKind)>) {
     let sets = path.rules.last().into_iter().flat_map(|matched| &matched.rule.statements);
     let found = sets.filter_map(|statement| match statement {
         Statement::In(_, set) => Some(match set {

@@ -537,7 +537,7 @@ fn an_endpoint_in_a_likelier_slot_is_likelier() {
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     let world = world(Mode::Nftables, &pods);
     let mut cluster = world.cluster();
-    cluster.take_changes();
+    cluster.discard_changes();
     let (_, routing) = cluster.routings().into_iter().next().unwrap();
     let mut slots: Vec<_> = routing.cluster.to_vec();
     slots.rotate_left(2);

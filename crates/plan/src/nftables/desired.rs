@@ -198,7 +198,7 @@ impl DesiredTable {
     pub fn accept(&mut self, changes: Vec<RoutingChange>) -> Vec<Contention> {
         let mut contended = Contended::new();
         for (name, routing) in changes {
-            self.accept_one(name, routing, &mut contended);
+            self.replace_routing(name, routing, None, &mut contended);
         }
         contentions(contended.iter().map(|(frontend, before)| {
             let after = self.claims.get(frontend).map(Vec::as_slice).unwrap_or_default();
@@ -364,7 +364,7 @@ impl DesiredTable {
 
     /// Adds a service port whose endpoints already have these slots.
     pub fn insert(&mut self, name: ServicePortName, routing: Arc<Routing>, slots: SlotAssignment<'_>) {
-        self.accept_in(name, Some(routing), Some(slots), &mut Contended::new());
+        self.replace_routing(name, Some(routing), Some(slots), &mut Contended::new());
     }
 
     /// Timeouts of session affinity in use, in seconds.
@@ -416,17 +416,8 @@ impl DesiredTable {
         unit.sticky_endpoints(|frontend| self.owner(frontend) == Some(name), out);
     }
 
-    fn accept_one(
-        &mut self,
-        name: ServicePortName,
-        routing: Option<Arc<Routing>>,
-        contended: &mut Contended,
-    ) {
-        self.accept_in(name, routing, None, contended);
-    }
-
-    /// Like [`Self::accept_one`]; `slots` replace those that endpoints have.
-    fn accept_in(
+    /// Endpoints keep their slots, unless `slots` replace them.
+    fn replace_routing(
         &mut self,
         name: ServicePortName,
         routing: Option<Arc<Routing>>,

@@ -27,7 +27,7 @@ pub struct NftablesPlan {
     desired: DesiredTable,
     known: Known,
     /// The node-port IPs have changed since the last steps.
-    has_moved: bool,
+    node_port_ips_changed: bool,
     /// A read-back since the last [`NftablesPlan::settle`] found drift.
     has_drifted: bool,
     /// Whether frontends have counted all packets since the first commit; `None` before it.
@@ -54,7 +54,7 @@ impl NftablesPlan {
         Self {
             desired: DesiredTable::new(settings),
             known: Known::Unknown,
-            has_moved: false,
+            node_port_ips_changed: false,
             has_drifted: false,
             counts_are_complete: None,
             recounted: HashSet::new(),
@@ -67,16 +67,14 @@ impl NftablesPlan {
         &self.desired
     }
 
-    /// Replaces the node's addresses that serve node ports. Returns whether they changed, which is never so if all addresses
-    /// serve node ports.
-    pub fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
+    /// Replaces the node's addresses that serve node ports. Has no effect if all addresses do.
+    pub fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
         let before = matches!(self.known, Known::Unverified(None)).then(|| self.desired.clone());
-        let has_moved = self.desired.replace_node_port_ips(node_port_ips);
-        if let Some(before) = before.filter(|_| has_moved) {
+        let is_change = self.desired.replace_node_port_ips(node_port_ips);
+        if let Some(before) = before.filter(|_| is_change) {
             self.known = Known::Unverified(Some(before.into()));
         }
-        self.has_moved |= has_moved;
-        has_moved
+        self.node_port_ips_changed |= is_change;
     }
 
     /// A foreign writer may have changed the table: the next sync reads it back.
@@ -117,8 +115,8 @@ impl NftablesPlan {
         let (mut steps, contentions) = self.desired.replace_at(routings, node_ips);
         self.contentions.extend(contentions);
         steps.service_cidrs = new_cidrs.then(|| self.desired.cidr_boundaries());
-        let has_moved = std::mem::take(&mut self.has_moved);
-        steps.node_port_ips = has_moved.then(|| self.desired.node_port_ips().iter().copied().collect());
+        let is_change = std::mem::take(&mut self.node_port_ips_changed);
+        steps.node_port_ips = is_change.then(|| self.desired.node_port_ips().iter().copied().collect());
         // The actual state is unknown until the commit succeeds.
         self.known = Known::Unknown;
         self.note_recounted(&steps);
@@ -137,7 +135,7 @@ impl NftablesPlan {
             Known::Settled | Known::Unknown => false,
         };
         steps.has_drifted = self.has_drifted;
-        self.has_moved = false;
+        self.node_port_ips_changed = false;
         // A frontend that is added again counts from zero.
         if steps.add.iter().any(|element| matches!(element.set, Set::Frontends(_))) {
             self.counts_are_complete = self.counts_are_complete.and(Some(false));

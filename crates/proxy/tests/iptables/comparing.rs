@@ -20,7 +20,7 @@ fn differences(machine: &Machine<'_>) -> Vec<String> {
 
 /// What another process with the same objects finds.
 fn compare_in_another_process(machine: &mut Machine<'_>) -> KernelComparison {
-    machine.cluster.take_changes();
+    machine.cluster.discard_changes();
     let rules = Rules::through(machine.commands.programs(), machine.options.family()).unwrap();
     let routings = machine.cluster.routings().into_iter();
     let mut routings: Vec<_> = routings.map(|(name, routing)| (name.clone(), routing.clone())).collect();

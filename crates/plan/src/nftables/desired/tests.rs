@@ -456,7 +456,7 @@ fn a_change_costs_the_same_however_many_claim_its_frontends() {
         let concerned = plan.concerned(&changes, &[at(IP)].into());
         assert!(concerned.contains(&name(number)) && concerned.len() <= 2, "{concerned:?}");
         let mut contended = Contended::new();
-        plan.accept_one(name(number), claimant(number, 99), &mut contended);
+        plan.replace_routing(name(number), claimant(number, 99), None, &mut contended);
         assert!(contended.is_empty(), "no claim was added or withdrawn: {contended:?}");
     }
 }

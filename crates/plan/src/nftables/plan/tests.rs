@@ -79,7 +79,7 @@ fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
     let mut plan = NftablesPlan::new(settings());
     let cidrs = vec!["10.96.0.0/12".parse().unwrap()];
     let everything = Changes { service_cidrs: Some(cidrs), ..Changes::default() };
-    assert!(plan.set_node_port_ips(vec!["192.0.2.1".parse().unwrap(), "127.0.0.1".parse().unwrap()]));
+    plan.set_node_port_ips(vec!["192.0.2.1".parse().unwrap(), "127.0.0.1".parse().unwrap()]);
     assert_eq!(plan.steps(everything), None, "nothing is known of the kernel");
     for _ in 0..2 {
         let steps = plan.steps_from(ActualState { generation: Some(7), table: ActualTable::Absent });
@@ -91,11 +91,18 @@ fn what_a_failed_commit_should_have_written_is_in_the_steps_of_the_next() {
     plan.settle();
     assert!(plan.steps(Changes::default()).unwrap().is_empty());
     plan.settle();
-    assert!(plan.set_node_port_ips(vec!["192.0.2.2".parse().unwrap()]));
-    assert!(!plan.set_node_port_ips(vec!["192.0.2.2".parse().unwrap()]), "no news");
+    plan.set_node_port_ips(vec!["192.0.2.2".parse().unwrap()]);
+    plan.set_node_port_ips(vec!["192.0.2.2".parse().unwrap()]);
     let steps = plan.steps(Changes::default()).unwrap();
-    assert_eq!(steps.node_port_ips, Some(["192.0.2.2".parse().unwrap()].into()));
+    assert_eq!(
+        steps.node_port_ips,
+        Some(["192.0.2.2".parse().unwrap()].into()),
+        "the first call changed them"
+    );
     assert!(!steps.is_full);
+    plan.settle();
+    plan.set_node_port_ips(vec!["192.0.2.2".parse().unwrap()]);
+    assert_eq!(plan.steps(Changes::default()).unwrap().node_port_ips, None, "no news");
 }
 
 #[test]
