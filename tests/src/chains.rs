@@ -56,7 +56,7 @@ impl IptablesNode {
         let mut node =
             Self { namespace: namespace.clone(), cluster: cluster(family), backend, _programs: programs };
         replace(&mut node.cluster, "");
-        node.backend.set_node_port_ips(node_port_ips);
+        node.backend.set_node_addresses(&[], &node_port_ips);
         node.sync();
         node
     }

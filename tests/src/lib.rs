@@ -8,3 +8,4 @@ pub mod feed;
 pub mod matrix;
 pub mod node;
 pub mod options;
+pub mod servers;

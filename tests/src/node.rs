@@ -40,14 +40,7 @@ impl NftablesNode {
         manifests: &str,
     ) -> (Self, Outcome) {
         let addresses = options.node_port_addresses(family);
-        let settings = ProgramSettings {
-            family,
-            balancer: Balancer::Slots,
-            mark: Mark::from_bit(options.masquerade_bit).unwrap(),
-            masquerade_all: options.masquerade_all,
-            from_pod: options.from_pod(family),
-            node_ports_everywhere: addresses.match_all(),
-        };
+        let settings = program_settings(family, options);
         let (backend, node_port_ips) = namespace.enter(|| {
             let all = kernel::interfaces::addresses().unwrap();
             let table = KernelTable::open(family).unwrap();
@@ -90,6 +83,17 @@ impl NftablesNode {
                 }
             }
         })
+    }
+}
+
+pub fn program_settings(family: Family, options: &Options) -> ProgramSettings {
+    ProgramSettings {
+        family,
+        balancer: Balancer::Slots,
+        mark: Mark::from_bit(options.masquerade_bit).unwrap(),
+        masquerade_all: options.masquerade_all,
+        from_pod: options.from_pod(family),
+        node_ports_everywhere: options.node_port_addresses(family).match_all(),
     }
 }
 

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use model::address::Family;
 use netlink::route::{AddressChanges, RouteSocket};
+use plan::ipvs::servers::INTERFACE;
 
-/// The addresses of all interfaces, in the kernel's order.
+/// The addresses of all interfaces, in the kernel's order, without those that an ipvs mode has bound for Services.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
-    Ok(RouteSocket::open()?.addresses()?.into_iter().map(|found| found.address).collect())
+    let all = RouteSocket::open()?.addresses()?.into_iter();
+    Ok(all.filter(|found| *found.name != *INTERFACE).map(|found| found.address).collect())
 }
 
-/// Interfaces with addresses of Services, which upstream's ipvs mode and NodeLocal DNSCache create.
-const SERVICE_INTERFACES: [&str; 2] = ["kube-ipvs0", "nodelocaldns"];
+/// Interfaces with addresses of Services, which an ipvs mode and NodeLocal DNSCache create.
+const SERVICE_INTERFACES: [&str; 2] = [INTERFACE, "nodelocaldns"];
 
 /// The addresses of all interfaces but those that carry addresses of Services.
 pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
@@ -44,10 +46,18 @@ impl AddressMonitor {
         Ok(Self(AddressChanges::open()?))
     }
 
-    /// Calls `notify` after each change, until it returns false.
+    /// Calls `notify` after each change of [`addresses`], until it returns false.
     pub fn follow(mut self, mut notify: impl FnMut() -> bool) -> io::Result<()> {
+        let mut route = RouteSocket::open()?;
         loop {
-            if self.0.seen_within(Duration::from_secs(3_600))? && !notify() {
+            let mut seen = self.0.seen_within(Duration::from_secs(3_600))?;
+            if seen.is_empty() {
+                continue;
+            }
+            if let Some(bound) = route.link(INTERFACE)? {
+                seen.remove(&bound.index);
+            }
+            if !seen.is_empty() && !notify() {
                 return Ok(());
             }
         }

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use crate::outcome::Outcome;
 use crate::{is_shortage, protocol_number, wire_family};
-pub use cleanup::{destroy_sets, remove};
+pub use cleanup::{destroy_sets, remove, remove_idle};
 pub use netlink::ipvs::IpvsTimeouts;
 
 /// Limits the number of answers that wait in the socket's receive buffer.

@@ -3,7 +3,7 @@
 //!
 //! Everything is read from the kernel's tables: no packet is sent and no socket is connected.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -302,22 +302,31 @@ impl AddressChanges {
         Ok(Self { socket: Socket::subscribe(NetlinkProtocol::Route, &groups)? })
     }
 
-    /// Whether addresses have changed since the last call. Waits up to `time` for a change. A lost notification counts as
-    /// one.
-    pub fn seen_within(&mut self, time: Duration) -> io::Result<bool> {
-        let seen = self.received_within(time)?;
-        if seen {
-            while self.received_within(Duration::ZERO)? {}
+    /// The interfaces whose addresses have changed since the last call, by index. Waits up to `time` for a change. 0 stands for
+    /// lost notifications, of any interface.
+    pub fn seen_within(&mut self, time: Duration) -> io::Result<BTreeSet<u32>> {
+        let mut seen = BTreeSet::new();
+        let mut time = time;
+        while self.receive_within(time, &mut seen)? {
+            time = Duration::ZERO;
         }
         Ok(seen)
     }
 
-    fn received_within(&mut self, time: Duration) -> io::Result<bool> {
+    /// Returns whether a datagram arrived.
+    fn receive_within(&mut self, time: Duration, seen: &mut BTreeSet<u32>) -> io::Result<bool> {
         match self.socket.receive_within(time) {
-            Ok(messages) => Ok(messages.is_some()),
-            Err(error) if crate::socket::is_loss(&error) => Ok(true),
-            Err(error) => Err(error),
+            Ok(None) => return Ok(false),
+            Ok(Some(messages)) => {
+                for message in messages {
+                    let interface = message.fixed::<ADDRESS>().map(|[_, _, _, _, index @ ..]| *index);
+                    seen.insert(interface.map_or(0, u32::from_ne_bytes));
+                }
+            }
+            Err(error) if crate::socket::is_loss(&error) => drop(seen.insert(0)),
+            Err(error) => return Err(error),
         }
+        Ok(true)
     }
 }
 

@@ -2,6 +2,7 @@
 //! family worker does not know which mode it runs.
 
 mod iptables;
+mod ipvs;
 mod nftables;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use plan::nftables::elements::SlotAssignment;
 use crate::rate_limit::Retry;
 
 pub use iptables::Iptables;
+pub use ipvs::Ipvs;
 pub use nftables::Nftables;
 
 /// One mode in one family.
@@ -31,8 +33,9 @@ pub trait Backend: fmt::Debug + Send {
     /// A sync has failed, and is not attempted again immediately.
     fn sync_failed(&mut self) {}
 
-    /// Sets the node's addresses that should serve node ports, for the next sync. Not called if all addresses do.
-    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>);
+    /// Sets the node's addresses of the family, and those that serve node ports. Returns whether the rules depend on the change,
+    /// so that a sync is needed.
+    fn set_node_addresses(&mut self, all: &[IpAddr], node_port_ips: &[IpAddr]) -> bool;
 
     /// A foreign writer may have changed the rules: the next sync compares them with the desired state, and writes what
     /// differs.
@@ -62,10 +65,10 @@ pub trait Backend: fmt::Debug + Send {
         false
     }
 
-    /// Logs what was held back and is due. Returns when to call again; `None` if nothing is held back.
-    fn log_due(&mut self, now: Instant) -> Option<Instant> {
+    /// Does what is due besides syncs, such as logging what was held back.
+    fn do_due(&mut self, now: Instant) -> AfterDue {
         let _ = now;
-        None
+        AfterDue::Nothing
     }
 
     /// The desired state after all changes so far, to be compared with the actual one.
@@ -76,6 +79,16 @@ pub trait Backend: fmt::Debug + Send {
 
     /// The name at the beginning of a log message.
     fn title(&self) -> &'static str;
+}
+
+/// What follows from [`Backend::do_due`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterDue {
+    Nothing,
+    /// Something else will be due then.
+    Again(Instant),
+    /// The kernel is not in the assumed state.
+    Sync,
 }
 
 /// Why an attempt failed, and when to retry.

@@ -8,17 +8,22 @@ use anyhow::bail;
 use ipnet::IpNet;
 use kernel::{iptables, ipvs, nftables};
 use model::address::Family;
+use plan::iptables::cleanup::Leftovers;
 use settings::config::ProxyMode;
+
+use crate::threads;
 
 /// With iptables-nft, the kernel releases the ipsets of deleted rules only some milliseconds later.
 const SET_RELEASE: Duration = Duration::from_millis(100);
 const SET_ATTEMPTS: u32 = 50;
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Removes what any mode may have left, but no virtual servers in `exclude`. Continues after a failure, so that as much as
 /// possible is removed.
 pub fn everything(exclude: &[IpNet]) -> anyhow::Result<()> {
-    let removed = Family::BOTH
-        .map(|family| [remove_ipvs(family, exclude), remove_iptables(family), remove_nftables(family)]);
+    let removed = Family::BOTH.map(|family| {
+        [remove_ipvs(family, exclude), remove_iptables(family, Leftovers::All), remove_nftables(family)]
+    });
     let destroyed = Family::BOTH.map(destroy_sets);
     if removed.as_flattened().contains(&false) || destroyed.contains(&false) {
         bail!("encountered an error while tearing down rules");
@@ -26,18 +31,36 @@ pub fn everything(exclude: &[IpNet]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes what another mode left in a family, so that no packet is translated twice. Logs what cannot be removed.
-///
-/// iptables and ipvs share their chains and take over from each other.
-pub fn other_modes(mode: ProxyMode, family: Family, exclude: &[IpNet]) {
+/// Removes what another mode left in a family, so that no packet is translated twice, but no virtual servers in `exclude`. Logs what
+/// cannot be removed. The nftables and the ipvs mode have the same table, and the ipvs mode adopts virtual servers.
+pub fn other_modes(mode: ProxyMode, family: Family, exclude: Vec<IpNet>) {
     match mode {
-        ProxyMode::Nftables => {
-            remove_ipvs(family, exclude);
-            remove_iptables(family);
-            destroy_sets(family);
+        ProxyMode::Nftables | ProxyMode::Ipvs => {
+            remove_iptables(family, Leftovers::All);
         }
-        ProxyMode::Iptables | ProxyMode::Ipvs => {
+        ProxyMode::Iptables => {
+            remove_iptables(family, Leftovers::OfIpvs);
             remove_nftables(family);
+        }
+    }
+    destroy_sets(family);
+    if mode != ProxyMode::Ipvs && !remove_idle_servers(family, &exclude) {
+        threads::spawn_or_log(family, "ipvs-servers", move || {
+            while !remove_idle_servers(family, &exclude) {
+                sleep(IDLE_CHECK_INTERVAL);
+            }
+        });
+    }
+}
+
+/// Removes the virtual servers of an ipvs mode whose connections have ended: IPVS alone can translate those. New connections do not
+/// reach them, since the rules of this mode come first. Returns whether none is left.
+fn remove_idle_servers(family: Family, exclude: &[IpNet]) -> bool {
+    match ipvs::remove_idle(family, exclude) {
+        Ok(left) => left == 0,
+        Err(error) => {
+            tracing::error!(ipFamily = %family, err = %error, "Error cleaning up IPVS servers");
+            false
         }
     }
 }
@@ -68,8 +91,8 @@ fn destroy_sets(family: Family) -> bool {
 }
 
 /// Returns whether nothing is left.
-fn remove_iptables(family: Family) -> bool {
-    let removed = iptables::remove(family);
+fn remove_iptables(family: Family, which: Leftovers) -> bool {
+    let removed = iptables::remove(family, which);
     if let Err(error) = &removed {
         tracing::error!(ipFamily = %family, err = %error, "Error cleaning up iptables rules");
     }

@@ -6,16 +6,18 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use kernel::sysctl::Sysctls;
-use kernel::{iptables, nftables, version};
+use kernel::{iptables, ipvs, nftables, version};
 use model::address::{Family, cidrs_of_family};
 use model::local::{FromPod, NodePortAddresses};
 use plan::explain;
 use plan::iptables::program::Abilities;
+use plan::ipvs::desired::ServerSettings;
+use plan::ipvs::plan::IpvsPlan;
 use plan::mark::Mark;
 use plan::mode::Mode;
 use settings::config::{Config, DetectLocalMode, ProxyMode};
 
-use crate::backend::{Backend, Iptables, Nftables};
+use crate::backend::{Backend, Iptables, Ipvs, Nftables};
 use crate::metrics::Metrics;
 use crate::node::LocalNode;
 
@@ -24,17 +26,16 @@ use crate::node::LocalNode;
 pub enum Access {
     Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
+    Ipvs(BTreeMap<Family, (nftables::KernelTable, ipvs::KernelServers)>),
 }
 
 impl Access {
     /// Changes nothing. A mode that is not available is an error: there is no fallback to another one.
-    pub fn open(mode: ProxyMode) -> anyhow::Result<Self> {
-        match mode {
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        match config.mode {
             ProxyMode::Nftables => open_nftables(),
             ProxyMode::Iptables => open_iptables(),
-            ProxyMode::Ipvs => {
-                bail!("can't use the IPVS proxier: not available yet, use --proxy-mode nftables or iptables")
-            }
+            ProxyMode::Ipvs => open_ipvs(scheduler(config)).context("can't use the IPVS proxier"),
         }
     }
 
@@ -42,6 +43,7 @@ impl Access {
         match self {
             Self::Nftables(tables) => tables.keys().copied().collect(),
             Self::Iptables(rules) => rules.keys().copied().collect(),
+            Self::Ipvs(accesses) => accesses.keys().copied().collect(),
         }
     }
 
@@ -82,6 +84,19 @@ impl Access {
                     );
                 }
             }
+            Self::Ipvs(accesses) => {
+                tracing::info!("Using ipvs Proxier");
+                for (family, (table, mut servers)) in accesses {
+                    set_up_ipvs(&config.ipvs, &Sysctls::default(), &mut servers)
+                        .with_context(|| create_error(family))?;
+                    let program = nftables_settings(config, family, node)?;
+                    let plan = IpvsPlan::new(program, server_settings(config, family));
+                    let backend = Box::new(Ipvs::new(plan, table, servers, metrics));
+                    let node_port_addresses = node_port_addresses(config, family, node);
+                    let explain_settings = explain_settings(config, family, node)?;
+                    backends.insert(family, BackendParts { backend, node_port_addresses, explain_settings });
+                }
+            }
         }
         Ok(backends)
     }
@@ -105,7 +120,7 @@ pub fn explain_settings(
     let mode = match config.mode {
         ProxyMode::Nftables => Mode::Nftables,
         ProxyMode::Iptables => Mode::Iptables,
-        ProxyMode::Ipvs => bail!("ipvs mode is not available yet"),
+        ProxyMode::Ipvs => Mode::Ipvs,
     };
     Ok(explain::ExplainSettings {
         mode,
@@ -134,6 +149,66 @@ fn open_nftables() -> anyhow::Result<Access> {
         accesses.insert(family, nftables::KernelTable::open(family).context(create_error(family))?);
     }
     Ok(Access::Nftables(accesses))
+}
+
+fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
+    let mut accesses = BTreeMap::new();
+    tracing::info!(scheduler, "Using IPVS scheduler");
+    for family in families_of_kernel() {
+        let mut servers = ipvs::KernelServers::open(family).context("ipvs not supported by the kernel")?;
+        servers.check_scheduler(scheduler)?;
+        let table = nftables::KernelTable::open(family).context(create_error(family))?;
+        accesses.insert(family, (table, servers));
+    }
+    Ok(Access::Ipvs(accesses))
+}
+
+/// Sets the kernel parameters of the ipvs mode. They hold for both families.
+pub fn set_up_ipvs(
+    settings: &settings::config::Ipvs,
+    sysctls: &Sysctls,
+    servers: &mut ipvs::KernelServers,
+) -> anyhow::Result<()> {
+    let strict_arp = [("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2)];
+    let always = [
+        ("net/ipv4/vs/conntrack", 1),
+        ("net/ipv4/vs/expire_nodest_conn", 1),
+        ("net/ipv4/vs/expire_quiescent_template", 1),
+        ("net/ipv4/ip_forward", 1),
+    ];
+    // From then on, the kernel's default delays no connection from a port that was used a moment ago.
+    let is_old = version::parse_release(&version::release()?).is_some_and(|found| found < (5, 9));
+    let reuse = is_old.then_some(("net/ipv4/vs/conn_reuse_mode", 0));
+    let strict_arp = strict_arp.into_iter().filter(|_| settings.strict_arp);
+    for (name, value) in always.into_iter().chain(reuse).chain(strict_arp) {
+        sysctls.ensure(name, value).with_context(|| format!("can't set sysctl {name} to {value}"))?;
+    }
+    let settings::config::Ipvs { tcp_timeout, tcp_fin_timeout, udp_timeout, .. } = settings;
+    let [tcp, tcp_fin, udp] = [tcp_timeout, tcp_fin_timeout, udp_timeout]
+        .map(|timeout| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX));
+    if [tcp, tcp_fin, udp] == [0; 3] {
+        return Ok(());
+    }
+    if let Err(error) = servers.set_timeouts(ipvs::IpvsTimeouts { tcp, tcp_fin, udp }) {
+        tracing::error!(err = %error, "Failed to configure IPVS timeouts");
+    }
+    Ok(())
+}
+
+/// What the virtual servers of the ipvs mode depend on.
+pub fn server_settings(config: &Config, family: Family) -> ServerSettings {
+    let exclude_cidrs = config.ipvs.exclude_cidrs.iter().copied();
+    ServerSettings {
+        scheduler: scheduler(config).into(),
+        exclude_cidrs: exclude_cidrs.filter(|cidr| Family::of_net(*cidr) == family).collect(),
+    }
+}
+
+fn scheduler(config: &Config) -> &str {
+    match config.ipvs.scheduler.as_str() {
+        "" => "rr",
+        given => given,
+    }
 }
 
 fn open_iptables() -> anyhow::Result<Access> {

@@ -97,7 +97,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(config.mode));
     metrics.describe(&Build::reported_as(&options.version), &config.gates);
     let name = node::name(&config)?;
-    let access = Access::open(config.mode)?;
+    let access = Access::open(&config)?;
     let (source, recorder) = source(&config, &options, &name, &metrics)?;
     let families = families(&config, &name, access.families(), &metrics)?;
     let (main, inbox) = channel();
@@ -128,6 +128,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
         None => {}
     }
     let node_events = NodeEvents { node_name: node.name.clone(), recorder };
+    warn_of_deprecation(config.mode, &node_events);
     serve_health(&config, &http, &health, &node_events)?;
     let connection_counter = Arc::new(ConnectionCounter::new(families.clone()));
     serve_status(&config, &options, &http, &metrics, &families, &connection_counter, &node_events)?;
@@ -138,7 +139,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     // A family that is not served has no first sync to wait for. This must come after `--init-only` returns: until the proxy
     // itself starts, the rules of other modes serve.
     for family in Family::BOTH.into_iter().filter(|family| !backends.contains_key(family)) {
-        cleanup::other_modes(config.mode, family, &config.ipvs.exclude_cidrs);
+        cleanup::other_modes(config.mode, family, config.ipvs.exclude_cidrs.clone());
     }
     follow_addresses(families.clone())?;
     for (family, parts) in backends {
@@ -163,7 +164,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
             sync_period: config.sync_period,
             health: health.clone(),
             service_health,
-            take_over: Box::new(move || cleanup::other_modes(mode, family, &exclude)),
+            take_over: Box::new(move || cleanup::other_modes(mode, family, exclude)),
         };
         let worker = families.get(&family).context("every family has a worker")?;
         worker.start(start);
@@ -355,16 +356,25 @@ fn check(config: &Config, node: &LocalNode, families: &[Family]) -> anyhow::Resu
     Ok(())
 }
 
-/// In nftables mode the cost of a sync depends on what changed, so only a burst of changes has to be delayed, unless the
-/// configuration sets an interval.
+/// In nftables and ipvs mode the cost of a sync depends on what changed, so only a burst of changes has to be delayed, unless
+/// the configuration sets an interval.
 fn min_interval(config: &Config) -> MinInterval {
     match config.mode {
-        ProxyMode::Nftables if config.min_sync_is_default => {
+        ProxyMode::Nftables | ProxyMode::Ipvs if config.min_sync_is_default => {
             MinInterval::Proportional(config.min_sync_period)
         }
         ProxyMode::Nftables | ProxyMode::Iptables | ProxyMode::Ipvs => {
             MinInterval::Fixed(config.min_sync_period)
         }
+    }
+}
+
+/// Logs and records that upstream has deprecated the ipvs mode, in upstream's words.
+fn warn_of_deprecation(mode: ProxyMode, node_events: &NodeEvents) {
+    const IPVS: &str = "The ipvs proxier is now deprecated and may be removed in a future release. Please use 'nftables' instead.";
+    if mode == ProxyMode::Ipvs {
+        tracing::error!("{IPVS}");
+        node_events.record(Severity::Warning, "IPVSDeprecation", IPVS.to_owned());
     }
 }
 

@@ -40,27 +40,56 @@ const SET_NAME_MAX: usize = 31;
 /// Removes the family's virtual servers outside `exclude` and its addresses on the interface, and the interface unless the
 /// other family still needs it. Without the interface no ipvs mode has run, and all virtual servers are those of other programs.
 pub fn remove(family: Family, exclude: &[IpNet]) -> io::Result<()> {
+    remove_where(family, exclude, |_, _| Ok(true)).map(drop)
+}
+
+/// The same, but leaves virtual servers that have connections, and their addresses. Returns how many it leaves.
+pub fn remove_idle(family: Family, exclude: &[IpNet]) -> io::Result<usize> {
+    remove_where(family, exclude, |ipvs, key| {
+        let found = ipvs.destinations(key)?;
+        Ok(found.iter().all(|(_, connections)| connections.active == 0 && connections.inactive == 0))
+    })
+}
+
+fn remove_where(
+    family: Family,
+    exclude: &[IpNet],
+    may_remove: impl FnMut(&mut IpvsSocket, IpvsServiceKey) -> io::Result<bool>,
+) -> io::Result<usize> {
     let mut route = RouteSocket::open()?;
-    let Some(link) = route.link(INTERFACE)? else { return Ok(()) };
-    let remaining = remove_servers(family, exclude)?;
-    let addresses = route.host_addresses(link.index, wire_family(family))?;
+    let Some(link) = route.link(INTERFACE)? else { return Ok(0) };
+    let Remaining { kept, of_other_family } = remove_servers(family, exclude, may_remove)?;
+    let mut addresses = route.host_addresses(link.index, wire_family(family))?;
+    addresses.retain(|ip| kept.iter().all(|key| key.address.ip() != *ip));
     for chunk in addresses.chunks(STEPS_PER_SEND) {
         route.delete_host_addresses(link.index, chunk)?.into_iter().collect::<io::Result<()>>()?;
     }
-    if remaining || !route.host_addresses(link.index, wire_family(family.other()))?.is_empty() {
-        return Ok(());
+    let other = wire_family(family.other());
+    if !kept.is_empty() || of_other_family || !route.host_addresses(link.index, other)?.is_empty() {
+        return Ok(kept.len());
     }
     match route.delete_dummy(&link) {
         // The worker of the other family has deleted it meanwhile.
-        Err(error) if is(&error, Errno::NODEV) => Ok(()),
-        deleted => deleted,
+        Err(error) if is(&error, Errno::NODEV) => Ok(0),
+        deleted => deleted.map(|()| 0),
     }
 }
 
-/// Returns whether the other family has virtual servers of an ipvs mode.
-fn remove_servers(family: Family, exclude: &[IpNet]) -> io::Result<bool> {
+/// Virtual servers of an ipvs mode that still exist.
+#[derive(Default)]
+struct Remaining {
+    kept: Vec<IpvsServiceKey>,
+    /// Whether the other family has any.
+    of_other_family: bool,
+}
+
+fn remove_servers(
+    family: Family,
+    exclude: &[IpNet],
+    mut may_remove: impl FnMut(&mut IpvsSocket, IpvsServiceKey) -> io::Result<bool>,
+) -> io::Result<Remaining> {
     let mut ipvs = match IpvsSocket::open() {
-        Err(error) if is(&error, Errno::NOENT) => return Ok(false),
+        Err(error) if is(&error, Errno::NOENT) => return Ok(Remaining::default()),
         opened => opened?,
     };
     let services = ipvs.services()?.into_iter().map(|(key, _)| key);
@@ -68,7 +97,14 @@ fn remove_servers(family: Family, exclude: &[IpNet]) -> io::Result<bool> {
     let (ours, others): (Vec<IpvsServiceKey>, Vec<IpvsServiceKey>) = services
         .filter(|key| !is_excluded(key.address.ip()))
         .partition(|key| Family::of(key.address.ip()) == family);
-    let changes: Vec<IpvsChange> = ours.into_iter().map(IpvsChange::DeleteService).collect();
+    let (mut changes, mut kept) = (Vec::new(), Vec::new());
+    for key in ours {
+        if may_remove(&mut ipvs, key)? {
+            changes.push(IpvsChange::DeleteService(key));
+        } else {
+            kept.push(key);
+        }
+    }
     for chunk in changes.chunks(STEPS_PER_SEND) {
         for deleted in ipvs.change(chunk)? {
             match deleted {
@@ -77,7 +113,7 @@ fn remove_servers(family: Family, exclude: &[IpNet]) -> io::Result<bool> {
             }
         }
     }
-    Ok(!others.is_empty())
+    Ok(Remaining { kept, of_other_family: !others.is_empty() })
 }
 
 /// Destroys the sets of upstream's ipvs mode. Fails with [`io::ErrorKind::ResourceBusy`] while rules use one of them; with

@@ -6,30 +6,30 @@ use crate::iptables::chains::{
 };
 use crate::iptables::restore::Restore;
 
-const NAT: [&str; 7] =
-    [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY, IPVS_NODE_PORT, IPVS_LOAD_BALANCER];
-const FILTER: [&str; 10] = [
-    SERVICES,
-    EXTERNAL_SERVICES,
-    FORWARD,
-    NODE_PORTS,
-    PROXY_FIREWALL,
-    CANARY,
-    IPVS_NODE_PORT,
-    IPVS_SOURCE_RANGES,
-    IPVS_FILTER,
-    IPVS_OUT_FILTER,
-];
+/// Which rules to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// Those of the iptables mode, and of upstream's ipvs mode.
+    All,
+    /// Only those that upstream's ipvs mode does not share with the iptables mode.
+    OfIpvs,
+}
 
-/// Removes the chains of the table that are ours or those of upstream's ipvs mode; those of kubelet and of others stay. All are
-/// emptied first, since the chains of upstream's two modes jump to each other.
-pub fn leftovers(table: IptablesTable, found: &[&str]) -> Restore {
-    let stock: &[&str] = match table {
-        IptablesTable::Filter => &FILTER,
-        IptablesTable::Nat => &NAT,
+const NAT: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
+const FILTER: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
+const IPVS_NAT: [&str; 2] = [IPVS_NODE_PORT, IPVS_LOAD_BALANCER];
+const IPVS_FILTERS: [&str; 4] = [IPVS_NODE_PORT, IPVS_SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
+
+/// Removes such chains of the table; those of kubelet and of others stay. All are emptied first, since the chains of upstream's two
+/// modes jump to each other.
+pub fn leftovers(which: Leftovers, table: IptablesTable, found: &[&str]) -> Restore {
+    let (shared, of_ipvs): (&[&str], &[&str]) = match table {
+        IptablesTable::Filter => (&FILTER, &IPVS_FILTERS),
+        IptablesTable::Nat => (&NAT, &IPVS_NAT),
     };
-    let mut ours: Vec<&str> = stock.iter().copied().filter(|chain| found.contains(chain)).collect();
-    if table == IptablesTable::Nat {
+    let shared = shared.iter().filter(|_| which == Leftovers::All);
+    let mut ours: Vec<&str> = shared.chain(of_ipvs).copied().filter(|chain| found.contains(chain)).collect();
+    if table == IptablesTable::Nat && which == Leftovers::All {
         let mut services: Vec<&str> =
             found.iter().copied().filter(|chain| belongs_to_a_service(chain)).collect();
         services.sort_unstable();

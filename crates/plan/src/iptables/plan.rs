@@ -207,6 +207,11 @@ impl IptablesPlan {
         self.change_settings(RuleSettings { abilities, ..self.settings.clone() });
     }
 
+    /// Whether the rules name the addresses that serve node ports, which is not so if all addresses do.
+    pub fn depends_on_node_port_ips(&self) -> bool {
+        !self.settings.node_port_addresses.match_all()
+    }
+
     /// Sets the addresses of the node. Returns those that should serve node ports but cannot.
     pub fn set_node_port_ips(&mut self, interfaces: &[IpAddr]) -> Vec<IpAddr> {
         let (served, refused) = self.settings.node_port_ips(interfaces);

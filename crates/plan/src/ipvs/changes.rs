@@ -10,22 +10,21 @@ use crate::ipvs::servers::{ActualVirtual, RealServer, ServerStep, VirtualAddress
 use crate::ipvs::termination::Termination;
 use crate::nftables::steps::Steps;
 
-/// The changes of one sync, in the order of the fields. Nothing is reachable before it has its rules, and no virtual server loses
-/// its last real server before it has the next one.
+/// The changes of one sync, in the order of the fields. No virtual server loses its last real server before it has the next one.
+/// Nothing is reachable before it has its rules, so what must no longer be reached goes before the table, and what becomes reachable
+/// comes after it. It is the reverse if the table replaces one of the nftables mode: its translation serves until then.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct IpvsSteps {
-    /// What must no longer be reached.
-    pub removals: Vec<ServerStep>,
+    pub before: Vec<ServerStep>,
     /// Rules and elements, in one transaction.
     pub table: Steps,
-    /// What they apply to; addresses last.
-    pub additions: Vec<ServerStep>,
+    pub after: Vec<ServerStep>,
 }
 
 impl IpvsSteps {
     /// Whether the actual state is the desired one.
     pub fn is_empty(&self) -> bool {
-        self.removals.is_empty() && self.table.is_empty() && self.additions.is_empty()
+        self.before.is_empty() && self.table.is_empty() && self.after.is_empty()
     }
 }
 
@@ -117,10 +116,10 @@ impl ServerChanges {
     /// The steps of a sync that also changes the table.
     pub fn around(self, table: Steps) -> IpvsSteps {
         let Self { unbind, delete, virtual_servers, join, leave, bind } = self;
-        IpvsSteps {
-            removals: [unbind, delete].concat(),
-            table,
-            additions: [virtual_servers, join, leave, bind].concat(),
-        }
+        let (removals, additions) =
+            ([unbind, delete].concat(), [virtual_servers, join, leave, bind].concat());
+        let replaces = table.table.as_ref().is_some_and(|new| new.replaces);
+        let (before, after) = if replaces { (additions, removals) } else { (removals, additions) };
+        IpvsSteps { before, table, after }
     }
 }

@@ -1,7 +1,7 @@
 //! The desired state of the ipvs mode, and what is known of its actual state.
 //!
 //! ```text
-//!   changes ─▶ steps ──────────────────┬─▶ removals, table, additions ─▶ settle ─▶ due ─▶ settle_termination
+//!   changes ─▶ steps ──────────────────┬─▶ steps before, table, steps after ─▶ settle ─▶ due ─▶ settle_termination
 //!              read back ─▶ steps_from ┘                └────▶ the next sync reads back
 //! ```
 //!

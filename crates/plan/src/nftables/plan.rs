@@ -67,14 +67,16 @@ impl NftablesPlan {
         &self.desired
     }
 
-    /// Replaces the node's addresses that serve node ports. Has no effect if all addresses do.
-    pub fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
+    /// Replaces the node's addresses that serve node ports. Returns whether they changed, which is never so if all addresses
+    /// serve node ports.
+    pub fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) -> bool {
         let before = matches!(self.known, Known::Unverified(None)).then(|| self.desired.clone());
         let is_change = self.desired.replace_node_port_ips(node_port_ips);
         if let Some(before) = before.filter(|_| is_change) {
             self.known = Known::Unverified(Some(before.into()));
         }
         self.node_port_ips_changed |= is_change;
+        is_change
     }
 
     /// A foreign writer may have changed the table: the next sync reads it back.

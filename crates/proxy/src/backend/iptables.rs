@@ -23,6 +23,8 @@ pub struct Iptables {
     pub rules: Rules,
     /// The numbers of rules in the last attempt.
     pub counts: RuleCounts,
+    /// As last set.
+    node_port_ips: Vec<IpAddr>,
     sync_period: Duration,
     metrics: Arc<Metrics>,
 }
@@ -34,7 +36,7 @@ impl Iptables {
         metrics.sync_proxy_rules_iptables_restore_failures.add(family, 0.0);
         metrics.sync_proxy_rules_iptables_partial_restore_failures.add(family, 0.0);
         let plan = IptablesPlan::new(settings, rules.limits(), sync_period);
-        Self { plan, rules, counts: RuleCounts::default(), sync_period, metrics }
+        Self { plan, rules, counts: RuleCounts::default(), node_port_ips: Vec::new(), sync_period, metrics }
     }
 
     /// Checks whether a foreign writer has changed what the last sync wrote.
@@ -127,12 +129,17 @@ impl Backend for Iptables {
         Ok(outcome)
     }
 
-    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
-        let unserved = self.plan.set_node_port_ips(&node_port_ips);
+    fn set_node_addresses(&mut self, _all: &[IpAddr], node_port_ips: &[IpAddr]) -> bool {
+        if !self.plan.depends_on_node_port_ips() || self.node_port_ips == node_port_ips {
+            return false;
+        }
+        self.node_port_ips = node_port_ips.to_vec();
+        let unserved = self.plan.set_node_port_ips(node_port_ips);
         if !unserved.is_empty() {
             let family = self.rules.family();
             tracing::error!(ipFamily = %family, ips = ?unserved, "--nodeport-addresses includes localhost but localhost NodePorts are not supported");
         }
+        true
     }
 
     fn suspect_drift(&mut self) {

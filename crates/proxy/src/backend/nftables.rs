@@ -19,7 +19,7 @@ use plan::nftables::program::ProgramSettings;
 use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
 
-use super::{Backend, DriftListener, SyncError};
+use super::{AfterDue, Backend, DriftListener, SyncError};
 use crate::contention::{Contentions, LogLine};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::rate_limit::Retry;
@@ -109,8 +109,8 @@ impl Backend for Nftables {
         self.metrics.sync_proxy_rules_nftables_sync_failures.increment([family]);
     }
 
-    fn set_node_port_ips(&mut self, node_port_ips: Vec<IpAddr>) {
-        self.plan.set_node_port_ips(node_port_ips);
+    fn set_node_addresses(&mut self, _all: &[IpAddr], node_port_ips: &[IpAddr]) -> bool {
+        self.plan.set_node_port_ips(node_port_ips.to_vec())
     }
 
     fn suspect_drift(&mut self) {
@@ -118,16 +118,7 @@ impl Backend for Nftables {
     }
 
     fn drift_listener(&mut self) -> Option<DriftListener> {
-        // The kernel lets no other process change an owned table.
-        if self.table.is_owned() {
-            return None;
-        }
-        let (family, port) = (self.table.family(), self.table.port());
-        Some(Box::new(move |notify| {
-            if let Err(error) = nftables::on_foreign_change(family, port, notify) {
-                tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
-            }
-        }))
+        table_drift_listener(&self.table)
     }
 
     fn owners(&self) -> Owners {
@@ -143,10 +134,10 @@ impl Backend for Nftables {
         frontend.is_some_and(|frontend| self.table.count(frontend).is_ok_and(|count| count == Some(0)))
     }
 
-    fn log_due(&mut self, now: Instant) -> Option<Instant> {
+    fn do_due(&mut self, now: Instant) -> AfterDue {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
-        self.contentions.due()
+        self.contentions.due().map_or(AfterDue::Nothing, AfterDue::Again)
     }
 
     fn contended(&self) -> Contended {
@@ -166,8 +157,21 @@ impl Backend for Nftables {
     }
 }
 
+/// `None` while the table is owned: the kernel lets no other process change it.
+pub(super) fn table_drift_listener(table: &KernelTable) -> Option<DriftListener> {
+    if table.is_owned() {
+        return None;
+    }
+    let (family, port) = (table.family(), table.port());
+    Some(Box::new(move |notify| {
+        if let Err(error) = nftables::on_foreign_change(family, port, notify) {
+            tracing::error!(ipFamily = %family, err = %error, "Failed to listen for changes to our table");
+        }
+    }))
+}
+
 /// When to retry after an error. `was_settled` says that the sync assumed a state of the kernel.
-fn retry(error: &CommitError, was_settled: bool) -> Retry {
+pub(super) fn retry(error: &CommitError, was_settled: bool) -> Retry {
     match error {
         _ if was_settled => Retry::Stale,
         _ if !nftables::is_transient(error) => Retry::Later,
@@ -176,7 +180,7 @@ fn retry(error: &CommitError, was_settled: bool) -> Retry {
     }
 }
 
-fn log_contention(family: Family, line: LogLine) {
+pub(super) fn log_contention(family: Family, line: LogLine) {
     let (contention, unlogged) = match line {
         LogLine::Change(contention, unlogged) => (contention, unlogged),
         LogLine::Further(changes) => {

@@ -20,7 +20,7 @@ use plan::walk::Packet;
 use super::drift::DriftWatch;
 use super::report::Reports;
 use super::{Start, TakeOver};
-use crate::backend::{Backend, SyncError};
+use crate::backend::{AfterDue, Backend, SyncError};
 use crate::flows::FlowFollower;
 use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
@@ -45,16 +45,10 @@ pub struct Syncer {
     has_synced: bool,
     /// To run after the first successful sync; `None` once it has begun.
     take_over: Option<TakeOver>,
-    node_ports: NodePorts,
-    /// When the backend has to log what it held back; `None` if it holds nothing back.
-    log_due: Option<Instant>,
-}
-
-/// Where node ports are served.
-struct NodePorts {
-    addresses: NodePortAddresses,
-    /// The node's addresses that serve them, as the backend knows them; empty if all addresses do.
-    ips: Vec<IpAddr>,
+    /// Where node ports are served.
+    node_port_addresses: NodePortAddresses,
+    /// When the backend has something to do besides syncs; `None` if it has not.
+    backend_due: Option<Instant>,
 }
 
 impl Syncer {
@@ -83,8 +77,8 @@ impl Syncer {
             explain_settings,
             has_synced: false,
             take_over: Some(take_over),
-            node_ports: NodePorts { addresses: node_port_addresses, ips: Vec::new() },
-            log_due: None,
+            node_port_addresses,
+            backend_due: None,
         }
     }
 
@@ -92,7 +86,7 @@ impl Syncer {
     pub fn time_until_due(&self, now: Instant) -> Duration {
         let until =
             |due: Option<Instant>| due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
-        self.rate_limiter.time_until_due(now).min(until(self.log_due)).min(until(self.drift.due()))
+        self.rate_limiter.time_until_due(now).min(until(self.backend_due)).min(until(self.drift.due()))
     }
 
     /// An event has changed what the kernel should hold.
@@ -118,19 +112,12 @@ impl Syncer {
         self.drift.listen(&mut *self.backend);
     }
 
-    /// Only a change of the addresses that serve node ports requests a sync: other addresses, those of pods' interfaces, change
-    /// all the time.
+    /// Requests a sync only if rules depend on the change: addresses of pods' interfaces change all the time.
     pub fn node_addresses_changed(&mut self, addresses: &[IpAddr]) {
-        let NodePorts { addresses: serving, ips } = &mut self.node_ports;
-        if serving.match_all() {
-            let own = addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
-            self.flows.node_ips_changed(own);
-            return;
-        }
-        let serving = serving.among(addresses);
-        if serving != *ips {
-            ips.clone_from(&serving);
-            self.backend.set_node_port_ips(serving.clone());
+        let of_family = addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
+        let all: Vec<IpAddr> = of_family.collect();
+        let serving = self.node_port_addresses.among(&all);
+        if self.backend.set_node_addresses(&all, &serving) {
             self.rate_limiter.request();
         }
         self.flows.node_ips_changed(serving);
@@ -210,9 +197,14 @@ impl Syncer {
         self.listen_for_drift();
     }
 
-    /// Logs what the backend held back and is due.
-    pub fn log_held_back(&mut self, now: Instant) {
-        self.log_due = self.backend.log_due(now);
+    /// Has the backend do what is due besides syncs.
+    pub fn do_due(&mut self, now: Instant) {
+        self.backend_due = None;
+        match self.backend.do_due(now) {
+            AfterDue::Nothing => {}
+            AfterDue::Again(due) => self.backend_due = Some(due),
+            AfterDue::Sync => self.rate_limiter.request(),
+        }
     }
 
     /// What would happen to a packet.

@@ -63,7 +63,9 @@ impl Backend for FakeBackend {
         Ok(Outcome::default())
     }
 
-    fn set_node_port_ips(&mut self, _: Vec<IpAddr>) {}
+    fn set_node_addresses(&mut self, _all: &[IpAddr], _node_port_ips: &[IpAddr]) -> bool {
+        false
+    }
 
     fn suspect_drift(&mut self) {}
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kernel::iptables::{Programs, remove_through};
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
+use plan::iptables::cleanup::Leftovers;
 
 use crate::commands::{Commands, VARIANTS, iptables};
 use crate::machine::Machine;
@@ -100,7 +101,7 @@ fn cleanup_removes_our_rules_and_leaves_those_of_other_programs() {
                 machine.sync();
                 let canary = format!("{} -t mangle -N KUBE-PROXY-CANARY", iptables(family));
                 commands.run(&canary);
-                remove_through(commands.programs(), family).unwrap();
+                remove_through(commands.programs(), family, Leftovers::All).unwrap();
                 let mut after = Saved::read(&commands, family);
                 // Our rule in kubelet's chain is the same as kubelet's own.
                 after.forget("filter", "KUBE-FIREWALL");
@@ -119,7 +120,7 @@ fn cleanup_removes_rules_of_old_releases() {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             commands.restore(Family::V4, FORMER);
-            remove_through(commands.programs(), Family::V4).unwrap();
+            remove_through(commands.programs(), Family::V4, Leftovers::All).unwrap();
             assert_eq!(Saved::read(&commands, Family::V4), Saved::default());
         });
     }
@@ -134,7 +135,7 @@ fn cleanup_removes_rules_of_upstreams_ipvs_mode() {
                 commands.restore(family, FOREIGN);
                 let before = Saved::read(&commands, family);
                 commands.restore(family, IPVS);
-                remove_through(commands.programs(), family).unwrap();
+                remove_through(commands.programs(), family, Leftovers::All).unwrap();
                 Saved::read(&commands, family).assert_same(&before, &format!("{variant:?} {family}"));
             });
         }
@@ -144,13 +145,13 @@ fn cleanup_removes_rules_of_upstreams_ipvs_mode() {
 #[test]
 fn cleanup_without_our_rules_changes_nothing() {
     let nowhere = tempfile::tempdir().unwrap();
-    remove_through(Arc::new(Programs::of(nowhere.path())), Family::V4)
+    remove_through(Arc::new(Programs::of(nowhere.path())), Family::V4, Leftovers::All)
         .expect("there is no iptables, and so no rules");
     for variant in VARIANTS {
         in_fresh_netns(move || {
             let commands = Commands::of(variant);
             commands.rewrite("iptables-restore", "exit 9");
-            remove_through(commands.programs(), Family::V4).expect("nothing was restored");
+            remove_through(commands.programs(), Family::V4, Leftovers::All).expect("nothing was restored");
         });
     }
 }
@@ -162,7 +163,7 @@ fn cleanup_goes_on_after_an_error_and_reports_it() {
         machine(&commands, Family::V4).sync();
         commands
             .rewrite("iptables-restore", "case \"$*\" in *'-T nat'*) echo no nat today >&2; exit 3;; esac");
-        let errors = remove_through(commands.programs(), Family::V4).unwrap_err().to_string();
+        let errors = remove_through(commands.programs(), Family::V4, Leftovers::All).unwrap_err().to_string();
         assert!(errors.contains("no nat today") && !errors.contains(';'), "{errors}");
         let after = Saved::read(&commands, Family::V4);
         assert!(after.of("nat", "KUBE-SERVICES").is_some() && after.of("filter", "KUBE-SERVICES").is_none());

@@ -107,7 +107,7 @@ impl Follower {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.set_node_port_ips(self.interfaces.clone());
+            self.rules.set_node_addresses(&[], &self.interfaces);
         }
         sync(&mut self.rules, Changes { endpoints, ..changes })
     }
@@ -147,7 +147,7 @@ impl Follower {
             endpoints: Some(self.cluster.counts().endpoints),
             ..Changes::default()
         };
-        fresh.rules.set_node_port_ips(self.interfaces);
+        fresh.rules.set_node_addresses(&[], &self.interfaces);
         sync(&mut fresh.rules, changes).unwrap();
         rig.saved()
     }

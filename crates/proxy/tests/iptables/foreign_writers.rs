@@ -6,6 +6,7 @@ use std::time::Duration;
 use kernel::iptables::{Rules, Variant, remove_through};
 use model::address::Family;
 use netlink::testing::in_fresh_netns;
+use plan::iptables::cleanup::Leftovers;
 
 use proxy::backend::Backend as _;
 
@@ -252,7 +253,8 @@ fn an_incompatible_table_does_not_pass_for_an_empty_one() {
         assert!(notified.recv_timeout(SETTLE_TIME).is_err(), "our jump still exists");
         commands.run("iptables -t nat -D OUTPUT 1");
         notified.recv_timeout(TIMEOUT).expect("our jump is gone");
-        remove_through(commands.programs(), Family::V4).expect_err("the chains that are left are unknown");
+        remove_through(commands.programs(), Family::V4, Leftovers::All)
+            .expect_err("the chains that are left are unknown");
         assert!(!chain("PREROUTING").contains("KUBE-"));
     });
 }

@@ -69,7 +69,7 @@ impl<'a> Machine<'a> {
         again.cluster = cluster;
         again.has_moved = false;
         again.interfaces = self.interfaces;
-        again.rules.set_node_port_ips(again.interfaces.clone());
+        again.rules.set_node_addresses(&[], &again.interfaces);
         sync(&mut again.rules, Changes { routings, endpoints, ..Changes::default() }).unwrap();
         again
     }
@@ -92,7 +92,7 @@ impl<'a> Machine<'a> {
         let changes = self.cluster.take_changes();
         let endpoints = Some(self.cluster.counts().endpoints + self.imagined);
         if std::mem::take(&mut self.has_moved) {
-            self.rules.set_node_port_ips(self.interfaces.clone());
+            self.rules.set_node_addresses(&[], &self.interfaces);
         }
         sync(&mut self.rules, Changes { endpoints, ..changes })
     }

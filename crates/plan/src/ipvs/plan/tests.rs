@@ -23,12 +23,12 @@ struct FakeKernel {
 
 impl FakeKernel {
     fn commit(&mut self, steps: &IpvsSteps) {
-        self.apply(&steps.removals);
+        self.apply(&steps.before);
         self.table.commit(&steps.table);
         if let Some(ips) = &steps.table.node_port_ips {
             self.node_port_ips.clone_from(ips);
         }
-        self.apply(&steps.additions);
+        self.apply(&steps.after);
     }
 
     fn apply(&mut self, steps: &[ServerStep]) {
@@ -221,7 +221,7 @@ proptest! {
                 prop_assert_eq!(steps.table.has_drifted, is_damaged);
             }
             if end == SyncEnd::Fails {
-                kernel.apply(&steps.removals);
+                kernel.apply(&steps.before);
             } else {
                 kernel.commit(&steps);
                 kernel.is_as_desired(&plan)?;
@@ -275,12 +275,12 @@ proptest! {
         let had = kernel.serving();
         let steps = steps(&mut plan, &kernel, of(after));
         let has = plan.servers().all();
-        for number in 0..=steps.additions.len() {
+        for number in 0..=steps.after.len() {
             let mut during = kernel.clone();
             during.commit(&IpvsSteps {
-                removals: steps.removals.clone(),
+                before: steps.before.clone(),
                 table: Steps::default(),
-                additions: steps.additions[..number].to_vec(),
+                after: steps.after[..number].to_vec(),
             });
             for (at, now) in during.serving() {
                 let serves = |it: &BTreeMap<_, DesiredVirtual>| it.get(&at).is_some_and(|it| !it.real_servers.is_empty());
@@ -344,7 +344,7 @@ const WEB: &str = "service ns/web 10.96.0.10 p:80 external-ips=203.0.113.5
 fn rules_come_before_what_they_apply_to_and_go_after_it() {
     let mut proxy = Proxy::new("");
     let steps = proxy.sync(WEB);
-    assert_eq!(steps.removals, []);
+    assert_eq!(steps.before, []);
     let [cluster, external] = ["10.96.0.10:80", "203.0.113.5:80"].map(tcp);
     let [one, two] = ["10.1.0.1:8080", "10.1.0.2:8080"].map(real);
     let added = [
@@ -357,7 +357,7 @@ fn rules_come_before_what_they_apply_to_and_go_after_it() {
         ServerStep::Bind(cluster.ip),
         ServerStep::Bind(external.ip),
     ];
-    assert_eq!(steps.additions, added);
+    assert_eq!(steps.after, added);
     let steps = proxy.sync("delete service ns/web");
     let removed = [
         ServerStep::Unbind(cluster.ip),
@@ -365,7 +365,7 @@ fn rules_come_before_what_they_apply_to_and_go_after_it() {
         ServerStep::DeleteVirtual(cluster),
         ServerStep::DeleteVirtual(external),
     ];
-    assert_eq!((&steps.removals[..], &steps.additions[..]), (&removed[..], &[][..]));
+    assert_eq!((&steps.before[..], &steps.after[..]), (&removed[..], &[][..]));
 }
 
 /// Upstream's TestMultiPortServiceBindAddr.
@@ -374,9 +374,9 @@ fn an_address_stays_bound_until_its_last_port_is_gone() {
     let mut proxy = Proxy::new("service ns/web 10.96.0.10 a:80 b:81");
     assert_eq!(proxy.kernel.servers.bound, [ip("10.96.0.10")].into());
     let steps = proxy.sync("service ns/web 10.96.0.10 b:81");
-    assert_eq!(steps.removals, [ServerStep::DeleteVirtual(tcp("10.96.0.10:80"))]);
+    assert_eq!(steps.before, [ServerStep::DeleteVirtual(tcp("10.96.0.10:80"))]);
     let steps = proxy.sync("delete service ns/web");
-    assert_eq!(steps.removals[0], ServerStep::Unbind(ip("10.96.0.10")));
+    assert_eq!(steps.before[0], ServerStep::Unbind(ip("10.96.0.10")));
 }
 
 #[test]
@@ -388,11 +388,11 @@ fn an_external_ip_that_is_the_nodes_own_is_served_but_not_bound() {
     assert!(proxy.plan.set_node_addresses(&both, &[ip("192.0.2.10")]));
     assert!(!proxy.plan.set_node_addresses(&both, &[ip("192.0.2.10")]), "no news");
     let steps = proxy.sync("");
-    assert_eq!((&steps.removals[..], &steps.additions[..]), (&[ServerStep::Unbind(external)][..], &[][..]));
+    assert_eq!((&steps.before[..], &steps.after[..]), (&[ServerStep::Unbind(external)][..], &[][..]));
     let element = Element::new(Set::BoundIps, ElementKey::EMPTY.address(external));
     assert_eq!((&steps.table.delete[..], &steps.table.add[..]), (&[element][..], &[][..]));
     assert!(proxy.plan.set_node_addresses(&[ip("192.0.2.10")], &[ip("192.0.2.10")]));
-    assert_eq!(proxy.sync("").additions, [ServerStep::Bind(external)]);
+    assert_eq!(proxy.sync("").after, [ServerStep::Bind(external)]);
 }
 
 #[test]
@@ -406,20 +406,17 @@ fn a_node_port_has_a_virtual_server_at_each_address_and_binds_none() {
     proxy.plan.set_node_addresses(&node_ips, &node_ips);
     let steps = proxy.sync("");
     // The external IP of the other Service precedes the node port at that address.
-    assert_eq!(
-        (&steps.removals[..], &steps.additions[..]),
-        (&[ServerStep::Unbind(node_ips[1])][..], &[][..])
-    );
+    assert_eq!((&steps.before[..], &steps.after[..]), (&[ServerStep::Unbind(node_ips[1])][..], &[][..]));
     let steps = proxy.sync("delete service ns/other");
     let (at, to) = (tcp("198.51.100.10:30080"), real("10.1.0.1:8080"));
-    assert_eq!(steps.additions, [ServerStep::AddReal(at, to, 1)]);
+    assert_eq!(steps.after, [ServerStep::AddReal(at, to, 1)]);
     let node_port = |at: &&VirtualAddress| at.port == tcp("0.0.0.0:30080").port;
     let found = || proxy.kernel.servers.virtual_servers.keys().filter(node_port).map(|at| at.ip);
     assert_eq!(found().collect::<Vec<_>>(), node_ips[..2]);
     proxy.plan.set_node_addresses(&node_ips, &[]);
     let steps = proxy.sync("");
     let gone = node_ips[..2].iter().map(|ip| ServerStep::DeleteVirtual(VirtualAddress { ip: *ip, ..at }));
-    assert_eq!(steps.removals, gone.collect::<Vec<_>>());
+    assert_eq!(steps.before, gone.collect::<Vec<_>>());
 }
 
 #[test]
@@ -428,7 +425,7 @@ fn a_node_port_that_appears_with_a_new_address_is_served_there() {
     let ips = ["192.0.2.10", "198.51.100.10"].map(ip);
     proxy.plan.set_node_addresses(&ips, &ips[1..]);
     let steps = proxy.sync("service ns/web 10.96.0.10 p:80@30080 NodePort");
-    assert_eq!(steps.additions, [ServerStep::AddVirtual(tcp("198.51.100.10:30080"), rr())]);
+    assert_eq!(steps.after, [ServerStep::AddVirtual(tcp("198.51.100.10:30080"), rr())]);
 }
 
 #[test]
@@ -436,7 +433,7 @@ fn session_affinity_is_persistence_and_its_change_keeps_real_servers() {
     let mut proxy = Proxy::new(WEB);
     let steps = proxy.sync("service ns/web 10.96.0.10 p:80 affinity=61");
     let sticky = VirtualServer { flags: 1, timeout: 61, ..rr() };
-    assert_eq!(steps.additions, [ServerStep::SetVirtual(tcp("10.96.0.10:80"), sticky)]);
+    assert_eq!(steps.after, [ServerStep::SetVirtual(tcp("10.96.0.10:80"), sticky)]);
     assert_eq!(steps.table.add, [], "the table knows nothing of it");
 }
 
@@ -461,7 +458,7 @@ fn a_tcp_real_server_without_connections_goes_at_once_and_one_with_some_in_a_lat
     proxy.connections(cluster, gone, 1);
     let steps = proxy.sync("slice ns/web-1 of web p:8080 | 10.1.0.1 local");
     let quiet = [cluster, external].map(|at| ServerStep::SetWeight(at, gone, 0));
-    assert_eq!(steps.additions, quiet);
+    assert_eq!(steps.after, quiet);
     let now = Instant::now();
     assert_eq!(proxy.plan.next_check(now), Some(now));
     assert_eq!(proxy.terminate(now), [ServerStep::DeleteReal(external, gone)]);
@@ -480,7 +477,7 @@ fn a_real_server_that_comes_back_keeps_its_connections() {
     let at = tcp("10.96.0.10:80");
     proxy.sync("slice ns/web-1 of web p:8080 | 10.1.0.1 local");
     let steps = proxy.sync("slice ns/web-1 of web p:8080 | 10.1.0.1 local | 10.1.0.2");
-    assert_eq!(steps.additions[0], ServerStep::SetWeight(at, real("10.1.0.2:8080"), 1));
+    assert_eq!(steps.after[0], ServerStep::SetWeight(at, real("10.1.0.2:8080"), 1));
     assert_eq!(proxy.plan.due(Instant::now()), []);
 }
 
@@ -496,7 +493,7 @@ fn udp_and_sctp_real_servers_are_deleted_at_once() {
         let steps = proxy.sync(&slice("| 10.1.0.3"));
         let [one, two, three] = ["10.1.0.1:8053", "10.1.0.2:8053", "10.1.0.3:8053"].map(real);
         assert_eq!(
-            steps.additions,
+            steps.after,
             [
                 ServerStep::AddReal(at, three, 1),
                 ServerStep::DeleteReal(at, one),
