@@ -10,7 +10,7 @@ use super::{Answer, Candidate, End, ExplainSettings, FrontendKind, Masquerade, Q
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
-use crate::nftables::program::{self, Balancer, Program};
+use crate::nftables::program::{self, Program};
 use crate::nftables::run::{ProgramPath, ProgramWalk, run};
 use crate::nftables::sets::{LookupBy, Set};
 use crate::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
@@ -37,7 +37,7 @@ impl ExplainSettings {
     pub(super) fn nftables(&self, family: Family) -> program::ProgramSettings {
         program::ProgramSettings {
             family,
-            balancer: Balancer::Slots,
+            balancer: self.mode.balancer(),
             mark: self.mark,
             masquerade_all: self.masquerade_all,
             from_pod: self.from_pod.clone(),
