@@ -119,8 +119,10 @@ pub enum Expected {
     Strays,
     /// The node's own server answers: to the proxy it is nothing special.
     Untouched,
-    /// One thing in nftables mode, another in iptables mode, as in upstream.
+    /// One thing in nftables and ipvs mode, another in iptables mode, as in upstream.
     Differs(Box<Self>, Box<Self>),
+    /// One thing in the other modes, another in ipvs mode, as in upstream.
+    DiffersInIpvs(Box<Self>, Box<Self>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,10 +154,17 @@ fn reached(endpoints: &[EndpointManifest], masqueraded: bool) -> Vec<Reached> {
 impl Expected {
     fn in_mode(&self, mode: Mode) -> &Self {
         match (self, mode) {
-            (Self::Differs(nftables, _), Mode::Nftables) => nftables,
+            (Self::DiffersInIpvs(_, ipvs), Mode::Ipvs) => ipvs,
+            (Self::DiffersInIpvs(others, _), Mode::Nftables | Mode::Iptables) => others.in_mode(mode),
+            (Self::Differs(nftables, _), Mode::Nftables | Mode::Ipvs) => nftables,
             (Self::Differs(_, iptables), Mode::Iptables) => iptables,
             (same, _) => same,
         }
+    }
+
+    /// Something else in ipvs mode: a line of the specification's table "What packets meet, where the modes differ".
+    pub fn but_in_ipvs(self, ipvs: Self) -> Self {
+        Self::DiffersInIpvs(self.into(), ipvs.into())
     }
 
     /// Either of both.
@@ -431,9 +440,9 @@ impl Probe {
                 }
                 answers
             }
-            Expected::Differs(..) => unreachable!("a mode makes up its mind"),
+            Expected::Differs(..) | Expected::DiffersInIpvs(..) => unreachable!("a mode makes up its mind"),
         });
-        self.judge(family, expected, to, &seen).map_err(|why| {
+        self.judge(family, mode, expected, to, &seen).map_err(|why| {
             let counts = count(&seen);
             format!(
                 "{family} {:?} to {to}/{}: {why}; expected {}, got {counts:?}",
@@ -445,22 +454,27 @@ impl Probe {
     fn judge(
         &self,
         family: Family,
+        mode: Mode,
         expected: &Expected,
         to: SocketAddr,
         seen: &[Answer],
     ) -> Result<(), &'static str> {
+        // In ipvs mode every frontend is an address of the node, which speaks to it from there.
+        let own = |attempt: usize| match (mode, self.from) {
+            (Mode::Ipvs, ClientPlace::Node) => to.ip(),
+            (Mode::Nftables | Mode::Iptables | Mode::Ipvs, _) => self.from.ip(family, attempt, to.ip()),
+        };
         let only = |single: &Answer| {
             seen.iter().all(|answer| answer == single).then_some(()).ok_or("another result")
         };
         let among = |endpoints: &[Reached]| {
             let right = |attempt: usize, answer: &Answer| match answer {
                 Answer::From { endpoint, client } => endpoints.iter().any(|reached| {
-                    let own = self.from.ip(family, attempt, to.ip());
                     *endpoint == reached.address(family)
                         && if reached.masqueraded {
                             reached.place.masquerade_ips(family).contains(client)
                         } else {
-                            *client == own
+                            *client == own(attempt)
                         }
                 }),
                 Answer::Refused | Answer::TimedOut | Answer::LeftNode => false,
@@ -476,13 +490,11 @@ impl Probe {
             })
             .collect();
         match expected {
-            Expected::Differs(..) => Err("a result that no mode has"),
+            Expected::Differs(..) | Expected::DiffersInIpvs(..) => Err("a result that no mode has"),
             Expected::Refused => only(&Answer::Refused),
             Expected::Silence => only(&Answer::TimedOut),
             Expected::Strays => only(&Answer::LeftNode),
-            Expected::Untouched => {
-                only(&Answer::From { endpoint: to, client: self.from.ip(family, 0, to.ip()) })
-            }
+            Expected::Untouched => only(&Answer::From { endpoint: to, client: own(0) }),
             Expected::Reaches(endpoints) => {
                 among(endpoints)?;
                 let all = endpoints.iter().all(|reached| answered.contains(&reached.address(family)));
@@ -537,6 +549,7 @@ impl fmt::Display for Expected {
             Self::Differs(nftables, iptables) => {
                 write!(f, "in nftables mode {nftables}, in iptables mode {iptables}")
             }
+            Self::DiffersInIpvs(others, ipvs) => write!(f, "in ipvs mode {ipvs}, in others {others}"),
         }
     }
 }

@@ -1,12 +1,15 @@
-//! The objects of the kernel that differ from the desired ones: elements, rules, chains. [`crate::served`] tells what the
+//! The objects of the kernel that differ from the desired ones: elements, rules, chains, servers. [`crate::served`] tells what the
 //! differences mean.
 
 use std::collections::HashSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use model::address::Family;
 
 use crate::iptables::chains::IptablesTable;
+use crate::ipvs::servers::{INTERFACE, RealServer, VirtualAddress, VirtualServer};
+use crate::ipvs::text;
 use crate::nftables::sets::{Element, Set};
 
 /// One object that differs from the desired state.
@@ -26,7 +29,7 @@ pub enum DifferenceKind {
     Changed,
 }
 
-/// An object of the kernel. Its text is that of `nft` or `iptables-save`.
+/// An object of the kernel. Its text is that of `nft`, `iptables-save` or `ipvsadm-save`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KernelObject {
     /// An element of a set of the nftables table.
@@ -36,9 +39,21 @@ pub enum KernelObject {
     /// Anything else of the nftables table.
     Other(Class, String),
     /// A chain of iptables. If it is changed, its rules are in another order.
-    SavedChain { table: IptablesTable, chain: String },
+    SavedChain {
+        table: IptablesTable,
+        chain: String,
+    },
     /// A rule of iptables, without `-A` and its chain.
-    SavedRule { table: IptablesTable, chain: String, rule: String },
+    SavedRule {
+        table: IptablesTable,
+        chain: String,
+        rule: String,
+    },
+    Virtual(VirtualAddress, VirtualServer),
+    /// With its weight.
+    Real(VirtualAddress, RealServer, u32),
+    /// An address of `kube-ipvs0`.
+    Bound(IpAddr),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +63,8 @@ pub enum Class {
     Rule,
     Set,
     Element,
+    Server,
+    Address,
 }
 
 /// The differences that two comparisons have in common. A sync between the reads of one comparison may make it find a
@@ -90,13 +107,19 @@ impl KernelObject {
             Self::Element(..) => Class::Element,
             Self::Chain(_) | Self::SavedChain { .. } => Class::Chain,
             Self::SavedRule { .. } => Class::Rule,
+            Self::Virtual(..) | Self::Real(..) => Class::Server,
+            Self::Bound(_) => Class::Address,
             Self::Other(class, _) => *class,
         }
     }
 
     /// Whether it belongs to a service port, known or not.
     pub fn serves(&self) -> bool {
-        matches!(self, Self::Element(_, element) if !matches!(element.set, Set::ServiceCidrs | Set::NodePortIps))
+        match self {
+            Self::Element(_, element) => !matches!(element.set, Set::ServiceCidrs | Set::NodePortIps),
+            Self::Virtual(..) | Self::Real(..) | Self::Bound(_) => true,
+            Self::Chain(_) | Self::Other(..) | Self::SavedChain { .. } | Self::SavedRule { .. } => false,
+        }
     }
 }
 
@@ -110,6 +133,9 @@ impl fmt::Display for KernelObject {
             Self::Other(_, text) => f.write_str(text),
             Self::SavedChain { table, chain } => write!(f, "-t {} :{chain}", table.name()),
             Self::SavedRule { table, chain, rule } => write!(f, "-t {} -A {chain} {rule}", table.name()),
+            Self::Virtual(at, server) => f.write_str(&text::virtual_server(at, server)),
+            Self::Real(at, real, weight) => f.write_str(&text::real_server(at, real, *weight)),
+            Self::Bound(ip) => write!(f, "address {ip} dev {INTERFACE}"),
         }
     }
 }
@@ -138,6 +164,8 @@ impl fmt::Display for Class {
             Self::Rule => "rule",
             Self::Set => "set",
             Self::Element => "element",
+            Self::Server => "server",
+            Self::Address => "address",
         })
     }
 }

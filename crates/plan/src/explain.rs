@@ -9,6 +9,7 @@
 
 mod explanation;
 mod iptables;
+mod ipvs;
 pub mod live;
 mod nftables;
 
@@ -18,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use model::address::Family;
 use model::cluster::{Cluster, CurrentServicePort};
 use model::local::{FromPod, NodePortAddresses};
-use model::names::{Protocol, ServicePortName};
+use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
@@ -27,6 +28,7 @@ use crate::mark::Mark;
 use crate::mode::Mode;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::SlotAssignment;
+use crate::nftables::program::Balancer;
 use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::PacketContext;
@@ -47,6 +49,16 @@ pub struct ExplainSettings {
     pub serves_localhost: bool,
 }
 
+impl Mode {
+    /// What follows the program in the modes that have one.
+    fn balancer(self) -> Balancer {
+        match self {
+            Self::Nftables | Self::Iptables => Balancer::Slots,
+            Self::Ipvs => Balancer::Ipvs,
+        }
+    }
+}
+
 /// Why a packet cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswerable {
@@ -57,7 +69,7 @@ pub enum Unanswerable {
     Loopback,
 }
 
-/// Explains what becomes of a packet. `addresses` are all addresses of the node, and `cluster` is that of the packet's IP
+/// Explains what becomes of a packet. `addresses` are all addresses of the node except those of `kube-ipvs0`, and `cluster` is that of the packet's IP
 /// family. Endpoints are assigned to slots as if the kernel had none yet.
 pub fn explain(
     packet: &Packet,
@@ -83,6 +95,7 @@ pub fn explain_in_slots<'a>(
     let answer = match settings.mode {
         Mode::Nftables => nftables::answer(&question, slots),
         Mode::Iptables => iptables::answer(&question),
+        Mode::Ipvs => ipvs::answer(&question),
     };
     Ok(question.explain(answer, cluster.has_changes()))
 }
@@ -155,11 +168,16 @@ impl<'a> Question<'a> {
         let ips: HashSet<IpAddr> = endpoints().map(|endpoint| endpoint.ip).chain([to.ip()]).collect();
         let ports: HashSet<u16> =
             endpoints().map(|endpoint| endpoint.port.get()).chain([to.port()]).collect();
+        let is_health_check = |port: Port| settings.mode == Mode::Ipvs && port.get() == to.port();
         let concerned = cluster.current_service_ports(|service, port| {
             any_address(&service.addresses, |ip| ips.contains(&ip))
                 || port.node_port.is_some_and(|port| ports.contains(&port.get()))
+                || service.health_check_node_port.is_some_and(is_health_check)
         });
-        let to_this_node = context.is_local(to.ip());
+        // In the ipvs mode, the addresses of Services are addresses of the node.
+        let is_bound = settings.mode == Mode::Ipvs
+            && concerned.iter().any(|it| any_address(&it.routing.addresses, |ip| ip == to.ip()));
+        let to_this_node = context.is_local(to.ip()) || is_bound;
         let is_at_health_check = packet.protocol == Protocol::Tcp && to_this_node && {
             let served = &settings.node_port_addresses;
             served.match_all() || served.among(addresses).contains(&to.ip())
@@ -224,7 +242,7 @@ impl<'a> Question<'a> {
     ) -> (Option<Rank<'c>>, &'c ServicePortName) {
         let ip = (kind != FrontendKind::NodePort).then_some(self.destination().ip());
         let rank = match self.settings.mode {
-            Mode::Nftables => Some(Rank::of(ip, &claim.name, &claim.routing)),
+            Mode::Nftables | Mode::Ipvs => Some(Rank::of(ip, &claim.name, &claim.routing)),
             Mode::Iptables => None,
         };
         (rank, &claim.name)
@@ -296,7 +314,7 @@ impl<'a> Question<'a> {
                 explanation.endpoints = targets(&claim.routing, traffic, possible);
                 explanation.affinity_seconds = match self.settings.mode {
                     Mode::Nftables => claim.routing.affinity.map(rounded),
-                    Mode::Iptables => claim.routing.affinity,
+                    Mode::Iptables | Mode::Ipvs => claim.routing.affinity,
                 };
                 let policy = match traffic {
                     Traffic::ToLocal => TrafficPolicy::Local,

@@ -8,9 +8,11 @@
 //! ```
 //!
 //! `desired` renders all of it from the desired table, which decides the frontends. `plan` combines it with what is known of the
-//! kernel, and `changes` has the steps in their order; `termination` deletes real servers when their connections have ended.
+//! kernel, and `changes` has the steps in their order; `termination` deletes real servers when their connections have ended. `compare` lists what
+//! differs in the kernel.
 
 pub mod changes;
+pub mod compare;
 pub mod desired;
 pub mod plan;
 pub mod servers;

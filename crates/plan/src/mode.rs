@@ -1,4 +1,4 @@
-//! The two ways to program the kernel.
+//! The ways to program the kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     Iptables,
+    Ipvs,
     Nftables,
 }
 
@@ -13,6 +14,7 @@ impl Mode {
     pub fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
             Self::Nftables => "nftables",
         }
     }

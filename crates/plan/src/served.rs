@@ -1,10 +1,10 @@
-//! What each frontend does, and for which service port: a form common to both modes, in which the actual state is compared
+//! What each frontend does, and for which service port: a form common to all modes, in which the actual state is compared
 //! with the desired one.
 //!
 //! ```text
-//!   desired elements or rules ─▶ Served ─┐
-//!                                        ├─▶ changes, by service port
-//!   actual elements or rules ──▶ Served ─┘
+//!   desired elements, servers or rules ─▶ Served ─┐
+//!                                                 ├─▶ changes, by service port
+//!   actual elements, servers or rules ──▶ Served ─┘
 //! ```
 //!
 //! The same code reads both sides, so that what a mode leaves out or rounds makes no difference.
@@ -23,6 +23,7 @@ mod contests;
 mod elements;
 mod owners;
 mod saved_rules;
+mod servers;
 
 pub use changes::{Fact, ServedChange};
 pub use contests::Contest;
@@ -42,7 +43,7 @@ pub struct KernelComparison {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     pub frontends: BTreeMap<FrontendKey, ServedFrontend>,
-    /// Endpoints that can connect to themselves through a Service. Only the nftables mode has elements for them.
+    /// Endpoints that can connect to themselves through a Service. The iptables mode has no elements for them.
     pub hairpins: BTreeSet<(Protocol, ServedEndpoint)>,
     /// For each id of session affinity in the nftables mode: a frontend of the service port.
     pub affinity_ids: BTreeMap<u32, FrontendKey>,
@@ -67,7 +68,8 @@ pub struct ServedFrontend {
     pub forwards: bool,
     /// The endpoints of all connections, or of those from outside if there is `inside`.
     pub endpoints: BTreeSet<ServedEndpoint>,
-    /// The endpoints of connections from pods and from this node, if endpoints see the addresses of outside clients.
+    /// The endpoints of connections from pods and from this node, if endpoints see the addresses of outside clients. Empty in
+    /// the ipvs mode, in which they are the same.
     pub inside: Option<BTreeSet<ServedEndpoint>>,
     /// Why connections are refused that go to no endpoint.
     pub refusal: Option<RefusalReason>,

@@ -1,19 +1,22 @@
-//! The packet matrix judged by the interpreters of rules, `plan::nftables::interpreter` and `plan::iptables::interpreter`: no
-//! root, no packets, no waiting. Where a packet would draw an endpoint, every endpoint is looked at.
+//! The packet matrix judged by the interpreters of rules, `plan::nftables::interpreter` and `plan::iptables::interpreter`: no root, no
+//! packets, no waiting. Where a packet would draw an endpoint, or IPVS would choose one, every endpoint is looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::address::Family;
 use model::cluster::Cluster;
-use model::names::Port;
+use model::names::{Port, Protocol};
 use plan::iptables::desired::DesiredRules;
 use plan::iptables::interpreter::Tables;
 use plan::iptables::listing::Listing;
 use plan::iptables::program::RuleSettings;
 use plan::iptables::rules::EndpointComments;
+use plan::ipvs::desired::{DesiredIpvs, DesiredServers, ServerSettings, usable_node_ips};
+use plan::ipvs::servers::{PERSISTENT, VirtualAddress};
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
@@ -101,6 +104,7 @@ struct Node<'a> {
     listings: [Listing; 2],
     affinity: Affinity,
     recent: Recent,
+    templates: Templates,
 }
 
 /// Where clients of the nftables mode went before, and until when that counts.
@@ -108,6 +112,12 @@ type Affinity = BTreeMap<ElementKey, ((IpAddr, Port), Duration)>;
 
 /// When clients of the iptables mode last went to an endpoint, by the name of its list.
 type Recent = BTreeMap<(String, IpAddr), Duration>;
+
+/// Where clients of IPVS went before through a virtual server, and until when that counts.
+type Templates = BTreeMap<(VirtualAddress, IpAddr), (SocketAddr, Duration)>;
+
+/// The kernel renews a template for this long while connections live.
+const TEMPLATE_RENEWAL: Duration = Duration::from_secs(60);
 
 /// What may become of a packet.
 #[derive(Debug)]
@@ -124,6 +134,8 @@ struct Seen {
 enum Changes {
     Affinity(Vec<AffinityChange>),
     Recent(Vec<String>),
+    /// Where the client goes from now on, if the virtual server is persistent, and for how long.
+    Template(Option<(VirtualAddress, SocketAddr, Duration)>),
 }
 
 impl Seen {
@@ -136,6 +148,7 @@ impl Seen {
         match &self.changes {
             Changes::Affinity(changes) => !changes.is_empty(),
             Changes::Recent(lists) => !lists.is_empty(),
+            Changes::Template(template) => template.is_some(),
         }
     }
 }
@@ -144,6 +157,8 @@ impl<'a> Node<'a> {
     fn new(family: Family, mode: Mode, options: &'a Options, mutation: Mutation<'a>) -> Self {
         let mut cluster = cluster(family);
         replace(&mut cluster, "");
+        let balancer = if mode == Mode::Ipvs { Balancer::Ipvs } else { Balancer::Slots };
+        let settings = ProgramSettings { balancer, ..settings(family, options) };
         let mut node = Self {
             mode,
             family,
@@ -152,12 +167,13 @@ impl<'a> Node<'a> {
             mark: None,
             now: Duration::ZERO,
             cluster,
-            table: DesiredTable::new(settings(family, options)),
+            program: mutation(Program::new(&settings, &BTreeSet::new())),
+            table: DesiredTable::new(settings),
             mutation,
-            program: mutation(Program::new(&settings(family, options), &BTreeSet::new())),
             listings: Default::default(),
             affinity: Affinity::new(),
             recent: Recent::new(),
+            templates: Templates::new(),
         };
         node.sync();
         node
@@ -176,6 +192,13 @@ impl<'a> Node<'a> {
                 self.table.accept(changes.routings);
                 self.table.replace_service_cidrs(self.cluster.service_cidrs());
                 self.table.replace_node_port_ips(node_ports.among(&self.addresses));
+                self.program = (self.mutation)(self.table.program());
+            }
+            Mode::Ipvs => {
+                let node_ports = self.options.node_port_addresses(self.family).among(&self.addresses);
+                self.table.accept(changes.routings);
+                self.table.replace_node_port_ips(usable_node_ips(&node_ports, self.family).collect());
+                self.table.replace_node_ips(usable_node_ips(&self.addresses, self.family).collect());
                 self.program = (self.mutation)(self.table.program());
             }
             Mode::Iptables => {
@@ -225,6 +248,24 @@ impl<'a> Node<'a> {
                 };
                 walk.paths.iter().map(seen).collect()
             }
+            Mode::Ipvs => {
+                let at = virtual_address(context.packet);
+                let template = at.and_then(|at| self.templates.get(&(at, context.packet.source)));
+                let seconds = at.and_then(|at| self.persistence(&at));
+                let lasts = template.filter(|(_, until)| seconds.is_some() && self.now < *until);
+                let stuck = lasts.map(|(to, _)| *to);
+                let mut sets = Persisting { desired: DesiredIpvs::new(&self.table), stuck };
+                let Ok(walk) = plan::nftables::interpreter::run(&self.program, context, &mut sets);
+                assert_eq!(walk.not_understood, [""; 0]);
+                for rule in walk.paths.iter().flat_map(|path| &path.rules) {
+                    matched.insert((rule.chain.to_owned(), rule.number));
+                }
+                let template = |path: &Path<'_, _, AffinityChange>| {
+                    let (at, to, seconds) = (at?, path.endpoint?, seconds?);
+                    Some((at, to, Duration::from_secs(seconds.into()).max(TEMPLATE_RENEWAL)))
+                };
+                walk.paths.iter().map(|path| Seen::new(path, Changes::Template(template(path)))).collect()
+            }
             Mode::Iptables => {
                 let tables = Tables::desired(&self.listings);
                 let remembers = |list: &str, ip: IpAddr, seconds: u32| {
@@ -260,7 +301,18 @@ impl<'a> Node<'a> {
             Changes::Recent(lists) => {
                 self.recent.extend(lists.iter().map(|list| ((list.clone(), source), now)));
             }
+            Changes::Template(template) => {
+                let template = template.map(|(at, to, lasts)| ((at, source), (to, now + lasts)));
+                self.templates.extend(template);
+            }
         }
+    }
+
+    /// The seconds of session affinity of a virtual server.
+    fn persistence(&self, at: &VirtualAddress) -> Option<u32> {
+        let settings = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+        let found = DesiredServers { table: &self.table, settings: &settings }.at(at)?.server;
+        (found.flags & PERSISTENT != 0).then_some(found.timeout)
     }
 
     fn judge(&mut self, probe: &Probe, matched: &mut BTreeSet<RuleAt>) -> Result<(), String> {
@@ -356,7 +408,7 @@ impl<'a> Node<'a> {
             Expected::Silence => seen.verdict == PacketVerdict::Drop,
             Expected::Strays => untouched && !is_here(destination.ip()),
             Expected::Untouched => untouched && is_here(destination.ip()),
-            Expected::Differs(..) => false,
+            Expected::Differs(..) | Expected::DiffersInIpvs(..) => false,
         };
         (!is_so).then_some("another result")
     }
@@ -385,6 +437,40 @@ impl Sets for Remembering<'_> {
     }
 }
 
+/// What should be in the sets and virtual servers, and where IPVS remembers the client to have gone.
+struct Persisting<'a> {
+    desired: DesiredIpvs<'a>,
+    stuck: Option<SocketAddr>,
+}
+
+impl Sets for Persisting<'_> {
+    type Error = Infallible;
+
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
+        self.desired.find(set, key)
+    }
+
+    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
+        self.desired.slots(map, frontend)
+    }
+
+    fn real_servers(
+        &mut self,
+        protocol: Protocol,
+        destination: SocketAddr,
+    ) -> Result<Option<Arc<[SocketAddr]>>, Infallible> {
+        let Ok(found) = self.desired.real_servers(protocol, destination);
+        let stuck = self.stuck.filter(|to| found.as_ref().is_some_and(|found| found.contains(to)));
+        Ok(stuck.map_or(found, |to| Some([to].into())))
+    }
+}
+
+fn virtual_address(packet: &Packet) -> Option<VirtualAddress> {
+    let Packet { protocol, destination, .. } = *packet;
+    let port = Port::from_api(destination.port().into())?;
+    Some(VirtualAddress { ip: destination.ip(), protocol, port })
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -403,6 +489,11 @@ mod tests {
     #[test]
     fn the_nftables_program_passes_the_matrix() {
         check(Mode::Nftables, &cases::of(Mode::Nftables));
+    }
+
+    #[test]
+    fn the_program_around_ipvs_passes_the_matrix() {
+        check(Mode::Ipvs, &cases::of(Mode::Ipvs));
     }
 
     #[test]

@@ -207,6 +207,7 @@ impl Disturbances {
                     }
                 }
             }
+            Mode::Ipvs => panic!("no soak test runs in this mode"),
             Mode::Iptables => {
                 let commands: &[&str] = self.random.one_of(&[
                     &["nft flush ruleset"] as &[&str],

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use kernel::iptables::{Programs, Runner};
 use kernel::{interfaces, nftables};
 use model::address::Family;
@@ -29,6 +29,7 @@ pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {
             };
             (through_rules(explanation, &save("nat")?, &save("filter")?, &addresses), ProxyMode::Iptables)
         }
+        Mode::Ipvs => bail!("--live: ipvs mode is not available yet"),
     };
     if !live.agrees {
         live.not_followed = FormerRules::read(family, mode)?.map(|before| before.name().to_owned());

@@ -151,11 +151,14 @@ fn reason_text(reason: Reason, explanation: &Explanation) -> String {
         Reason::NoEndpoints => "no usable endpoint exists",
         Reason::NoLocalEndpoints => "the policy requires an endpoint on this node, and there is none",
         Reason::NotInSourceRanges => "loadBalancerSourceRanges do not admit the source",
+        Reason::NoSuchPort if explanation.mode == Mode::Ipvs => {
+            "the service at this address has no such port"
+        }
         Reason::NoSuchPort => "the service at this cluster IP has no such port",
         Reason::UnusedClusterIp => "it belongs to a service CIDR, and no service uses it",
         Reason::NodePortNotServedHere if explanation.destination.ip().is_loopback() => match explanation.mode
         {
-            Mode::Nftables => "node ports are never served at loopback in this mode",
+            Mode::Nftables | Mode::Ipvs => "node ports are never served at loopback in this mode",
             Mode::Iptables => {
                 "node ports are not served at loopback (--iptables-localhost-nodeports, --nodeport-addresses; IPv4 only)"
             }

@@ -171,7 +171,7 @@ pub enum Reason {
     /// There are endpoints, but none on this node, and the policy is Local.
     NoLocalEndpoints,
     NotInSourceRanges,
-    /// A Service has this cluster IP, but not this port.
+    /// A Service has this cluster IP, or in the ipvs mode this address, but not this port.
     NoSuchPort,
     /// No Service has this address, which is in a service CIDR.
     UnusedClusterIp,
@@ -235,7 +235,7 @@ pub enum Masquerade {
     NotFromPod,
     /// To an external address with policy Cluster: replies have to come back through this node.
     External,
-    /// From this node to an external address with policy Local.
+    /// From this node to an external address with policy Local, or to a cluster IP in the ipvs mode without a way to recognize pods.
     FromNode,
     /// Back to the pod that sent it.
     Hairpin,

@@ -1,7 +1,7 @@
 //! What the kernel does with a packet, compared with what it should do: the same interpreters, run over the actual state.
 //!
-//! In the nftables mode this reads the sets, and takes for granted that the rules are the program's, which `verify` checks. In
-//! the iptables mode it reads the rules.
+//! In the nftables mode this reads the sets, and takes for granted that the rules are the program's, which `verify` checks; in the
+//! ipvs mode it also reads the virtual server. In the iptables mode it reads the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use super::{Explanation, Fate, PodDetection, RuleContext};
 use crate::iptables::interpreter::{self as iptables, NO_RECENT_CLIENTS, Tables};
 use crate::mark::Mark;
 use crate::nftables::interpreter::{self as nftables, Sets};
-use crate::nftables::program::{Balancer, Program, ProgramSettings};
+use crate::nftables::program::{Program, ProgramSettings};
 use crate::nftables::timeouts;
 use crate::walk::{Packet, PacketContext, Walk};
 
@@ -113,7 +113,7 @@ impl Explanation {
         let RuleContext { from_pod, masquerade_all, mark, node_ports_everywhere, .. } = &self.context;
         ProgramSettings {
             family: Family::of(self.destination.ip()),
-            balancer: Balancer::Slots,
+            balancer: self.mode.balancer(),
             mark: Mark::from_bits(*mark),
             masquerade_all: *masquerade_all,
             from_pod: from_pod.as_ref().and_then(|by| match by {

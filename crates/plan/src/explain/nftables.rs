@@ -13,7 +13,7 @@ use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::interpreter::{ProgramPath, ProgramWalk, run};
-use crate::nftables::program::{self, Balancer, Program};
+use crate::nftables::program::{self, Program};
 use crate::nftables::sets::{LookupBy, Set};
 use crate::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
 use crate::walk::PacketVerdict;
@@ -39,7 +39,7 @@ impl ExplainSettings {
     pub(super) fn nftables(&self, family: Family) -> program::ProgramSettings {
         program::ProgramSettings {
             family,
-            balancer: Balancer::Slots,
+            balancer: self.mode.balancer(),
             mark: self.mark,
             masquerade_all: self.masquerade_all,
             from_pod: self.from_pod.clone(),

@@ -597,3 +597,117 @@ fn of_several_claims_to_an_address_the_winner_is_reported_with_the_reason() {
         assert_eq!(frontend.denied_to, [denied]);
     }
 }
+
+/// Where the modes differ: the table "What packets meet" of the specification of the ipvs mode.
+mod ipvs {
+    use super::*;
+
+    const ALL: &str = "10.244.0.5 External, 10.244.1.5 External";
+
+    fn ipvs(endpoints: &[&str]) -> World {
+        world(Mode::Ipvs, endpoints)
+    }
+
+    #[test]
+    fn ports_of_no_service_are_refused_at_every_service_address() {
+        for to in ["10.96.0.10:81", "198.51.100.1:81", "198.51.100.2:22", "10.96.0.10:30080"] {
+            for from in [POD, CLIENT, NODE] {
+                assert_eq!(ipvs(&BOTH).brief(from, to), "Refused NoSuchPort", "{from} to {to}");
+            }
+        }
+        assert_eq!(ipvs(&BOTH).brief(POD, "10.96.0.99:80"), "Untouched NoService");
+        assert_eq!(ipvs(&BOTH).brief(POD, "192.0.2.11:80"), "Untouched NoService");
+    }
+
+    #[test]
+    fn ipvs_itself_refuses_what_has_no_endpoints() {
+        for from in [POD, CLIENT, NODE] {
+            for to in [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT] {
+                assert_eq!(ipvs(&[]).brief(from, to), "Refused NoEndpoints", "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn source_ranges_come_before_ipvs_except_from_the_node() {
+        let closed = ipvs(&BOTH).ranges("203.0.113.0/24");
+        assert_eq!(closed.brief(CLIENT, BALANCER), ALL);
+        assert_eq!(closed.brief(POD, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(NODE, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(closed.brief(NODE, EXTERNAL_IP), ALL);
+        let empty = ipvs(&[]).ranges("203.0.113.0/24");
+        assert_eq!(empty.brief(POD, BALANCER), "Dropped NotInSourceRanges");
+        assert_eq!(empty.brief(NODE, BALANCER), "Refused NoEndpoints");
+        assert_eq!(ipvs(&BOTH).ranges("192.0.2.0/24").brief(NODE, BALANCER), ALL);
+    }
+
+    #[test]
+    fn node_ports_are_served_at_every_address_but_loopback() {
+        assert_eq!(ipvs(&BOTH).brief(CLIENT, NODE_PORT), ALL);
+        assert_eq!(ipvs(&BOTH).brief(NODE, "192.0.2.12:30080"), ALL);
+        assert_eq!(ipvs(&BOTH).brief("127.0.0.1", "127.0.0.1:30080"), "Untouched NodePortNotServedHere");
+        let mut some = ipvs(&BOTH);
+        some.settings.node_port_addresses =
+            NodePortAddresses::new(Family::V4, &["192.0.2.11/32".parse().unwrap()]);
+        assert_eq!(some.brief(CLIENT, "192.0.2.12:30080"), "Untouched NodePortNotServedHere");
+    }
+
+    #[test]
+    fn policy_local_is_the_same_for_all_clients_and_falls_back_to_all_endpoints() {
+        for to in [EXTERNAL_IP, BALANCER, NODE_PORT] {
+            for from in [POD, CLIENT, NODE] {
+                let local = |endpoints: &[&str]| ipvs(endpoints).external_local().brief(from, to);
+                assert_eq!(local(&BOTH), "10.244.0.5", "{from} to {to}");
+                assert_eq!(local(&["10.244.1.5"]), "10.244.1.5", "{from} to {to}");
+                assert_eq!(local(&["10.244.0.5 draining", "10.244.1.5"]), "10.244.0.5", "{from} to {to}");
+            }
+        }
+        let internal = |world: World| world.internal_local().brief(POD, CLUSTER_IP);
+        assert_eq!(internal(ipvs(&BOTH)), "10.244.0.5");
+        assert_eq!(internal(ipvs(&["10.244.1.5"])), "10.244.1.5", "it is also accessible from outside");
+        let mut only = ipvs(&["10.244.1.5"]);
+        only.service.spec.r#type = None;
+        only.service.spec.external_ips.clear();
+        only.service.status = api::ServiceStatus::default();
+        only.service.spec.ports[0].node_port = None;
+        assert_eq!(internal(only), "Refused NoLocalEndpoints");
+    }
+
+    #[test]
+    fn cluster_ips_masquerade_for_the_same_reasons() {
+        let both = "10.244.0.5 NotFromPod, 10.244.1.5 NotFromPod";
+        assert_eq!(ipvs(&BOTH).brief(POD, CLUSTER_IP), "10.244.0.5, 10.244.1.5");
+        assert_eq!(ipvs(&BOTH).brief(CLIENT, CLUSTER_IP), both);
+        assert_eq!(ipvs(&BOTH).brief(NODE, CLUSTER_IP), both);
+        assert_eq!(ipvs(&BOTH).brief("10.244.0.5", CLUSTER_IP), "10.244.0.5 Hairpin, 10.244.1.5");
+        let mut unknown = ipvs(&["10.244.1.5"]);
+        unknown.settings.from_pod = None;
+        assert_eq!(unknown.brief(CLIENT, CLUSTER_IP), "10.244.1.5");
+        assert_eq!(unknown.brief(NODE, CLUSTER_IP), "10.244.1.5 FromNode");
+        unknown.settings.masquerade_all = true;
+        assert_eq!(unknown.brief(CLIENT, CLUSTER_IP), "10.244.1.5 All");
+    }
+
+    #[test]
+    fn the_chains_before_ipvs_and_the_affinity_that_it_has_are_shown() {
+        let mut sticky = ipvs(&BOTH);
+        sticky.service.spec.session_affinity = Some("ClientIP".into());
+        let client_ip = Some(api::ClientIpConfig { timeout_seconds: Some(61) });
+        sticky.service.spec.session_affinity_config = Some(api::SessionAffinityConfig { client_ip });
+        let explanation = sticky.explain(CLIENT, CLUSTER_IP);
+        assert_eq!(explanation.chains, ["services", "frontend", "cluster-ip"]);
+        assert_eq!(explanation.affinity_seconds, Some(61), "it is not rounded");
+        assert!(explanation.to_this_node);
+        let dropped = sticky.ranges("192.0.2.0/24").explain(CLIENT, BALANCER);
+        assert_eq!(dropped.chains, ["firewall-check"]);
+    }
+
+    #[test]
+    fn load_balancers_may_check_their_own_address() {
+        let local = ipvs(&BOTH).external_local();
+        for to in [NODE, "198.51.100.2"] {
+            let explanation = local.explain(CLIENT, &format!("{to}:30999"));
+            assert_eq!((explanation.fate, explanation.reason), (Fate::Untouched, Some(Reason::HealthCheck)));
+        }
+    }
+}

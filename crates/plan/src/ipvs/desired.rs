@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use model::address::Family;
 use model::names::{Port, Protocol};
 use model::routing::{Endpoint, Routing, Traffic};
 
@@ -66,6 +67,13 @@ impl DesiredServers<'_> {
             timeout: routing.affinity.unwrap_or_default(),
         }
     }
+}
+
+/// The node's addresses that count in the ipvs mode: as in upstream, those of the family without loopback and IPv6 link-local ones.
+pub fn usable_node_ips(ips: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
+    let is_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let of_family = ips.iter().copied().filter(move |ip| Family::of(*ip) == family);
+    of_family.filter(move |ip| !ip.is_loopback() && !is_link_local(ip))
 }
 
 /// The addresses of the virtual servers of a frontend: its own, or for a node port all these.

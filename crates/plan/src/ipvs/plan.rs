@@ -15,7 +15,7 @@ use std::time::Instant;
 use model::cluster::Changes;
 
 use crate::ipvs::changes::{IpvsSteps, KnownVirtual, ServerChanges};
-use crate::ipvs::desired::{DesiredServers, DesiredVirtual, ServerSettings, addresses};
+use crate::ipvs::desired::{DesiredServers, DesiredVirtual, ServerSettings, addresses, usable_node_ips};
 use crate::ipvs::servers::{ActualServers, ServerStep, VirtualAddress};
 use crate::ipvs::termination::{RealCounts, Termination};
 use crate::nftables::claims::Contention;
@@ -79,7 +79,7 @@ impl IpvsPlan {
     /// Replaces the node's addresses, which do not include the bound ones: all of them, and those that serve node ports. Returns
     /// whether they changed; the next sync then adapts the virtual servers of node ports and the bound addresses.
     pub fn set_node_addresses(&mut self, all: &[IpAddr], node_port: &[IpAddr]) -> bool {
-        let new = NodeAddresses { all: usable(all), node_port: usable(node_port) };
+        let new = NodeAddresses { all: self.usable(all), node_port: self.usable(node_port) };
         let is_change = *self.moved.get_or_insert_with(|| current(self.table.desired())) != new;
         self.moved = Some(new).filter(|new| *new != current(self.table.desired()));
         is_change
@@ -167,7 +167,7 @@ impl IpvsPlan {
             old.into_iter().chain(new)
         });
         let changed: BTreeSet<FrontendKey> = routings.flat_map(|routing| frontends(routing)).collect();
-        let now = usable(desired.node_port_ips());
+        let now: BTreeSet<IpAddr> = desired.node_port_ips().iter().copied().collect();
         let then = moved.map_or(&now, |moved| &moved.node_port);
         let either: Vec<IpAddr> = now.union(then).copied().collect();
         let mut affected: BTreeSet<_> = changed.iter().flat_map(|it| addresses(it, &either)).collect();
@@ -178,6 +178,10 @@ impl IpvsPlan {
             affected.extend(node_ports.flat_map(|frontend| addresses(frontend, &one)));
         }
         affected
+    }
+
+    fn usable(&self, ips: &[IpAddr]) -> BTreeSet<IpAddr> {
+        usable_node_ips(ips, self.table.desired().settings().family).collect()
     }
 
     fn rendered(&self, at: &BTreeSet<VirtualAddress>) -> Rendered {
@@ -227,13 +231,10 @@ fn bound(elements: &[Element]) -> impl Iterator<Item = IpAddr> {
 }
 
 fn current(table: &DesiredTable) -> NodeAddresses {
-    NodeAddresses { all: table.node_ips().clone(), node_port: usable(table.node_port_ips()) }
-}
-
-/// As in upstream, virtual servers are never at loopback and link-local addresses.
-fn usable(ips: &[IpAddr]) -> BTreeSet<IpAddr> {
-    let is_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    ips.iter().filter(|ip| !ip.is_loopback() && !is_link_local(ip)).copied().collect()
+    NodeAddresses {
+        all: table.node_ips().clone(),
+        node_port: table.node_port_ips().iter().copied().collect(),
+    }
 }
 
 #[cfg(test)]

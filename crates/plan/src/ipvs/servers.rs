@@ -23,7 +23,7 @@ pub struct VirtualAddress {
 }
 
 /// How a virtual server balances.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
     pub scheduler: Arc<str>,
     /// Without `IP_VS_SVC_F_HASHED`, which the kernel sets.

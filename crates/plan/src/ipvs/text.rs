@@ -6,20 +6,28 @@ use model::address::host_port;
 use model::names::Protocol;
 
 use crate::ipvs::desired::DesiredVirtual;
-use crate::ipvs::servers::{HASH_PORT, PERSISTENT, VirtualAddress, VirtualServer};
+use crate::ipvs::servers::{HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
 
 /// The virtual servers, each followed by its real servers.
 pub fn servers(servers: &BTreeMap<VirtualAddress, DesiredVirtual>) -> String {
     let mut text = String::new();
-    for (address, DesiredVirtual { server, real_servers }) in servers {
-        let service = service(address);
-        text.push_str(&format!("-A {service} -s {}{}\n", server.scheduler, options(server)));
+    for (at, DesiredVirtual { server, real_servers }) in servers {
+        text.push_str(&virtual_server(at, server));
+        text.push('\n');
         for real in real_servers {
-            let real = host_port(real.ip, real.port.get());
-            text.push_str(&format!("-a {service} -r {real} -m -w 1\n"));
+            text.push_str(&real_server(at, real, 1));
+            text.push('\n');
         }
     }
     text
+}
+
+pub fn virtual_server(at: &VirtualAddress, server: &VirtualServer) -> String {
+    format!("-A {} -s {}{}", service(at), server.scheduler, options(server))
+}
+
+pub fn real_server(at: &VirtualAddress, real: &RealServer, weight: u32) -> String {
+    format!("-a {} -r {} -m -w {weight}", service(at), host_port(real.ip, real.port.get()))
 }
 
 fn service(address: &VirtualAddress) -> String {

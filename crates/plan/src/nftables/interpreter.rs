@@ -22,7 +22,7 @@ use crate::nftables::program::{Balancer, HookKind, PacketHook, Program, ProgramC
 use crate::nftables::sets::{Data, Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
-use crate::walk::{self, Matched, PacketContext, PacketVerdict};
+use crate::walk::{self, Matched, Packet, PacketContext, PacketVerdict};
 
 pub type ProgramWalk<'a> = walk::Walk<'a, ProgramRule, AffinityChange>;
 pub type ProgramPath<'a> = walk::Path<'a, ProgramRule, AffinityChange>;
@@ -71,12 +71,15 @@ const MAX_DEPTH: usize = 16;
 /// The priority at which IPVS takes the node's own packets from the output hook. It takes all others after our input chains.
 const IPVS_OUTPUT: i32 = -98;
 
-/// Runs the program over a packet.
+/// Runs the program over a packet. In the ipvs mode a packet that the node sends to a service address has this address as its
+/// source, which the kernel chooses since it is local.
 pub fn run<'p, S: Sets>(
     program: &'p Program,
     context: &PacketContext<'_>,
     sets: &mut S,
 ) -> Result<ProgramWalk<'p>, S::Error> {
+    let packet = Packet { source: source(program, context, sets)?, ..context.packet.clone() };
+    let context = &PacketContext { packet: &packet, ..*context };
     let mut run = Run {
         chains: program.chains.iter().map(|chain| (&*chain.name, chain)).collect(),
         program,
@@ -91,6 +94,14 @@ pub fn run<'p, S: Sets>(
         Balancer::Ipvs => run.ipvs_from_elsewhere(start)?,
     };
     Ok(ProgramWalk { paths, not_understood: run.not_understood })
+}
+
+fn source<S: Sets>(program: &Program, context: &PacketContext<'_>, sets: &mut S) -> Result<IpAddr, S::Error> {
+    let Packet { source, destination, .. } = *context.packet;
+    let may_change = program.balancer == Balancer::Ipvs && context.is_from_node() && !source.is_loopback();
+    let bound = ElementKey::EMPTY.address(destination.ip());
+    let is_to_bound = may_change && sets.find(Set::BoundIps, bound)?.is_some();
+    Ok(if is_to_bound { destination.ip() } else { source })
 }
 
 struct Run<'p, 'c, S> {

@@ -20,21 +20,7 @@ impl KernelComparison {
         differences: Vec<Difference>,
         objects: usize,
     ) -> Self {
-        let family = table.settings().family;
-        let of_kind = |kind| {
-            let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
-            of_kind.filter_map(|difference| match &difference.object {
-                KernelObject::Element(_, element) => Some(element),
-                KernelObject::Chain(_)
-                | KernelObject::Other(..)
-                | KernelObject::SavedChain { .. }
-                | KernelObject::SavedRule { .. } => None,
-            })
-        };
-        let missing: HashSet<&Element> = of_kind(DifferenceKind::Missing).collect();
-        let held = elements.iter().filter(|element| !missing.contains(element));
-        let mut actual = Served::from_elements(held.chain(of_kind(DifferenceKind::Unexpected)), family);
-        let mut desired = Served::from_elements(elements, family);
+        let (mut desired, mut actual) = Served::of_sides(elements, &differences, table.settings().family);
         desired.claim(table);
         actual.name_after(&desired);
         Self { objects, differences, desired, actual }
@@ -42,6 +28,27 @@ impl KernelComparison {
 }
 
 impl Served {
+    /// What the desired elements serve, and what the actual ones do, given their differences. Without names.
+    pub(super) fn of_sides(elements: &[Element], differences: &[Difference], family: Family) -> (Self, Self) {
+        let of_kind = |kind| {
+            let of_kind = differences.iter().filter(move |difference| difference.kind == kind);
+            of_kind.filter_map(|difference| match &difference.object {
+                KernelObject::Element(_, element) => Some(element),
+                KernelObject::Chain(_)
+                | KernelObject::Other(..)
+                | KernelObject::SavedChain { .. }
+                | KernelObject::SavedRule { .. }
+                | KernelObject::Virtual(..)
+                | KernelObject::Real(..)
+                | KernelObject::Bound(_) => None,
+            })
+        };
+        let missing: HashSet<&Element> = of_kind(DifferenceKind::Missing).collect();
+        let held = elements.iter().filter(|element| !missing.contains(element));
+        let actual = Self::from_elements(held.chain(of_kind(DifferenceKind::Unexpected)), family);
+        (Self::from_elements(elements, family), actual)
+    }
+
     pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
         let mut served = Self::default();
         elements.into_iter().for_each(|element| _ = served.add_element(element, family));
@@ -49,7 +56,7 @@ impl Served {
     }
 
     /// Adds the names of the service ports that claim the frontends.
-    fn claim(&mut self, table: &DesiredTable) {
+    pub(super) fn claim(&mut self, table: &DesiredTable) {
         for (frontend, service) in &mut self.frontends {
             service.claims = table.claims(frontend).to_vec();
             service.precedence = table.precedence(frontend);
@@ -98,7 +105,7 @@ impl Served {
     /// Gives frontends without a name that of their service port in `desired`. A frontend that is not desired belonged to a
     /// service port that gets another frontend instead: the only one with the same endpoints, or else the only one at the same
     /// address.
-    fn name_after(&mut self, desired: &Self) {
+    pub(super) fn name_after(&mut self, desired: &Self) {
         let is_new = |frontend: &&FrontendKey| !self.frontends.contains_key(frontend);
         let gained: BTreeSet<&ServicePortName> =
             desired.frontends.keys().filter(is_new).filter_map(|frontend| desired.owner(frontend)).collect();

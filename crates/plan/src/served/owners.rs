@@ -10,6 +10,8 @@ use super::saved_rules::service_port;
 use super::{Served, ServedEndpoint};
 use crate::difference::KernelObject;
 use crate::iptables::saved_rule::SavedRule;
+use crate::ipvs::servers::VirtualAddress;
+use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::{Data, Element, LookupBy, Set, address};
 
 /// The owners of objects. An object that is both desired and actual belongs to its desired service port; one that several share
@@ -56,13 +58,21 @@ impl<'a> Owners<'a> {
             KernelObject::SavedRule { chain, rule, .. } => {
                 self.of_chain(chain).cloned().or_else(|| self.of_rule(&SavedRule::parse(rule)))
             }
+            KernelObject::Virtual(at, _) | KernelObject::Real(at, ..) => self.of_virtual(at).cloned(),
+            KernelObject::Bound(ip) => self.ips.get(ip).map(|(_, owner)| (*owner).clone()),
             KernelObject::Other(..) => None,
         }
     }
 
+    fn of_virtual(&self, at: &VirtualAddress) -> Option<&'a ServicePortName> {
+        let VirtualAddress { ip, protocol, port } = *at;
+        let frontends = [Some(ip), None].map(|ip| FrontendKey { ip, protocol, port });
+        frontends.iter().find_map(|frontend| self.served.iter().find_map(|served| served.owner(frontend)))
+    }
+
     fn of_element(&self, element: &Element, family: Family) -> Option<&'a ServicePortName> {
         let shared = match (element.set, element.data) {
-            (Set::ClusterIps, _) => self.ips.get(&address(element.key.as_bytes())?),
+            (Set::ClusterIps | Set::BoundIps, _) => self.ips.get(&address(element.key.as_bytes())?),
             (Set::Hairpin, _) => self.endpoints.get(&element.hairpin(family)?),
             (_, Some(Data::AffinityChain(seconds))) => self.timeouts.get(&seconds),
             _ => None,

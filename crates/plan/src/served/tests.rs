@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::address::Family;
+use model::cluster::Changes;
 use model::local::{FromPod, NodePortAddresses};
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing, Traffic};
@@ -16,6 +17,9 @@ use crate::iptables::desired::DesiredRules;
 use crate::iptables::listing::Listing;
 use crate::iptables::program::{Abilities, RuleSettings};
 use crate::iptables::rules::EndpointComments;
+use crate::ipvs::desired::{DesiredVirtual, ServerSettings};
+use crate::ipvs::plan::IpvsPlan;
+use crate::ipvs::servers::{ActualReal, ActualServers, ActualVirtual, RealServer};
 use crate::mark::Mark;
 use crate::mode::Mode;
 use crate::nftables::desired::{DesiredTable, difference};
@@ -87,7 +91,40 @@ fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
     match mode {
         Mode::Nftables => elements_compared(table(before).elements(), after),
         Mode::Iptables => rules_compared(&tables(before), after),
+        Mode::Ipvs => {
+            let before = ipvs(before);
+            servers_compared(&actual(&before), before.desired().elements(), after)
+        }
     }
+}
+
+fn ipvs(lines: &str) -> IpvsPlan {
+    let servers = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+    let mut plan = IpvsPlan::new(table("").settings().clone(), servers);
+    let node_ips = ["192.0.2.11", "192.0.2.12"].map(|ip| ip.parse().unwrap());
+    plan.set_node_addresses(&node_ips, &node_ips);
+    let routings = sorted(lines).into_iter().map(|(name, routing)| (name, Some(routing))).collect();
+    plan.steps(Changes { routings, ..Changes::default() });
+    plan
+}
+
+/// A kernel that holds what the plan desires.
+fn actual(plan: &IpvsPlan) -> ActualServers {
+    let real = |real: RealServer| (real, ActualReal { weight: 1, ..ActualReal::default() });
+    let server = |it: DesiredVirtual| ActualVirtual {
+        server: it.server,
+        real_servers: it.real_servers.into_iter().map(real).collect(),
+    };
+    ActualServers {
+        virtual_servers: plan.servers().all().into_iter().map(|(at, it)| (at, server(it))).collect(),
+        bound: plan.desired().bound_ips().collect(),
+    }
+}
+
+fn servers_compared(found: &ActualServers, actual: Vec<Element>, after: &str) -> KernelComparison {
+    let plan = ipvs(after);
+    let desired = plan.desired().elements();
+    KernelComparison::of_servers(&plan.servers(), found, &desired, element_differences(&actual, &desired), 0)
 }
 
 fn elements_compared(actual: Vec<Element>, after: &str) -> KernelComparison {
@@ -96,14 +133,15 @@ fn elements_compared(actual: Vec<Element>, after: &str) -> KernelComparison {
     let content = TableContent { elements: actual.clone(), ids, ..TableContent::default() };
     table.steps_from(&ActualState { generation: None, table: ActualTable::Ours(content) });
     let desired = table.elements();
-    let (unexpected, missing) = difference(&actual, &desired);
+    KernelComparison::of_elements(&table, &desired, element_differences(&actual, &desired), 0)
+}
+
+fn element_differences(actual: &[Element], desired: &[Element]) -> Vec<Difference> {
+    let (unexpected, missing) = difference(actual, desired);
     let of_kind = |kind, elements: Vec<Element>| {
         elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(FAMILY, it)))
     };
-    let all = of_kind(DifferenceKind::Unexpected, unexpected)
-        .chain(of_kind(DifferenceKind::Missing, missing))
-        .collect();
-    KernelComparison::of_elements(&table, &desired, all, 0)
+    of_kind(DifferenceKind::Unexpected, unexpected).chain(of_kind(DifferenceKind::Missing, missing)).collect()
 }
 
 fn rules_compared(actual: &[Listing; 2], after: &str) -> KernelComparison {
@@ -296,6 +334,45 @@ fn an_edit_is_reported_without_anything_else() {
         for (what, edited, want) in &edits {
             assert_eq!(reported(&comparison(mode, CLUSTER, edited)), *want, "{mode:?}: {what}");
         }
+    }
+    // IPVS does not distinguish clients: with policy Local, all of them get the same endpoints.
+    let in_ipvs: [(&str, &[&str]); 4] = [
+        (
+            "another endpoint",
+            &[
+                "~ ns/near:http",
+                "- endpoint 10.244.1.8:8080 at 10.96.0.11:80/TCP",
+                "+ endpoint 10.244.1.18:8080 at 10.96.0.11:80/TCP",
+            ],
+        ),
+        (
+            "an endpoint here in place of one elsewhere",
+            &["~ ns/far:http", "- endpoint 10.244.1.9:8080", "+ endpoint 10.244.0.19:8080"],
+        ),
+        (
+            "no endpoints any more",
+            &[
+                "~ ns/near:http",
+                "- node port 30081/TCP",
+                "- 10.96.0.11:80/TCP",
+                "- endpoint 10.244.0.7:8080",
+                "- endpoint 10.244.1.8:8080 at 10.96.0.11:80/TCP",
+                "+ node port 30081/TCP refused: no endpoints",
+                "+ 10.96.0.11:80/TCP refused: no endpoints",
+            ],
+        ),
+        (
+            "another policy",
+            &[
+                "~ ns/near:http",
+                "- node port 30081/TCP keeps client addresses",
+                "+ endpoint 10.244.1.8:8080 at node port 30081/TCP",
+            ],
+        ),
+    ];
+    for (what, edited, want) in &edits {
+        let want = in_ipvs.iter().find(|(it, _)| it == what).map_or(*want, |(_, want)| want);
+        assert_eq!(reported(&comparison(Mode::Ipvs, CLUSTER, edited)), want, "ipvs: {what}");
     }
 }
 
@@ -498,4 +575,111 @@ fn foreign_rules_are_read_as_far_as_they_make_sense() {
     assert_eq!(open.endpoints.len(), 1);
     assert_eq!(restricted.endpoints, open.endpoints);
     assert_eq!(restricted.sources, Some(["2001:db8::/32".to_owned()].into()));
+}
+
+mod ipvs_differences {
+    use super::*;
+    use crate::ipvs::servers::VirtualAddress;
+
+    #[test]
+    fn equal_states_have_no_differences() {
+        assert_eq!(reported(&comparison(Mode::Ipvs, CLUSTER, CLUSTER)), [""; 0]);
+    }
+
+    fn at(text: &str) -> VirtualAddress {
+        let address: std::net::SocketAddr = text.parse().unwrap();
+        let port = Port::from_api(address.port().into()).unwrap();
+        VirtualAddress { ip: address.ip(), protocol: Protocol::Tcp, port }
+    }
+
+    /// The differences after a foreign writer has changed the servers of [`CLUSTER`], and what they mean.
+    fn after(change: impl FnOnce(&mut ActualServers)) -> (Vec<String>, Vec<String>) {
+        let plan = ipvs(CLUSTER);
+        let mut found = actual(&plan);
+        change(&mut found);
+        let comparison = servers_compared(&found, plan.desired().elements(), CLUSTER);
+        (comparison.differences.iter().map(ToString::to_string).collect(), reported(&comparison))
+    }
+
+    #[test]
+    fn a_missing_virtual_server_is_a_frontend_that_is_not_served() {
+        let (differences, meaning) = after(|found| _ = found.virtual_servers.remove(&at("10.96.0.10:80")));
+        assert_eq!(
+            differences,
+            [
+                "missing: -A -t 10.96.0.10:80 -s rr",
+                "missing: -a -t 10.96.0.10:80 -r 10.244.0.5:8080 -m -w 1",
+                "missing: -a -t 10.96.0.10:80 -r 10.244.1.6:8080 -m -w 1",
+            ]
+        );
+        let endpoint = |ip: &str| format!("+ endpoint {ip}:8080 at 10.96.0.10:80/TCP");
+        assert_eq!(
+            meaning,
+            [
+                "~ ns/web:http".into(),
+                "+ 10.96.0.10:80/TCP".into(),
+                endpoint("10.244.0.5"),
+                endpoint("10.244.1.6")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_missing_address_makes_all_its_frontends_unreachable() {
+        let (differences, meaning) = after(|found| _ = found.bound.remove(&"10.96.0.53".parse().unwrap()));
+        assert_eq!(differences, ["missing: address 10.96.0.53 dev kube-ipvs0"]);
+        assert_eq!(meaning, ["~ ns/dns:dns", "+ 10.96.0.53:53/UDP"], "a shared object belongs to the first");
+    }
+
+    #[test]
+    fn a_node_port_needs_a_virtual_server_at_each_address() {
+        let (_, meaning) = after(|found| {
+            let real = &mut found.virtual_servers.get_mut(&at("192.0.2.12:30080")).unwrap().real_servers;
+            real.pop_last();
+        });
+        assert_eq!(meaning, ["~ ns/web:http", "+ endpoint 10.244.1.6:8080 at node port 30080/TCP"]);
+        let (_, meaning) = after(|found| _ = found.virtual_servers.remove(&at("192.0.2.11:30081")));
+        assert_eq!(meaning, ["~ ns/near:http", "+ node port 30081/TCP"]);
+    }
+
+    #[test]
+    fn a_real_server_that_ends_its_connections_is_no_difference_but_one_without_weight_is() {
+        let change = |weight, ip: &str| {
+            let real = RealServer { ip: ip.parse().unwrap(), port: Port::from_api(8080).unwrap() };
+            after(|found| {
+                let found = found.virtual_servers.get_mut(&at("10.96.0.10:80")).unwrap();
+                found.real_servers.insert(real, ActualReal { weight, ..ActualReal::default() });
+            })
+        };
+        assert_eq!(change(0, "10.244.9.9"), (vec![], vec![]));
+        let text = |ip| format!("-a -t 10.96.0.10:80 -r {ip}:8080 -m -w 1");
+        let (differences, meaning) = change(1, "10.244.9.9");
+        assert_eq!(differences, [format!("unexpected: {}", text("10.244.9.9"))]);
+        assert_eq!(meaning, ["~ ns/web:http", "- endpoint 10.244.9.9:8080 at 10.96.0.10:80/TCP"]);
+        let (differences, meaning) = change(0, "10.244.1.6");
+        assert_eq!(differences, [format!("changed: {}", text("10.244.1.6"))]);
+        assert_eq!(meaning, ["~ ns/web:http", "+ endpoint 10.244.1.6:8080 at 10.96.0.10:80/TCP"]);
+    }
+
+    #[test]
+    fn foreign_virtual_servers_are_unexpected_unless_excluded() {
+        let plan = ipvs(CLUSTER);
+        let mut found = actual(&plan);
+        let foreign = found.virtual_servers[&at("10.96.0.13:80")].clone();
+        found.virtual_servers.insert(at("9.9.9.9:9"), foreign);
+        found.bound.insert("9.9.9.8".parse().unwrap());
+        let settings = |cidrs: &[&str]| ServerSettings {
+            scheduler: "rr".into(),
+            exclude_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+        };
+        let compared = |cidrs| {
+            let settings = settings(cidrs);
+            let servers = crate::ipvs::desired::DesiredServers { settings: &settings, ..plan.servers() };
+            let found = crate::ipvs::compare::compare(&found, &servers);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let address = "unexpected: address 9.9.9.8 dev kube-ipvs0";
+        assert_eq!(compared(&[]), ["unexpected: -A -t 9.9.9.9:9 -s rr", address]);
+        assert_eq!(compared(&["9.9.9.0/24"]), [address]);
+    }
 }
