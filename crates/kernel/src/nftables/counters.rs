@@ -1,4 +1,4 @@
-//! Reads the new connections that elements of our table have counted, over a connection of its own, whichever process owns the
+//! Reads the new connections that elements of our table have counted, over a socket of its own, whichever process owns the
 //! table.
 
 use std::io;
@@ -42,8 +42,8 @@ impl From<DesiredTable> for Owners {
 /// Frontends that are not in `owners` were added or deleted a moment ago, and are left out.
 pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
     let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
-    let mut connection = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
-    let mut reader = Reader { family, connection: &mut connection, max_listed: 0 };
+    let mut socket = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
+    let mut reader = Reader { family, socket: &mut socket, max_listed: 0 };
     let mut all = Vec::new();
     for by in LookupBy::BOTH {
         for set in [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)] {
