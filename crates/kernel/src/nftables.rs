@@ -31,7 +31,7 @@ use crate::wire_family;
 use batch::batch_of;
 pub use batch::write_elements;
 pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
-pub use counters::{Connections, Owners, connections};
+pub use counters::{Connections, CounterOwners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
 
@@ -56,7 +56,7 @@ pub struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 pub struct TableAbilities {
     /// A table may have an owner, which alone can change it, and may outlive its owner. Linux 6.9 and later.
-    pub owners: bool,
+    pub ownership: bool,
     /// The kernel may report how many elements a set has.
     pub counts: bool,
     /// The largest set that is listed as a whole.
@@ -67,9 +67,9 @@ impl KernelTable {
     /// Detects what the kernel supports, and changes nothing. The table is that of the calling thread's network namespace.
     pub fn open(family: Family) -> Result<Self, CommitError> {
         let mut socket = NftablesSocket::open()?;
-        let owners = can_own(&mut socket, family)?;
+        let ownership = can_own(&mut socket, family)?;
         // Kernels that do not report counts leave them out of sets.
-        let abilities = TableAbilities { owners, counts: true, max_listed: MAX_LISTED };
+        let abilities = TableAbilities { ownership, counts: true, max_listed: MAX_LISTED };
         Ok(Self { socket, family, abilities, reading: Reading::default() })
     }
 
@@ -85,7 +85,7 @@ impl KernelTable {
 
     /// Whether the kernel keeps other processes from changing the table. If not, the caller has to watch for foreign writers.
     pub fn is_owned(&self) -> bool {
-        self.abilities.owners
+        self.abilities.ownership
     }
 
     pub fn family(&self) -> Family {
@@ -180,7 +180,7 @@ impl KernelTable {
     /// Becomes the owner of the table, if it can have one.
     fn claim(&mut self, ours: &Ours, generation: u32) -> Result<(), CommitError> {
         // A table that was created without an owner cannot get one.
-        self.abilities.owners &= ours.persistent;
+        self.abilities.ownership &= ours.persistent;
         if self.is_owned() && ours.owner != Some(self.port()) {
             let mut claim = Batch::new(wire_family(self.family), TABLE);
             claim.add_table(&self.declaration());
