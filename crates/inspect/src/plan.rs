@@ -13,7 +13,8 @@ use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
 use super::arguments::{self, is_json, output};
-use super::behaviour::{self, FormerRules};
+use super::behaviour;
+use super::former_rules::FormerRules;
 use super::inputs::{FamilyInputs, desired_state};
 use super::objects::ObjectSnapshot;
 
