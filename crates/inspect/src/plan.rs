@@ -64,9 +64,9 @@ struct Section {
     add: usize,
     remove: usize,
     objects: Vec<Finding>,
-    /// See [`ObjectSnapshot::left_out`].
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    left_out: Vec<String>,
+    /// See [`ObjectSnapshot::rejected`].
+    #[serde(rename = "left_out", skip_serializing_if = "Vec::is_empty")]
+    rejected: Vec<String>,
 }
 
 /// The changes of one service port, or of objects without one.
@@ -127,7 +127,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     let is_empty = sections.iter().all(Section::is_empty);
     let is_json = is_json(matches);
-    sections.retain(|section| !section.is_empty() || (is_json && !section.left_out.is_empty()));
+    sections.retain(|section| !section.is_empty() || (is_json && !section.rejected.is_empty()));
     if is_json {
         super::print(&(serde_json::to_string_pretty(&sections)? + "\n"));
     } else {
@@ -163,7 +163,7 @@ impl Section {
             add: count(DifferenceKind::Missing),
             remove: count(DifferenceKind::Unexpected),
             objects: findings(&comparison),
-            left_out: inputs.left_out.clone(),
+            rejected: inputs.rejected.clone(),
         }))
     }
 

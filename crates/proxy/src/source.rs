@@ -50,7 +50,7 @@ impl ObjectSource {
     }
 
     /// For a caller that needs all objects once: reads a folder before it returns, and follows an API server. Returns what of the
-    /// folder was left out.
+    /// folder was rejected.
     pub fn deliver_once(
         self,
         mut deliver: impl FnMut(Arc<Event>) + Send + 'static,
@@ -64,7 +64,7 @@ impl ObjectSource {
         let listed = manifests.list(&mut |event| dispatch(event, &mut deliver, &main));
         listed.with_context(|| format!("reading manifests in {path}"))?;
         let _ = main.send(MainMessage::FolderRead);
-        Ok(manifests.left_out())
+        Ok(manifests.rejected())
     }
 
     fn follow(self, mut deliver: impl FnMut(Arc<Event>), main: &Sender<MainMessage>) -> anyhow::Error {
