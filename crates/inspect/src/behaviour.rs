@@ -4,8 +4,6 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use kernel::iptables;
-use kernel::nftables::{self, PresentTable};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::{Routing, Traffic};
@@ -14,53 +12,8 @@ use proxy::modes;
 use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
 
+use super::former_rules::FormerRules;
 use super::inputs::FamilyInputs;
-
-/// Rules in the kernel of another mode, or of another kube-proxy.
-#[derive(Debug)]
-pub enum FormerRules {
-    Iptables(PresentRules),
-    Nftables(PresentTable),
-}
-
-impl FormerRules {
-    /// `None` if the kernel has no rules other than those of this program in this mode.
-    pub fn read(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
-        Ok(match mode {
-            ProxyMode::Nftables => match iptables::present(family)? {
-                Some(found) => Some(Self::Iptables(found)),
-                None => nftables::present(family)?.filter(|found| !found.is_ours).map(Self::Nftables),
-            },
-            ProxyMode::Iptables => nftables::present(family)?.map(Self::Nftables),
-            ProxyMode::Ipvs => None,
-        })
-    }
-
-    pub fn describe(&self) -> String {
-        let (Self::Iptables(PresentRules { objects, .. }) | Self::Nftables(PresentTable { objects, .. })) =
-            self;
-        format!("{} ({objects} objects to remove)", self.name())
-    }
-
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Iptables(_) => "the iptables mode",
-            Self::Nftables(found) if found.is_ours => "the nftables mode of this program",
-            Self::Nftables(_) => "the kube-proxy table of another program",
-        }
-    }
-
-    fn node_port_ips(&self) -> Option<&BTreeSet<IpAddr>> {
-        match self {
-            Self::Iptables(found) => found.node_port_ips.as_ref(),
-            Self::Nftables(found) => found.node_port_ips.as_ref(),
-        }
-    }
-
-    fn serves_localhost(&self) -> bool {
-        matches!(self, Self::Iptables(found) if found.serves_localhost)
-    }
-}
 
 /// One sentence for each change that clients notice.
 pub fn changes(

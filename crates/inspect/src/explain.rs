@@ -79,7 +79,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let query = packet_query(matches)?;
     let reads_objects = arguments::reads_objects(matches)?;
     let (config, options) = arguments::configuration(matches)?;
-    let (mut explanation, left_out) = if reads_objects {
+    let (mut explanation, rejected) = if reads_objects {
         from_objects(&query, config, &options)?
     } else {
         (from_running(&query, config.metrics_bind_address)?, Vec::new())
@@ -88,7 +88,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         explanation.live = Some(live::read(&explanation)?);
     }
     let text = if is_json(matches) {
-        let output = JsonOutput { explanation: &explanation, left_out };
+        let output = JsonOutput { explanation: &explanation, rejected };
         serde_json::to_string_pretty(&output).context("writing JSON")? + "\n"
     } else {
         text::of(&explanation)
@@ -101,9 +101,9 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 struct JsonOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
-    /// See [`ObjectSnapshot::left_out`].
+    /// See [`ObjectSnapshot::rejected`].
     #[serde(rename = "leftOut", skip_serializing_if = "Vec::is_empty")]
-    left_out: Vec<String>,
+    rejected: Vec<String>,
 }
 
 /// Lists the protocols for completions and help, but accepts any value: for `icmp` clap would suggest `tcp`, while
@@ -147,13 +147,13 @@ fn from_running(query: &PacketQuery, address: SocketAddr) -> anyhow::Result<Expl
     serde_json::from_slice(&answer).context("reading the answer of the proxy")
 }
 
-/// Also returns [`ObjectSnapshot::left_out`].
+/// Also returns [`ObjectSnapshot::rejected`].
 fn from_objects(
     query: &PacketQuery,
     config: Config,
     options: &RunOptions,
 ) -> anyhow::Result<(Explanation, Vec<String>)> {
-    let ObjectSnapshot { config, node, mut clusters, left_out } = ObjectSnapshot::read(config, options)?;
+    let ObjectSnapshot { config, node, mut clusters, rejected } = ObjectSnapshot::read(config, options)?;
     let family = Family::of(query.destination.ip());
     let cluster =
         clusters.remove(&family).with_context(|| format!("this kernel does not support {family}"))?;
@@ -171,7 +171,7 @@ fn from_objects(
         }
         route_source(destination)
     })?;
-    Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, left_out))
+    Ok((explain::explain(&packet, &settings, &addresses, &cluster)?, rejected))
 }
 
 /// The addresses of this machine and the node's IP, since the node may be another machine.

@@ -28,14 +28,14 @@ pub struct FamilyInputs {
     pub endpoints: usize,
     /// All addresses of this machine.
     pub interfaces: Vec<IpAddr>,
-    /// See [`ObjectSnapshot::left_out`].
-    pub left_out: Vec<String>,
+    /// See [`ObjectSnapshot::rejected`].
+    pub rejected: Vec<String>,
 }
 
 impl FamilyInputs {
     /// The inputs of each family, and the configuration and node that they share.
     pub fn of(objects: ObjectSnapshot) -> anyhow::Result<(Config, LocalNode, Vec<Self>)> {
-        let ObjectSnapshot { config, node, clusters, left_out } = objects;
+        let ObjectSnapshot { config, node, clusters, rejected } = objects;
         let interfaces = interfaces::addresses().context("listing the node's addresses")?;
         let mut all = Vec::new();
         for (family, cluster) in clusters {
@@ -48,7 +48,7 @@ impl FamilyInputs {
                 service_cidrs: cluster.service_cidrs(),
                 endpoints: cluster.counts().endpoints,
                 interfaces: interfaces.clone(),
-                left_out: left_out.clone(),
+                rejected: rejected.clone(),
             });
         }
         Ok((config, node, all))

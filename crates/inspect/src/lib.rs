@@ -12,6 +12,7 @@ mod arguments;
 mod behaviour;
 pub mod completion;
 pub mod explain;
+mod former_rules;
 mod inputs;
 pub mod mistyped;
 mod objects;

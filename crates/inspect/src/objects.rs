@@ -33,7 +33,7 @@ pub struct ObjectSnapshot {
     /// As if a sync had written everything: no changes are left.
     pub clusters: BTreeMap<Family, Cluster>,
     /// Files and objects of the folder that were rejected, with the reason.
-    pub left_out: Vec<String>,
+    pub rejected: Vec<String>,
 }
 
 impl ObjectSnapshot {
@@ -70,9 +70,9 @@ impl ObjectSnapshot {
             // A receiver that has everything has closed its channel.
             senders.iter().for_each(|sender| drop(sender.send(event.clone())));
         };
-        let left_out = source.deliver_once(deliver, messages)?;
-        if !left_out.is_empty() {
-            super::warn(&format!("ignoring {} rejected files or objects, see above", left_out.len()));
+        let rejected = source.deliver_once(deliver, messages)?;
+        if !rejected.is_empty() {
+            super::warn(&format!("ignoring {} rejected files or objects, see above", rejected.len()));
         }
         let node = match options.manifests {
             Some(_) => LocalNode::from_folder(&config, name, &inbox)?,
@@ -90,7 +90,7 @@ impl ObjectSnapshot {
             cluster.discard_changes();
             clusters.insert(family, cluster);
         }
-        Ok(Self { config, node, clusters, left_out })
+        Ok(Self { config, node, clusters, rejected })
     }
 }
 

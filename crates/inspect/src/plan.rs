@@ -13,7 +13,8 @@ use serde::Serialize;
 use settings::config::{Config, ProxyMode};
 
 use super::arguments::{self, is_json, output};
-use super::behaviour::{self, FormerRules};
+use super::behaviour;
+use super::former_rules::FormerRules;
 use super::inputs::{FamilyInputs, desired_state};
 use super::objects::ObjectSnapshot;
 
@@ -63,9 +64,9 @@ struct Section {
     add: usize,
     remove: usize,
     objects: Vec<Finding>,
-    /// See [`ObjectSnapshot::left_out`].
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    left_out: Vec<String>,
+    /// See [`ObjectSnapshot::rejected`].
+    #[serde(rename = "left_out", skip_serializing_if = "Vec::is_empty")]
+    rejected: Vec<String>,
 }
 
 /// The changes of one service port, or of objects without one.
@@ -126,7 +127,7 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     let is_empty = sections.iter().all(Section::is_empty);
     let is_json = is_json(matches);
-    sections.retain(|section| !section.is_empty() || (is_json && !section.left_out.is_empty()));
+    sections.retain(|section| !section.is_empty() || (is_json && !section.rejected.is_empty()));
     if is_json {
         super::print(&(serde_json::to_string_pretty(&sections)? + "\n"));
     } else {
@@ -162,7 +163,7 @@ impl Section {
             add: count(DifferenceKind::Missing),
             remove: count(DifferenceKind::Unexpected),
             objects: findings(&comparison),
-            left_out: inputs.left_out.clone(),
+            rejected: inputs.rejected.clone(),
         }))
     }
 

@@ -39,8 +39,8 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let mut found = Vec::new();
         for inputs in &all {
             if let Some(state) = desired_state(inputs, &config, &node)? {
-                let left_out = inputs.left_out.clone();
-                found.push(Findings { left_out, ..Findings::of(inputs.family, state)? });
+                let rejected = inputs.rejected.clone();
+                found.push(Findings { rejected, ..Findings::of(inputs.family, state)? });
             }
         }
         found

@@ -13,7 +13,7 @@ use crate::{protocol_number, wire_family};
 #[derive(Debug)]
 pub struct ConntrackTable {
     family: Family,
-    connection: ConntrackSocket,
+    socket: ConntrackSocket,
 }
 
 /// A flow that was listed, with the kernel's handle of it.
@@ -25,7 +25,7 @@ pub struct Listed {
 
 impl ConntrackTable {
     pub fn open(family: Family) -> io::Result<Self> {
-        Ok(Self { family, connection: ConntrackSocket::open()? })
+        Ok(Self { family, socket: ConntrackSocket::open()? })
     }
 
     /// The flows that match `filter` and that `keep` accepts. After an error the caller has to open the table again, since the
@@ -38,7 +38,7 @@ impl ConntrackTable {
         let FlowFilter { protocol, destination, only_attempts } = filter;
         let filter = wire::Filter { protocol: protocol_number(protocol), destination, only_attempts };
         let entries =
-            self.connection.flows(wire_family(self.family), filter, |entry| keep(&flow(protocol, entry)))?;
+            self.socket.flows(wire_family(self.family), filter, |entry| keep(&flow(protocol, entry)))?;
         let listed = |entry: (wire::Flow, Handle)| Listed { flow: flow(protocol, &entry.0), entry };
         Ok(entries.into_iter().map(listed).collect())
     }
@@ -50,8 +50,8 @@ impl ConntrackTable {
             flows.into_iter().partition(|listed| listed.flow.protocol == Protocol::Udp);
         let entries = |flows: Vec<Listed>| flows.into_iter().map(|listed| listed.entry).collect::<Vec<_>>();
         let family = wire_family(self.family);
-        let deleted = self.connection.end(family, &entries(udp))?;
-        Ok(deleted + self.connection.end_unanswered(family, &entries(attempts))?)
+        let deleted = self.socket.end(family, &entries(udp))?;
+        Ok(deleted + self.socket.end_unanswered(family, &entries(attempts))?)
     }
 }
 

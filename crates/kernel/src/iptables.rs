@@ -156,9 +156,9 @@ impl Rules {
         if self.counters.is_none() {
             self.counters = accounting::AccountingSocket::open().ok();
         }
-        let Some(connection) = &mut self.counters else { return Counters::default() };
+        let Some(socket) = &mut self.counters else { return Counters::default() };
         let mut ensure = |name: &str| {
-            connection
+            socket
                 .ensure(name)
                 .inspect_err(|error| {
                     tracing::warn!(ipFamily = %family, counter = name, err = %error, "Failed to ensure packet counter");
@@ -202,8 +202,8 @@ pub struct CountedPackets {
 
 /// Reads the packet counters. An error if the kernel does not support them.
 pub fn counted_packets() -> io::Result<CountedPackets> {
-    let mut connection = accounting::AccountingSocket::open()?;
-    let mut packets = |name| Ok::<_, io::Error>(connection.get(name)?.map(|counter| counter.packets));
+    let mut socket = accounting::AccountingSocket::open()?;
+    let mut packets = |name| Ok::<_, io::Error>(socket.get(name)?.map(|counter| counter.packets));
     Ok(CountedPackets {
         invalid_dropped: packets(INVALID_DROPPED)?,
         localhost_node_ports: packets(LOCALHOST_NODE_PORTS)?,

@@ -31,7 +31,7 @@ use crate::{is_shortage, wire_family};
 use batch::batch_of;
 pub use batch::write_elements;
 pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
-pub use counters::{Connections, Owners, connections};
+pub use counters::{Connections, CounterOwners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
 
@@ -45,7 +45,7 @@ const MAX_LISTED: usize = 50_000;
 /// Access to the kernel's table of one family.
 #[derive(Debug)]
 pub struct KernelTable {
-    connection: NftablesSocket,
+    socket: NftablesSocket,
     family: Family,
     abilities: TableAbilities,
     /// The sets that a failed read-back has read. Kept only while the table is owned, so that no other process can change it.
@@ -56,7 +56,7 @@ pub struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 pub struct TableAbilities {
     /// A table may have an owner, which alone can change it, and may outlive its owner. Linux 6.9 and later.
-    pub owners: bool,
+    pub ownership: bool,
     /// The kernel may report how many elements a set has.
     pub counts: bool,
     /// The largest set that is listed as a whole.
@@ -66,11 +66,11 @@ pub struct TableAbilities {
 impl KernelTable {
     /// Detects what the kernel supports, and changes nothing. The table is that of the calling thread's network namespace.
     pub fn open(family: Family) -> Result<Self, CommitError> {
-        let mut connection = NftablesSocket::open()?;
-        let owners = can_own(&mut connection, family)?;
+        let mut socket = NftablesSocket::open()?;
+        let ownership = can_own(&mut socket, family)?;
         // Kernels that do not report counts leave them out of sets.
-        let abilities = TableAbilities { owners, counts: true, max_listed: MAX_LISTED };
-        Ok(Self { connection, family, abilities, reading: Reading::default() })
+        let abilities = TableAbilities { ownership, counts: true, max_listed: MAX_LISTED };
+        Ok(Self { socket, family, abilities, reading: Reading::default() })
     }
 
     pub fn abilities(&self) -> TableAbilities {
@@ -85,23 +85,23 @@ impl KernelTable {
 
     /// Whether the kernel keeps other processes from changing the table. If not, the caller has to watch for foreign writers.
     pub fn is_owned(&self) -> bool {
-        self.abilities.owners
+        self.abilities.ownership
     }
 
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// The netlink port of this connection, which the events of our own changes carry.
+    /// The netlink port of this socket, which the events of our own changes carry.
     pub fn port(&self) -> u32 {
-        self.connection.port()
+        self.socket.port()
     }
 
     /// Reads what the kernel holds. Of sets that are too large to be listed, it looks up the desired elements. Where tables can
     /// have owners, we become the owner of a table with our program before we read its sets; if a read fails, the next call
     /// continues after the sets that were read.
     pub fn read(&mut self, desired: &DesiredTable) -> Result<ActualState, CommitError> {
-        let generation = self.connection.generation()?.id;
+        let generation = self.socket.generation()?.id;
         let ours = match self.reader().find(desired.settings())? {
             Found::OwnedBy(port) => return Err(self.belongs_to(port)),
             Found::Ours(ours) => self.limit(ours),
@@ -131,9 +131,9 @@ impl KernelTable {
         self.reading = Reading::default();
         let batch = batch_of(steps, self.family, &self.declaration());
         match (batch.is_empty(), steps.generation) {
-            (false, None) => self.connection.commit(&batch)?,
-            (false, Some(generation)) => self.connection.commit_at(generation, &batch)?,
-            (true, Some(generation)) if self.connection.generation()?.id != generation => {
+            (false, None) => self.socket.commit(&batch)?,
+            (false, Some(generation)) => self.socket.commit_at(generation, &batch)?,
+            (true, Some(generation)) if self.socket.generation()?.id != generation => {
                 return Err(CommitError::Stale);
             }
             (true, _) => {}
@@ -154,14 +154,14 @@ impl KernelTable {
 
     /// Removes the table, if it exists.
     pub fn remove(family: Family) -> Result<(), CommitError> {
-        let mut connection = NftablesSocket::open()?;
-        let tables = connection.tables(wire_family(family))?;
+        let mut socket = NftablesSocket::open()?;
+        let tables = socket.tables(wire_family(family))?;
         if tables.iter().all(|table| table.name != TABLE) {
             return Ok(());
         }
         let mut batch = Batch::new(wire_family(family), TABLE);
         batch.delete_table();
-        connection.commit(&batch)
+        socket.commit(&batch)
     }
 
     /// A transient error, since the owner may be about to exit.
@@ -180,11 +180,11 @@ impl KernelTable {
     /// Becomes the owner of the table, if it can have one.
     fn claim(&mut self, ours: &Ours, generation: u32) -> Result<(), CommitError> {
         // A table that was created without an owner cannot get one.
-        self.abilities.owners &= ours.persistent;
+        self.abilities.ownership &= ours.persistent;
         if self.is_owned() && ours.owner != Some(self.port()) {
             let mut claim = Batch::new(wire_family(self.family), TABLE);
             claim.add_table(&self.declaration());
-            self.connection.commit_at(generation, &claim)?;
+            self.socket.commit_at(generation, &claim)?;
         }
         Ok(())
     }
@@ -202,11 +202,7 @@ impl KernelTable {
     }
 
     fn reader(&mut self) -> Reader<'_> {
-        Reader {
-            connection: &mut self.connection,
-            family: self.family,
-            max_listed: self.abilities.max_listed,
-        }
+        Reader { socket: &mut self.socket, family: self.family, max_listed: self.abilities.max_listed }
     }
 }
 
@@ -255,11 +251,11 @@ pub fn on_foreign_change(
 
 /// Whether a table can have an owner and outlive it. The kernel only checks the transaction that creates such a table, and does
 /// not commit it.
-fn can_own(connection: &mut NftablesSocket, family: Family) -> Result<bool, CommitError> {
+fn can_own(socket: &mut NftablesSocket, family: Family) -> Result<bool, CommitError> {
     let mut can = |ownership: Ownership| {
         let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
         batch.add_table(&nft::Table { ownership, comment: Some(TABLE_COMMENT) });
-        match connection.check(&batch) {
+        match socket.check(&batch) {
             Ok(()) => Ok(true),
             // Other errors, such as a lack of memory, do not show what the kernel supports.
             Err(CommitError::Refused { errno, .. })

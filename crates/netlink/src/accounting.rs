@@ -52,9 +52,9 @@ pub struct AccountingSocket {
 impl AccountingSocket {
     /// Belongs to the network namespace of the calling thread. Fails if the kernel has no support for such counters.
     pub fn open() -> io::Result<Self> {
-        let mut connection = Self { socket: Socket::open(NetlinkProtocol::Netfilter)? };
-        connection.get("any")?;
-        Ok(connection)
+        let mut socket = Self { socket: Socket::open(NetlinkProtocol::Netfilter)? };
+        socket.get("any")?;
+        Ok(socket)
     }
 
     /// `None` if there is no counter of that name.

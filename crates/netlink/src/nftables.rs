@@ -39,15 +39,14 @@
 //! let web = Value::concatenation(&[&[10, 96, 0, 10], &[6], &80_u16.to_be_bytes()]);
 //! batch.add_elements("no-endpoints", [Element { comment: Some("default/web"), ..Element::new(web) }]);
 //!
-//! let mut connection = NftablesSocket::open()?;
-//! connection.commit(&batch)?;
-//! let packets = connection.elements(Ipv4, "kube-proxy", "no-endpoints", |element| element.counter)?;
+//! let mut socket = NftablesSocket::open()?;
+//! socket.commit(&batch)?;
+//! let packets = socket.elements(Ipv4, "kube-proxy", "no-endpoints", |element| element.counter)?;
 //! # Ok(())
 //! # }
 //! ```
 
 mod batch;
-mod connection;
 mod describe;
 mod elements;
 mod events;
@@ -55,6 +54,7 @@ mod expressions;
 mod objects;
 mod read;
 mod sets;
+mod socket;
 #[cfg(test)]
 mod tests;
 mod userdata;
@@ -62,7 +62,6 @@ mod value;
 mod wire;
 
 pub use batch::Batch;
-pub use connection::{CommitError, NftablesSocket};
 pub use elements::{Datum, Element};
 pub use events::{Monitor, Notification, NotifiedObject};
 pub use expressions::{
@@ -72,6 +71,7 @@ pub use expressions::{
 pub use objects::{Chain, ChainKind, Hook, HookPoint, Ownership, Policy, Rule, Table};
 pub use read::{Counter, FoundChain, FoundDatum, FoundElement, FoundRule, FoundSet, FoundTable, Generation};
 pub use sets::{Field, MapData, Set, SetRef};
+pub use socket::{CommitError, NftablesSocket};
 pub use value::{Register, Registers, Value, Verdict};
 
 #[cfg(any(test, fuzzing))]

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
-use kernel::nftables::Owners;
+use kernel::nftables::CounterOwners;
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use model::names::ServicePortName;
@@ -46,8 +46,8 @@ pub trait Backend: fmt::Debug + Send {
     fn drift_listener(&mut self) -> Option<DriftListener>;
 
     /// The service ports and endpoints whose new connections the kernel counts in this mode.
-    fn owners(&self) -> Owners {
-        Owners::default()
+    fn counter_owners(&self) -> CounterOwners {
+        CounterOwners::default()
     }
 
     /// The slots of the endpoints of a service port, in the mode that has slots.

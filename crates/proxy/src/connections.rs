@@ -1,9 +1,9 @@
 //! Counts new connections: reads the kernel's counters, and caches them for a time.
 //!
 //! ```text
-//!   family worker ── Owners ──┐
-//!   kernel ── counters ───────┴─▶ ConnectionCounter ─▶ metrics
-//!                                                  └▶ ConnectionsPage ── HTTP ──▶ kube-proxy top
+//!   family worker ── CounterOwners ──┐
+//!   kernel ── counters ──────────────┴─▶ ConnectionCounter ─▶ metrics
+//!                                                         └▶ ConnectionsPage ── HTTP ──▶ kube-proxy top
 //! ```
 
 mod page;
@@ -90,7 +90,7 @@ impl ConnectionCount {
 }
 
 fn count(worker: &FamilyHandle) -> Counted {
-    let owners = match worker.owners() {
+    let owners = match worker.counter_owners() {
         Ok(owners) => owners,
         Err(error) => return (Err(io::Error::other(error)), Duration::ZERO),
     };

@@ -50,7 +50,7 @@ impl ObjectSource {
     }
 
     /// For a caller that needs all objects once: reads a folder before it returns, and follows an API server. Returns what of the
-    /// folder was left out.
+    /// folder was rejected.
     pub fn deliver_once(
         self,
         mut deliver: impl FnMut(Arc<Event>) + Send + 'static,
@@ -61,27 +61,27 @@ impl ObjectSource {
             return Ok(Vec::new());
         };
         let path = manifests.path().display().to_string();
-        let listed = manifests.list(&mut |event| send(event, &mut deliver, &main));
+        let listed = manifests.list(&mut |event| dispatch(event, &mut deliver, &main));
         listed.with_context(|| format!("reading manifests in {path}"))?;
         let _ = main.send(MainMessage::FolderRead);
-        Ok(manifests.left_out())
+        Ok(manifests.rejected())
     }
 
     fn follow(self, mut deliver: impl FnMut(Arc<Event>), main: &Sender<MainMessage>) -> anyhow::Error {
-        let mut deliver = |event: Event| send(event, &mut deliver, main);
+        let mut emit = |event: Event| dispatch(event, &mut deliver, main);
         match self {
-            Self::ApiServer(server) => match server.follow(&mut deliver) {
+            Self::ApiServer(server) => match server.follow(&mut emit) {
                 Ok(()) => anyhow::anyhow!("the API server is no longer followed"),
                 Err(error) => anyhow::Error::from(error).context("following the API server"),
             },
             Self::Folder(mut manifests) => {
                 let path = manifests.path().display().to_string();
-                if let Err(error) = manifests.list(&mut deliver) {
+                if let Err(error) = manifests.list(&mut emit) {
                     return anyhow::Error::from(error).context(format!("reading manifests in {path}"));
                 }
                 let _ = main.send(MainMessage::FolderRead);
                 loop {
-                    if let Err(error) = manifests.follow(None, &mut deliver) {
+                    if let Err(error) = manifests.follow(None, &mut emit) {
                         return anyhow::Error::from(error).context(format!("following manifests in {path}"));
                     }
                 }
@@ -90,7 +90,8 @@ impl ObjectSource {
     }
 }
 
-fn send(event: Event, deliver: &mut impl FnMut(Arc<Event>), main: &Sender<MainMessage>) {
+/// Delivers an event to the family workers, and one of this node also to the main thread.
+fn dispatch(event: Event, deliver: &mut impl FnMut(Arc<Event>), main: &Sender<MainMessage>) {
     if matches!(event, Event::NodeApplied(_) | Event::NodeDeleted) {
         // The main thread ends only with the process.
         let _ = main.send(MainMessage::Node(event.clone()));

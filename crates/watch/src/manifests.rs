@@ -34,7 +34,7 @@ pub struct Manifests {
     offers: BTreeMap<OsString, BTreeSet<ObjectKey>>,
     files_of: HashMap<ObjectKey, BTreeSet<OsString>>,
     /// The errors of each file when it was last read.
-    left_out: BTreeMap<OsString, Vec<String>>,
+    rejected: BTreeMap<OsString, Vec<String>>,
     list_own_addresses: OwnAddresses,
     /// As last listed. `None` until that has succeeded once.
     own_addresses: Option<Vec<IpAddr>>,
@@ -111,7 +111,7 @@ impl Manifests {
             node_name: node_name.into(),
             offers: BTreeMap::new(),
             files_of: HashMap::new(),
-            left_out: BTreeMap::new(),
+            rejected: BTreeMap::new(),
             list_own_addresses,
             own_addresses: None,
             retries: Retries::default(),
@@ -123,12 +123,12 @@ impl Manifests {
     }
 
     /// The errors of all files when they were last read, with file, place and reason.
-    pub fn left_out(&self) -> Vec<String> {
+    pub fn rejected(&self) -> Vec<String> {
         let each = |(file, reasons): (&OsString, &Vec<String>)| {
             let file = file.to_string_lossy().into_owned();
             reasons.iter().map(|reason| format!("{file}: {reason}")).collect::<Vec<_>>()
         };
-        self.left_out.iter().flat_map(each).collect()
+        self.rejected.iter().flat_map(each).collect()
     }
 
     /// Emits all objects, like the first lists from an API server.
@@ -207,7 +207,7 @@ impl Manifests {
     fn reload(&mut self, file: &OsStr, own: &[IpAddr], emit: &mut dyn FnMut(Event)) {
         let path = self.folder.path().join(file);
         let shown = path.display();
-        self.left_out.remove(file);
+        self.rejected.remove(file);
         match read(&path, own) {
             Ok(content) => {
                 for problem in &content.foreign {
@@ -218,7 +218,7 @@ impl Manifests {
                 }
                 if !content.refused.is_empty() {
                     let reasons = content.refused.iter().map(|(_, problem)| problem.to_string()).collect();
-                    self.left_out.insert(file.into(), reasons);
+                    self.rejected.insert(file.into(), reasons);
                 }
                 if content == Content::default() {
                     tracing::info!(file = %shown, "Manifest holds no objects");
@@ -237,7 +237,7 @@ impl Manifests {
                 if matches!(&error, Unreadable::Io(error) if is_shortage(error)) {
                     self.retries.changed.files.insert(file.into());
                 }
-                self.left_out.insert(file.into(), vec![error.to_string()]);
+                self.rejected.insert(file.into(), vec![error.to_string()]);
             }
         }
     }

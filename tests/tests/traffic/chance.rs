@@ -75,7 +75,7 @@ fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
 }
 
 fn counted(network: &Network, node: &NftablesNode) -> BTreeMap<SocketAddr, u64> {
-    let (family, owners) = (node.backend.table.family(), node.backend.owners());
+    let (family, owners) = (node.backend.table.family(), node.backend.counter_owners());
     let counted = network.node.enter(|| connections(family, &owners)).unwrap();
     counted
         .into_iter()

@@ -13,7 +13,7 @@ use plan::explain::live::{Live, through_rules, through_sets};
 use plan::mode::Mode;
 use settings::config::ProxyMode;
 
-use crate::behaviour::FormerRules;
+use crate::former_rules::FormerRules;
 
 /// Reads the kernel and changes nothing.
 pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {

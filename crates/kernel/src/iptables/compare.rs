@@ -175,7 +175,7 @@ fn counters(filter: &Listing) -> Counters {
         }
         None => {
             let is_supported = accounting::AccountingSocket::open()
-                .is_ok_and(|mut connection| connection.get(LOCALHOST_NODE_PORTS).is_ok());
+                .is_ok_and(|mut socket| socket.get(LOCALHOST_NODE_PORTS).is_ok());
             Counters { invalid_dropped: is_supported, localhost_node_ports: is_supported }
         }
     }

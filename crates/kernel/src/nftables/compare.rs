@@ -1,4 +1,4 @@
-//! Compares the table with the desired one over a connection of its own, whichever process owns the table.
+//! Compares the table with the desired one over a socket of its own, whichever process owns the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -81,8 +81,8 @@ pub struct PresentTable {
 
 /// The table in the kernel that has our name, if there is one.
 pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
-    let mut connection = NftablesSocket::open()?;
-    let mut reader = Reader { family, connection: &mut connection, max_listed: MAX_LISTED };
+    let mut socket = NftablesSocket::open()?;
+    let mut reader = Reader { family, socket: &mut socket, max_listed: MAX_LISTED };
     if !reader.has_table()? {
         return Ok(None);
     }
@@ -94,14 +94,14 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
     let elements: u32 = sets.iter().filter_map(|set| set.count).sum();
     let family = wire_family(family);
-    let rules = connection.chains(family, TABLE)?.len() + connection.rules(family, TABLE)?.len();
+    let rules = socket.chains(family, TABLE)?.len() + socket.rules(family, TABLE)?.len();
     Ok(Some(PresentTable { is_ours, node_port_ips, objects: 1 + sets.len() + elements as usize + rules }))
 }
 
 /// A comparison of the kernel's table with the desired one.
 #[derive(Debug)]
 pub struct TableInspection {
-    connection: NftablesSocket,
+    socket: NftablesSocket,
     desired: TableSnapshot,
     /// The desired elements, sorted.
     elements: Vec<Element>,
@@ -110,7 +110,7 @@ pub struct TableInspection {
 impl TableInspection {
     pub fn open(desired: TableSnapshot) -> io::Result<Self> {
         let elements = desired.elements();
-        Ok(Self { connection: NftablesSocket::open()?, desired, elements })
+        Ok(Self { socket: NftablesSocket::open()?, desired, elements })
     }
 
     pub fn parts(&self) -> Vec<Part> {
@@ -122,9 +122,9 @@ impl TableInspection {
     pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
         let mut differences = Vec::new();
         for _ in 0..MAX_ATTEMPTS {
-            let generation = self.connection.generation()?.id;
+            let generation = self.socket.generation()?.id;
             differences = self.differences()?;
-            if differences.is_empty() || self.connection.generation()?.id == generation {
+            if differences.is_empty() || self.socket.generation()?.id == generation {
                 break;
             }
         }
@@ -186,9 +186,9 @@ impl TableInspection {
         }
         let sets = self.reader().sets()?;
         let mut all = self.compare_sets(&program, &sets);
-        let chains = self.connection.chains(family, TABLE)?;
+        let chains = self.socket.chains(family, TABLE)?;
         let mut rules: BTreeMap<String, Vec<FoundRule>> = BTreeMap::new();
-        for rule in self.connection.rules(family, TABLE)? {
+        for rule in self.socket.rules(family, TABLE)? {
             rules.entry(rule.chain.clone()).or_default().push(rule);
         }
         let by_name: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
@@ -287,7 +287,7 @@ impl TableInspection {
     fn reader(&mut self) -> Reader<'_> {
         Reader {
             family: self.desired.table.settings().family,
-            connection: &mut self.connection,
+            socket: &mut self.socket,
             max_listed: MAX_LISTED,
         }
     }

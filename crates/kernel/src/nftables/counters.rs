@@ -1,4 +1,4 @@
-//! Reads the new connections that elements of our table have counted, over a connection of its own, whichever process owns the
+//! Reads the new connections that elements of our table have counted, over a socket of its own, whichever process owns the
 //! table.
 
 use std::io;
@@ -20,7 +20,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which service port has which frontend. `None` in a mode without counters, and before the worker has a backend.
 #[derive(Debug, Default)]
-pub struct Owners(Option<DesiredTable>);
+pub struct CounterOwners(Option<DesiredTable>);
 
 /// New connections that the kernel has counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +32,7 @@ pub struct Connections {
     pub count: u64,
 }
 
-impl From<DesiredTable> for Owners {
+impl From<DesiredTable> for CounterOwners {
     fn from(desired: DesiredTable) -> Self {
         Self(Some(desired))
     }
@@ -40,10 +40,10 @@ impl From<DesiredTable> for Owners {
 
 /// New connections by frontend and by endpoint since their elements were added, in the network namespace of the calling thread.
 /// Frontends that are not in `owners` were added or deleted a moment ago, and are left out.
-pub fn connections(family: Family, owners: &Owners) -> io::Result<Vec<Connections>> {
+pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Connections>> {
     let Some(owners) = owners.0.as_ref().filter(|desired| !desired.is_empty()) else { return Ok(Vec::new()) };
-    let mut connection = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
-    let mut reader = Reader { family, connection: &mut connection, max_listed: 0 };
+    let mut socket = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
+    let mut reader = Reader { family, socket: &mut socket, max_listed: 0 };
     let mut all = Vec::new();
     for by in LookupBy::BOTH {
         for set in [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)] {

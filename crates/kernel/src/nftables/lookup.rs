@@ -18,7 +18,7 @@ use crate::wire_family;
 /// Looks up single elements of the table.
 #[derive(Debug)]
 pub struct Lookup {
-    connection: NftablesSocket,
+    socket: NftablesSocket,
     family: Family,
     sets: BTreeSet<String>,
     /// The slots that were read. The program looks up the same frontend for each slot range.
@@ -28,14 +28,14 @@ pub struct Lookup {
 impl Lookup {
     /// Opens the table in the network namespace of the calling thread. An error of kind `NotFound` if there is none.
     pub fn open(family: Family) -> io::Result<Self> {
-        let mut connection = NftablesSocket::open()?;
-        let sets = connection.sets(wire_family(family), TABLE)?;
+        let mut socket = NftablesSocket::open()?;
+        let sets = socket.sets(wire_family(family), TABLE)?;
         if sets.is_empty() {
             let what = format!("there is no nftables table {TABLE} for {family}");
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
         let sets = sets.into_iter().map(|set| set.name).collect();
-        Ok(Self { connection, family, sets, slots: BTreeMap::new() })
+        Ok(Self { socket, family, sets, slots: BTreeMap::new() })
     }
 
     fn at(&mut self, set: Set, keys: Vec<ElementKey>) -> io::Result<Vec<Element>> {
@@ -44,7 +44,7 @@ impl Lookup {
             return Ok(Vec::new());
         }
         let keys = keys.iter().map(|key| Value::concatenation(&[key.as_bytes()]));
-        let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, |element| {
+        let found = self.socket.elements_at(wire_family(family), TABLE, name, keys, |element| {
             element_of(set, &element, family).ok_or_else(|| malformed(name))
         })?;
         found.into_iter().flatten().collect()
@@ -103,7 +103,7 @@ impl Lookup {
             return Ok(false);
         };
         let Some(source) = address(source) else { return Ok(false) };
-        let found = self.connection.elements(wire_family(family), TABLE, set.name(), |element| {
+        let found = self.socket.elements(wire_family(family), TABLE, set.name(), |element| {
             let element = element_of(set, &element, family)?;
             element.key.as_bytes().starts_with(frontend).then(|| element.range(family))?
         })?;
@@ -113,7 +113,7 @@ impl Lookup {
     fn has_service_cidr_of(&mut self, key: ElementKey) -> io::Result<bool> {
         let Some(ip) = address(key.as_bytes()) else { return Ok(false) };
         let name = Set::ServiceCidrs.name();
-        let found = self.connection.elements(wire_family(self.family), TABLE, name, |element| {
+        let found = self.socket.elements(wire_family(self.family), TABLE, name, |element| {
             Some((address(element.key)?, !element.interval_end))
         })?;
         // A range begins at one element and ends before the next. Another range may begin at the same address.

@@ -67,7 +67,7 @@ pub struct Counted {
 
 #[derive(Debug)]
 pub struct Reader<'a> {
-    pub connection: &'a mut NftablesSocket,
+    pub socket: &'a mut NftablesSocket,
     pub family: Family,
     /// The largest set that is listed as a whole.
     pub max_listed: usize,
@@ -75,15 +75,15 @@ pub struct Reader<'a> {
 
 impl Reader<'_> {
     pub fn find(&mut self, settings: &ProgramSettings) -> io::Result<Found> {
-        let tables = self.connection.tables(wire_family(self.family))?;
+        let tables = self.socket.tables(wire_family(self.family))?;
         let Some(table) = tables.into_iter().find(|table| table.name == TABLE) else {
             return Ok(Found::Absent);
         };
-        if let Some(owner) = table.owner.filter(|owner| *owner != self.connection.port()) {
+        if let Some(owner) = table.owner.filter(|owner| *owner != self.socket.port()) {
             return Ok(Found::OwnedBy(owner));
         }
-        let found = self.connection.sets(wire_family(self.family), TABLE)?;
-        let chains = self.connection.chains(wire_family(self.family), TABLE)?;
+        let found = self.socket.sets(wire_family(self.family), TABLE)?;
+        let chains = self.socket.chains(wire_family(self.family), TABLE)?;
         let timeouts = timeouts(&chains);
         let program = Program::new(settings, &timeouts);
         if !self.has_sets_of(&program, &found) || !self.has_chains_of(&program, &chains)? {
@@ -190,7 +190,7 @@ impl Reader<'_> {
         let keys = desired.iter().map(|element| Value::concatenation(&[element.key.as_bytes()]));
         let read =
             |element: FoundElement<'_>| element_of(set, &element, family).ok_or_else(|| malformed(name));
-        let found = self.connection.elements_at(wire_family(family), TABLE, name, keys, read)?;
+        let found = self.socket.elements_at(wire_family(family), TABLE, name, keys, read)?;
         found.into_iter().flatten().collect()
     }
 
@@ -205,13 +205,13 @@ impl Reader<'_> {
 
     /// Whether a table with our name exists, whichever process owns it.
     pub fn has_table(&mut self) -> io::Result<bool> {
-        let tables = self.connection.tables(wire_family(self.family))?;
+        let tables = self.socket.tables(wire_family(self.family))?;
         Ok(tables.iter().any(|table| table.name == TABLE))
     }
 
     /// The sets of the table. Empty if there is no table.
     pub fn sets(&mut self) -> io::Result<Vec<FoundSet>> {
-        match self.connection.sets(wire_family(self.family), TABLE) {
+        match self.socket.sets(wire_family(self.family), TABLE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             sets => sets,
         }
@@ -233,7 +233,7 @@ impl Reader<'_> {
         let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);
         let name = Set::Frontends(by).name();
         let family = wire_family(self.family);
-        let found = self.connection.elements_at(family, TABLE, name, [key], read)?;
+        let found = self.socket.elements_at(family, TABLE, name, [key], read)?;
         Ok(found.into_iter().flatten().flatten().next())
     }
 
@@ -250,7 +250,7 @@ impl Reader<'_> {
     fn has_chains_of(&mut self, program: &Program, chains: &[FoundChain]) -> io::Result<bool> {
         let chains: BTreeMap<&str, &FoundChain> = chains.iter().map(|chain| (&*chain.name, chain)).collect();
         let mut rules: BTreeMap<String, Vec<Option<u64>>> = BTreeMap::new();
-        for rule in self.connection.rules(wire_family(self.family), TABLE)? {
+        for rule in self.socket.rules(wire_family(self.family), TABLE)? {
             rules.entry(rule.chain).or_default().push(rule.fingerprint);
         }
         Ok(program.chains.iter().all(|chain| {
@@ -268,8 +268,7 @@ impl Reader<'_> {
         mut read: impl FnMut(&FoundElement<'_>) -> Option<T>,
     ) -> io::Result<C> {
         let name = set.name();
-        let found =
-            self.connection.elements(wire_family(self.family), TABLE, name, |element| read(&element))?;
+        let found = self.socket.elements(wire_family(self.family), TABLE, name, |element| read(&element))?;
         found.into_iter().map(|found| found.ok_or_else(|| malformed(name))).collect()
     }
 }

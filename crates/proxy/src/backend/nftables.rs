@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::{self, CommitError, KernelTable, Owners};
+use kernel::nftables::{self, CommitError, CounterOwners, KernelTable};
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Changes;
@@ -121,7 +121,7 @@ impl Backend for Nftables {
         table_drift_listener(&self.table)
     }
 
-    fn owners(&self) -> Owners {
+    fn counter_owners(&self) -> CounterOwners {
         self.plan.desired().clone().into()
     }
 

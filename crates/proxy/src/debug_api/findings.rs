@@ -20,9 +20,9 @@ pub struct Findings {
     /// What the differences mean to users of Services.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub served: Vec<ServedFinding>,
-    /// What of a folder was left out; see `inspect::objects`.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub left_out: Vec<String>,
+    /// Files and objects of a folder that were rejected, with the reason; empty in the answer of a running proxy.
+    #[serde(rename = "left_out", skip_serializing_if = "Vec::is_empty", default)]
+    pub rejected: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl Findings {
             objects: comparison.objects,
             differences: findings(&comparison),
             served: served(&comparison),
-            left_out: Vec::new(),
+            rejected: Vec::new(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
-use kernel::nftables::Owners;
+use kernel::nftables::CounterOwners;
 use model::address::Family;
 use model::event::Event;
 use plan::explain::Explanation;
@@ -93,8 +93,8 @@ impl FamilyHandle {
     }
 
     /// The service ports and endpoints whose new connections the kernel counts.
-    pub fn owners(&self) -> Result<Owners, QueryError> {
-        self.query(Worker::owners)
+    pub fn counter_owners(&self) -> Result<CounterOwners, QueryError> {
+        self.query(Worker::counter_owners)
     }
 
     /// Sends a query and waits for its answer.

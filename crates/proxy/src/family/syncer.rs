@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kernel::drift::Drift;
 use kernel::inspection::DesiredState;
-use kernel::nftables::Owners;
+use kernel::nftables::CounterOwners;
 use kernel::outcome::Outcome;
 use model::address::Family;
 use model::cluster::Cluster;
@@ -233,8 +233,8 @@ impl Syncer {
     }
 
     /// The service ports and endpoints whose new connections the kernel counts.
-    pub fn owners(&self) -> Owners {
-        self.backend.owners()
+    pub fn counter_owners(&self) -> CounterOwners {
+        self.backend.counter_owners()
     }
 
     /// The name of the mode in logs.

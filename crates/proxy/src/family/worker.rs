@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kernel::inspection::DesiredState;
-use kernel::nftables::Owners;
+use kernel::nftables::CounterOwners;
 use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// The service ports and endpoints whose new connections the kernel counts.
-    pub fn owners(&self) -> Owners {
-        self.syncer.as_ref().map(Syncer::owners).unwrap_or_default()
+    pub fn counter_owners(&self) -> CounterOwners {
+        self.syncer.as_ref().map(Syncer::counter_owners).unwrap_or_default()
     }
 }

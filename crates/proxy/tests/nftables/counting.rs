@@ -8,10 +8,14 @@ fn connections_are_counted_while_another_connection_owns_the_table() {
             let routings = ["b", "a"].into_iter().zip(1..).map(|(it, n)| service(family, it, n, &[1, 2]));
             let first = table.plan.steps(everything(family, routings.collect()));
             assert!(first.is_none());
-            assert_eq!(connections(family, &table.owners()).unwrap(), [], "no sync has created the table");
+            assert_eq!(
+                connections(family, &table.counter_owners()).unwrap(),
+                [],
+                "no sync has created the table"
+            );
             table.sync(Changes::default()).unwrap();
 
-            let counted = connections(family, &table.owners()).unwrap();
+            let counted = connections(family, &table.counter_owners()).unwrap();
             assert!(counted.iter().all(|it| it.count == 0), "{counted:?}");
             for service in ["a", "b"] {
                 let its: Vec<_> = counted.iter().filter(|it| it.service == name(service)).collect();
@@ -22,7 +26,7 @@ fn connections_are_counted_while_another_connection_owns_the_table() {
                 );
             }
             let _not_committed = table.plan.steps(change(vec![(name("b"), None)]));
-            let counted = connections(family, &table.owners()).unwrap();
+            let counted = connections(family, &table.counter_owners()).unwrap();
             assert!(!counted.is_empty() && counted.iter().all(|it| it.service == name("a")), "{counted:?}");
         });
     }

@@ -282,8 +282,9 @@ fn open(family: Family, writers: Writers, faults: &mut Faults) -> Nftables {
         }
     };
     let abilities = table.abilities();
-    assert!(abilities.owners, "a failed call must not pass for a missing feature: {abilities:?}");
-    let abilities = TableAbilities { owners: writers == Writers::Owner, max_listed: MAX_LISTED, ..abilities };
+    assert!(abilities.ownership, "a failed call must not pass for a missing feature: {abilities:?}");
+    let abilities =
+        TableAbilities { ownership: writers == Writers::Owner, max_listed: MAX_LISTED, ..abilities };
     backend(table.limited_to(abilities))
 }
 

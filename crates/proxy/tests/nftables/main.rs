@@ -153,7 +153,7 @@ fn open(family: Family) -> Nftables {
 
 /// A table that any process may change, as on kernels without owners of tables.
 fn shared_table(family: Family) -> Nftables {
-    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, owners: false, ..abilities })
+    limited(family, |abilities| TableAbilities { max_listed: MAX_LISTED, ownership: false, ..abilities })
 }
 
 fn limited(family: Family, to: impl Fn(TableAbilities) -> TableAbilities) -> Nftables {

@@ -354,15 +354,15 @@ fn errors_are_reported_by_file_and_reason() {
         fs::write(dir.join("c.yaml"), service("good", "10.0.0.1")).unwrap();
     });
     assert_eq!(lab.take(), ["+good 10.0.0.1"]);
-    let left_out = lab.source.left_out();
-    assert!(left_out[0].starts_with("a.yaml: line "), "{left_out:?}");
+    let rejected = lab.source.rejected();
+    assert!(rejected[0].starts_with("a.yaml: line "), "{rejected:?}");
     assert_eq!(
-        left_out[1..],
+        rejected[1..],
         ["b.yaml: line 1: Service \"own\": spec.clusterIPs[0]: Invalid value: \"192.0.2.11\": \
           takes an address of this node, which could not be reached any more"]
     );
     lab.write("a.yaml", service("a", "10.0.0.2"));
     lab.write("b.yaml", service("own", "10.0.0.3"));
     assert_eq!(lab.wait_for(2), ["+a 10.0.0.2", "+own 10.0.0.3"]);
-    assert_eq!(lab.source.left_out(), [""; 0]);
+    assert_eq!(lab.source.rejected(), [""; 0]);
 }

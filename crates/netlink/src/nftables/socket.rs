@@ -48,7 +48,7 @@ fn reason(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
-/// A socket for nf_tables. A table with an owner belongs to the connection that added it.
+/// A socket for nf_tables. A table with an owner belongs to the socket that added it.
 #[derive(Debug)]
 pub struct NftablesSocket {
     socket: Socket,
@@ -69,7 +69,7 @@ impl NftablesSocket {
         Self { retry_limit, ..self }
     }
 
-    /// The netlink port, which events caused by this connection carry.
+    /// The netlink port, which events caused by this socket carry.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.socket.port()
