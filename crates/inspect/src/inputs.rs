@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use kernel::inspection::DesiredState;
-use kernel::{interfaces, iptables, nftables};
+use kernel::{interfaces, iptables, ipvs, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
@@ -75,14 +75,7 @@ pub fn desired_state(
     let family = inputs.family;
     match config.mode {
         ProxyMode::Nftables => {
-            let settings = modes::nftables_settings(config, family, node)?;
-            let routings = inputs.routings.iter();
-            Ok(Some(DesiredState::Nftables(Box::new(nftables::TableSnapshot::new(
-                settings,
-                routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
-                inputs.service_cidrs.clone(),
-                inputs.node_port_ips_for_nftables(config, node),
-            )))))
+            Ok(Some(DesiredState::Nftables(Box::new(table_snapshot(inputs, config, node)?))))
         }
         ProxyMode::Iptables => {
             let access = match iptables::Rules::open(family) {
@@ -104,7 +97,26 @@ pub fn desired_state(
             )))))
         }
         ProxyMode::Ipvs => {
-            bail!("the ipvs mode is not available yet, use --proxy-mode nftables or iptables")
+            let table = table_snapshot(inputs, config, node)?;
+            let settings = modes::server_settings(config, family);
+            let snapshot = ipvs::ServersSnapshot::new(table, settings, &inputs.interfaces);
+            Ok(Some(DesiredState::Ipvs(Box::new(snapshot))))
         }
     }
+}
+
+/// The desired table of the nftables or the ipvs mode.
+fn table_snapshot(
+    inputs: &FamilyInputs,
+    config: &Config,
+    node: &LocalNode,
+) -> anyhow::Result<nftables::TableSnapshot> {
+    let settings = modes::nftables_settings(config, inputs.family, node)?;
+    let routings = inputs.routings.iter();
+    Ok(nftables::TableSnapshot::new(
+        settings,
+        routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
+        inputs.service_cidrs.clone(),
+        inputs.node_port_ips_for_nftables(config, node),
+    ))
 }

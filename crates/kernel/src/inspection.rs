@@ -13,13 +13,14 @@ use plan::iptables::chains::IptablesTable;
 use plan::nftables::sets::Set;
 use plan::served::KernelComparison;
 
-use crate::{iptables, nftables};
+use crate::{iptables, ipvs, nftables};
 
 /// The desired rules of one family: a snapshot that shares its large parts with the family worker.
 #[derive(Debug)]
 pub enum DesiredState {
     Nftables(Box<nftables::TableSnapshot>),
     Iptables(Box<iptables::RulesSnapshot>),
+    Ipvs(Box<ipvs::ServersSnapshot>),
 }
 
 impl DesiredState {
@@ -32,6 +33,7 @@ impl DesiredState {
             Self::Iptables(desired) => {
                 Inspection::Iptables(Box::new(iptables::RulesInspection::new(*desired)))
             }
+            Self::Ipvs(desired) => Inspection::Ipvs(Box::new(ipvs::ServersInspection::open(*desired)?)),
         })
     }
 }
@@ -41,6 +43,7 @@ impl DesiredState {
 pub enum Inspection {
     Nftables(Box<nftables::TableInspection>),
     Iptables(Box<iptables::RulesInspection>),
+    Ipvs(Box<ipvs::ServersInspection>),
 }
 
 /// What one call of [`Inspection::compare`] compares.
@@ -52,6 +55,8 @@ pub enum Part {
     Elements(Set),
     /// Our chains in a table of iptables, and the jumps to them.
     Table(IptablesTable),
+    /// Virtual and real servers, and the addresses of `kube-ipvs0`.
+    Servers,
 }
 
 impl Inspection {
@@ -59,18 +64,17 @@ impl Inspection {
         match self {
             Self::Nftables(inspection) => inspection.parts(),
             Self::Iptables(_) => iptables::TABLES.map(Part::Table).to_vec(),
+            Self::Ipvs(inspection) => inspection.parts(),
         }
     }
 
     /// Compares one part. A sync after the snapshot was taken shows as differences.
     pub fn compare(&mut self, part: Part) -> io::Result<Vec<Difference>> {
         match (self, part) {
-            (Self::Nftables(inspection), Part::Program) => inspection.compare_program(),
-            (Self::Nftables(inspection), Part::Elements(set)) => inspection.compare_elements(set),
+            (Self::Nftables(inspection), part) => inspection.compare(part),
             (Self::Iptables(inspection), Part::Table(table)) => inspection.compare(table),
-            (Self::Nftables(_), Part::Table(_)) | (Self::Iptables(_), Part::Program | Part::Elements(_)) => {
-                Ok(Vec::new())
-            }
+            (Self::Iptables(_), Part::Program | Part::Elements(_) | Part::Servers) => Ok(Vec::new()),
+            (Self::Ipvs(inspection), part) => inspection.compare(part),
         }
     }
 
@@ -79,6 +83,7 @@ impl Inspection {
         match self {
             Self::Nftables(inspection) => inspection.compare_all(),
             Self::Iptables(inspection) => inspection.compare_all(),
+            Self::Ipvs(inspection) => inspection.compare_all(),
         }
     }
 }
@@ -89,6 +94,7 @@ impl fmt::Display for Part {
             Self::Program => f.write_str("program"),
             Self::Elements(set) => write!(f, "set {}", set.name()),
             Self::Table(table) => write!(f, "table {}", table.name()),
+            Self::Servers => f.write_str("servers"),
         }
     }
 }

@@ -8,6 +8,7 @@
 //! caller decides what to write and when to retry.
 
 mod cleanup;
+mod compare;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,6 +27,7 @@ use rustix::io::Errno;
 use crate::outcome::Outcome;
 use crate::{is_shortage, protocol_number, wire_family};
 pub use cleanup::{destroy_sets, remove, remove_idle};
+pub use compare::{ServersInspection, ServersSnapshot};
 pub use netlink::ipvs::IpvsTimeouts;
 
 /// Limits the number of answers that wait in the socket's receive buffer.

@@ -15,6 +15,7 @@ use plan::ipvs::desired::ServerSettings;
 use plan::ipvs::plan::IpvsPlan;
 use plan::mark::Mark;
 use plan::mode::Mode;
+use plan::nftables::program::Balancer;
 use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Ipvs, Nftables};
@@ -263,7 +264,7 @@ pub fn families_of_kernel() -> Vec<Family> {
     families
 }
 
-/// What the rules of the nftables mode depend on.
+/// What the rules of the nftables and the ipvs mode depend on.
 pub fn nftables_settings(
     config: &Config,
     family: Family,
@@ -271,7 +272,7 @@ pub fn nftables_settings(
 ) -> anyhow::Result<plan::nftables::program::ProgramSettings> {
     Ok(plan::nftables::program::ProgramSettings {
         family,
-        balancer: plan::nftables::program::Balancer::Slots,
+        balancer: if config.mode == ProxyMode::Ipvs { Balancer::Ipvs } else { Balancer::Slots },
         mark: mark(config)?,
         masquerade_all: config.masquerade_all,
         from_pod: from_pod(config, family, node),

@@ -56,6 +56,15 @@ impl TableSnapshot {
         Self { table, has_slots: false }
     }
 
+    /// Replaces all addresses of the node, which only the ipvs mode depends on.
+    pub fn replace_node_ips(&mut self, ips: BTreeSet<IpAddr>) {
+        self.table.replace_node_ips(ips);
+    }
+
+    pub fn desired(&self) -> &DesiredTable {
+        &self.table
+    }
+
     /// All desired elements, sorted.
     fn elements(&self) -> Vec<Element> {
         let ips = self.table.node_port_ips().iter();
@@ -118,8 +127,30 @@ impl TableInspection {
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
-    /// Compares everything, within one generation of the ruleset unless it keeps changing.
+    /// Compares everything.
     pub fn compare_all(&mut self) -> io::Result<KernelComparison> {
+        let (differences, objects) = (self.stable_differences()?, self.objects());
+        Ok(KernelComparison::of_elements(self.desired(), &self.elements, differences, objects))
+    }
+
+    pub fn desired(&self) -> &DesiredTable {
+        &self.desired.table
+    }
+
+    /// The desired elements, sorted.
+    pub fn elements(&self) -> &[Element] {
+        &self.elements
+    }
+
+    /// The number of desired objects.
+    pub fn objects(&self) -> usize {
+        let Program { sets, chains, .. } = self.program();
+        let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
+        1 + sets.len() + chains.len() + rules + self.elements.len()
+    }
+
+    /// The differences of everything, within one generation of the ruleset unless it keeps changing.
+    pub fn stable_differences(&mut self) -> io::Result<Vec<Difference>> {
         let mut differences = Vec::new();
         for _ in 0..MAX_ATTEMPTS {
             let generation = self.socket.generation()?.id;
@@ -128,11 +159,7 @@ impl TableInspection {
                 break;
             }
         }
-        let Program { sets, chains, .. } = self.program();
-        let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
-        let objects = 1 + sets.len() + chains.len() + rules + self.elements.len();
-        let (table, elements) = (&self.desired.table, &self.elements);
-        Ok(KernelComparison::of_elements(table, elements, differences, objects))
+        Ok(differences)
     }
 
     fn differences(&mut self) -> io::Result<Vec<Difference>> {
@@ -169,6 +196,15 @@ impl TableInspection {
         self.desired.table.steps_from(&ActualState { generation: None, table: ActualTable::Ours(content) });
         self.elements = self.desired.elements();
         Ok(())
+    }
+
+    /// Compares one part; a part of another mode never differs.
+    pub fn compare(&mut self, part: Part) -> io::Result<Vec<Difference>> {
+        match part {
+            Part::Program => self.compare_program(),
+            Part::Elements(set) => self.compare_elements(set),
+            Part::Table(_) | Part::Servers => Ok(Vec::new()),
+        }
     }
 
     /// Compares chains, rules, and the declarations of sets, but not the elements of sets.

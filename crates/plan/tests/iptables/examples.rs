@@ -174,16 +174,16 @@ fn e16_cleanup_removes_only_our_chains() {
     nat.extend(["KUBE-PROXY-CANARY", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP", "CNI-X"]);
     let filter: Vec<&str> =
         world.kernel.filter.keys().map(String::as_str).chain(["KUBE-PROXY-CANARY"]).collect();
-    let got = cleanup::leftovers(IptablesTable::Nat, &nat).to_string();
+    let got = cleanup::leftovers(cleanup::Leftovers::All, IptablesTable::Nat, &nat).to_string();
     assert_same("E16", &got, &read("E16-nat.restore"));
     assert_same(
         "E16",
-        &cleanup::leftovers(IptablesTable::Filter, &filter).to_string(),
+        &cleanup::leftovers(cleanup::Leftovers::All, IptablesTable::Filter, &filter).to_string(),
         &read("E16-filter.restore"),
     );
 
     let old = ["KUBE-SERVICES", "KUBE-XLB-7OZUAIGE4YF4IZGV"];
-    let got = cleanup::leftovers(IptablesTable::Nat, &old).to_string();
+    let got = cleanup::leftovers(cleanup::Leftovers::All, IptablesTable::Nat, &old).to_string();
     assert!(got.contains(":KUBE-XLB-7OZUAIGE4YF4IZGV - [0:0]\n") && got.contains("-X KUBE-XLB-"), "{got}");
 
     let jumps = Jump::own().map(|jump| {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use kernel::inspection::DesiredState;
-use kernel::ipvs::{self, KernelServers, ServersError};
+use kernel::ipvs::{self, KernelServers, ServersError, ServersSnapshot};
 use kernel::nftables::{CommitError, KernelTable};
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
@@ -130,7 +130,9 @@ impl Backend for Ipvs {
     }
 
     fn desired(&self) -> DesiredState {
-        todo!()
+        let table = self.plan.desired().clone().into();
+        let settings = self.plan.servers().settings.clone();
+        DesiredState::Ipvs(Box::new(ServersSnapshot { table, settings }))
     }
 
     fn mode(&self) -> &'static str {
