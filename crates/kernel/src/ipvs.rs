@@ -32,8 +32,8 @@ pub use netlink::ipvs::IpvsTimeouts;
 
 /// Limits the number of answers that wait in the socket's receive buffer.
 const STEPS_PER_SEND: usize = 256;
-/// The list of virtual servers is read again if it changes meanwhile, up to this many times.
-const READ_ATTEMPTS: u32 = 20;
+/// Reading fails if this many lists of virtual servers in succession have new ones.
+const MAX_LISTS: u32 = 20;
 /// An address for documentation, which no Service may have. The same as upstream's.
 const PROBE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 0);
 const PROBE_PORT: u16 = 20_000;
@@ -117,22 +117,12 @@ impl KernelServers {
 
     /// Reads what the kernel holds of the family.
     pub fn read(&mut self) -> io::Result<ActualServers> {
-        for _ in 0..READ_ATTEMPTS {
-            let servers = self.virtual_servers()?;
-            let mut actual =
-                ActualServers { bound: self.bound()?.into_iter().collect(), ..Default::default() };
-            for (address, server) in &servers {
-                let real_servers = self.real_servers(*address)?;
-                let found = ActualVirtual { server: server.clone(), real_servers };
-                actual.virtual_servers.insert(*address, found);
-            }
-            // The kernel does not report that a list is incomplete because it changed, for example by the worker of the other
-            // family. A second list shows it.
-            if self.virtual_servers()? == servers {
-                return Ok(actual);
-            }
+        let mut virtual_servers = BTreeMap::new();
+        for (address, server) in self.virtual_servers()? {
+            let real_servers = self.real_servers(address)?;
+            virtual_servers.insert(address, ActualVirtual { server, real_servers });
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "virtual servers keep changing while they are read"))
+        Ok(ActualServers { virtual_servers, bound: self.bound()?.into_iter().collect() })
     }
 
     /// The real servers of one virtual server with their connections. None if there is no such virtual server.
@@ -208,16 +198,32 @@ impl KernelServers {
         Ok(addresses)
     }
 
-    /// Without those that no Service can have, such as those without a port.
+    /// Lists them until a list contains nothing new. A list lacks some if others are deleted meanwhile, for example by the worker
+    /// of the other family, and the kernel does not report that.
     fn virtual_servers(&mut self) -> io::Result<BTreeMap<VirtualAddress, VirtualServer>> {
+        let mut found = BTreeMap::new();
+        for _ in 0..MAX_LISTS {
+            let known = found.len();
+            found.extend(self.listed()?);
+            if found.len() == known {
+                return Ok(found);
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "virtual servers keep changing while they are listed",
+        ))
+    }
+
+    /// Without those that no Service can have, such as those without a port.
+    fn listed(&mut self) -> io::Result<impl Iterator<Item = (VirtualAddress, VirtualServer)>> {
+        let family = self.family;
         let found = self.ipvs.services()?.into_iter();
         let virtual_server = |(key, service): (IpvsServiceKey, IpvsService)| {
             let IpvsService { scheduler, flags, timeout } = service;
             Some((virtual_address(key)?, VirtualServer { scheduler, flags, timeout }))
         };
-        let of_family =
-            |(address, _): &(VirtualAddress, VirtualServer)| Family::of(address.ip) == self.family;
-        Ok(found.filter_map(virtual_server).filter(of_family).collect())
+        Ok(found.filter_map(virtual_server).filter(move |(address, _)| Family::of(address.ip) == family))
     }
 }
 

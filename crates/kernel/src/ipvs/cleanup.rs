@@ -11,7 +11,7 @@ use netlink::route::RouteSocket;
 use plan::ipvs::servers::INTERFACE;
 use rustix::io::Errno;
 
-use super::{STEPS_PER_SEND, is};
+use super::{MAX_LISTS, STEPS_PER_SEND, is};
 use crate::wire_family;
 
 /// The sets of upstream's ipvs mode for IPv4.
@@ -92,19 +92,28 @@ fn remove_servers(
         Err(error) if is(&error, Errno::NOENT) => return Ok(Remaining::default()),
         opened => opened?,
     };
-    let services = ipvs.services()?.into_iter().map(|(key, _)| key);
     let is_excluded = |ip: IpAddr| exclude.iter().any(|cidr| cidr.contains(&ip));
-    let (ours, others): (Vec<IpvsServiceKey>, Vec<IpvsServiceKey>) = services
-        .filter(|key| !is_excluded(key.address.ip()))
-        .partition(|key| Family::of(key.address.ip()) == family);
-    let (mut changes, mut kept) = (Vec::new(), Vec::new());
-    for key in ours {
-        if may_remove(&mut ipvs, key)? {
-            changes.push(IpvsChange::DeleteService(key));
-        } else {
-            kept.push(key);
+    // A list lacks some if others are deleted meanwhile, so another list has to confirm that none is left.
+    for _ in 0..MAX_LISTS {
+        let services = ipvs.services()?.into_iter().map(|(key, _)| key);
+        let (ours, others): (Vec<IpvsServiceKey>, Vec<IpvsServiceKey>) = services
+            .filter(|key| !is_excluded(key.address.ip()))
+            .partition(|key| Family::of(key.address.ip()) == family);
+        let (mut removed, mut kept) = (Vec::new(), Vec::new());
+        for key in ours {
+            let list = if may_remove(&mut ipvs, key)? { &mut removed } else { &mut kept };
+            list.push(key);
         }
+        if removed.is_empty() {
+            return Ok(Remaining { kept, of_other_family: !others.is_empty() });
+        }
+        delete_servers(&mut ipvs, removed)?;
     }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps adding virtual servers"))
+}
+
+fn delete_servers(ipvs: &mut IpvsSocket, keys: Vec<IpvsServiceKey>) -> io::Result<()> {
+    let changes: Vec<IpvsChange> = keys.into_iter().map(IpvsChange::DeleteService).collect();
     for chunk in changes.chunks(STEPS_PER_SEND) {
         for deleted in ipvs.change(chunk)? {
             match deleted {
@@ -113,7 +122,7 @@ fn remove_servers(
             }
         }
     }
-    Ok(Remaining { kept, of_other_family: !others.is_empty() })
+    Ok(())
 }
 
 /// Destroys the sets of upstream's ipvs mode. Fails with [`io::ErrorKind::ResourceBusy`] while rules use one of them; with

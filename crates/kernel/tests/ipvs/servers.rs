@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 
 use kernel::ipvs::{IpvsTimeouts, ServersError, is_transient};
 use model::address::Family;
+use netlink::faults::Faults;
 use netlink::testing::run;
 use plan::ipvs::servers::{
     HASH_PORT, INTERFACE, PERSISTENT, RealServer, ServerStep, VirtualAddress, VirtualServer,
@@ -295,6 +296,32 @@ fn connections_of_a_real_server_are_counted() {
             reals[&real("192.0.2.1:8080")].connections == 1
         });
         assert!(servers.real_servers(virtual_address("10.96.0.99:80/TCP")).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_family_is_read_completely_while_the_other_one_changes() {
+    in_netns_with_ipvs(|| {
+        let add = |text: String| ServerStep::AddVirtual(virtual_address(&text), plain("rr"));
+        let delete = |text: String| ServerStep::DeleteVirtual(virtual_address(&text));
+        let (mut v4, mut v6) = (open(Family::V4), open(Family::V6));
+        let v4_text = |port: u16| format!("10.96.0.10:{port}/TCP");
+        v4.commit(&(1..=500).map(v4_text).map(add).collect::<Vec<_>>()).unwrap();
+        let v6_text = |port: u16| format!("[fd00:10:96::a]:{port}/TCP");
+        v6.commit(&(1..=2_000).map(v6_text).map(add).collect::<Vec<_>>()).unwrap();
+
+        // Deletes those of IPv4 after the first datagrams of the list have been received.
+        let deleted: Vec<_> = (1..=500).map(v4_text).map(delete).collect();
+        let mut calls = 0;
+        let mut observed = Faults::new(0, 0, &[]).observed_by(move || {
+            calls += 1;
+            if calls == 8 {
+                v4.commit(&deleted).unwrap();
+            }
+        });
+        let actual = observed.during(|| v6.read()).unwrap();
+        assert_eq!(actual.virtual_servers.len(), 2_000);
+        assert_eq!(saved().len(), 2_000, "those of IPv4 were deleted meanwhile");
     });
 }
 
