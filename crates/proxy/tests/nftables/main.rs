@@ -13,6 +13,7 @@ mod comparing;
 mod counting;
 mod faults;
 mod holder;
+mod ipvs;
 
 use std::net::IpAddr;
 use std::sync::Arc;
