@@ -150,7 +150,7 @@ impl ServiceManifest {
             "
 ---
 apiVersion: v1
-kind: ServiceManifest
+kind: Service
 metadata: {{name: {name}}}
 spec:
   type: {kind}
