@@ -2,7 +2,7 @@
 //! time.
 //!
 //! Requests that arrive during a sync or right after it are merged into one sync. A failed sync is retried, and a sync runs at
-//! the latest when the maximum interval has passed. Until the first sync has succeeded, failures are retried within seconds: the
+//! the latest when the maximum interval has passed. Until the first sync has succeeded, failures are retried within a second: the
 //! node may have no rules at all, and what prevents a sync at startup (the previous process, a lock) often goes away by itself. A
 //! sync that found the kernel in another state than it assumed is attempted again immediately, as part of the same sync.
 
@@ -89,7 +89,7 @@ enum Next {
 
 impl RateLimiter {
     /// The first and the longest delay of retries, until a sync has succeeded.
-    const STARTUP_RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
+    const STARTUP_RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
     /// The first and the longest delay between attempts of the same sync.
     const ATTEMPT_DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
@@ -267,12 +267,12 @@ mod tests {
     }
 
     #[test]
-    fn failures_before_the_first_success_are_retried_within_seconds() {
+    fn failures_before_the_first_success_are_retried_within_a_second() {
         let mut now = Instant::now();
         let mut limiter =
             RateLimiter::new(MinInterval::Fixed(Duration::ZERO), 30 * SECOND, 3_600 * SECOND, now);
         limiter.request();
-        let delays = [250, 500, 1_000, 2_000, 4_000, 4_000].map(Duration::from_millis);
+        let delays = [250, 500, 1_000, 1_000].map(Duration::from_millis);
         for delay in delays {
             sync(&mut limiter, now, false);
             assert_eq!((limiter.time_until_due(now), limiter.retry_delay()), (delay, Some(delay)));
