@@ -19,6 +19,8 @@ pub struct RateLimiter {
     is_requested: bool,
     /// When the running sync began: its first attempt, if it has several. `None` between syncs.
     sync_started: Option<Instant>,
+    /// When the first attempt of the running sync failed. `None` before that, and between syncs.
+    first_failed: Option<Instant>,
     /// The delay before the next attempt of the same sync.
     attempt_delay: Duration,
     last_attempt: Option<Attempt>,
@@ -56,7 +58,8 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// For how long after its start a sync is attempted again.
+    /// For how long after its first failure a sync is attempted again. An attempt may take long itself, if the kernel has to load
+    /// modules or to list large sets.
     fn attempt_period(self) -> Duration {
         match self {
             // Another process that writes iptables rules may need a thousand transactions.
@@ -107,6 +110,7 @@ impl RateLimiter {
             max_interval,
             is_requested: false,
             sync_started: None,
+            first_failed: None,
             attempt_delay,
             last_attempt: None,
             startup_retry,
@@ -132,13 +136,14 @@ impl RateLimiter {
         let took = self.sync_started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
         let [first, longest] = Self::ATTEMPT_DELAYS;
         if let AttemptResult::Failed(retry) = result
-            && took < retry.attempt_period()
+            && now.saturating_duration_since(*self.first_failed.get_or_insert(now)) < retry.attempt_period()
         {
             self.last_attempt = Some(Attempt { ended: now, took, next: Next::Attempt(self.attempt_delay) });
             self.attempt_delay = (self.attempt_delay * 2).min(longest);
             return None;
         }
         self.sync_started = None;
+        self.first_failed = None;
         self.attempt_delay = first;
         let succeeded = result == AttemptResult::Succeeded;
         let [_, longest] = Self::STARTUP_RETRY_DELAYS;
@@ -342,6 +347,21 @@ mod tests {
             assert!((seconds * SECOND..(seconds + 1) * SECOND).contains(&(now - began)), "{:?}", now - began);
             assert_eq!(limiter.time_until_due(now), 30 * SECOND, "it has failed");
         }
+    }
+
+    #[test]
+    fn a_stale_sync_is_attempted_again_however_long_its_first_attempt_took() {
+        let (mut limiter, start) = limiter();
+        limiter.request();
+        limiter.started(start);
+        let now = start + 15 * SECOND;
+        assert_eq!(limiter.ended(now, AttemptResult::Failed(Retry::Stale)), None);
+        assert_eq!(limiter.time_until_due(now), Duration::from_millis(1));
+        limiter.started(now);
+        let now = now + 15 * SECOND;
+        assert_eq!(limiter.ended(now, AttemptResult::Failed(Retry::Stale)), Some(30 * SECOND));
+        limiter.started(now);
+        assert_eq!(limiter.ended(now, AttemptResult::Failed(Retry::Stale)), None, "a new sync");
     }
 
     #[test]
