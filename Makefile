@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -44,6 +44,10 @@ e2e: setup ## run the tests against a real API server, in both modes; builds one
 	components=$$(hack/control-plane) && tools=$$(hack/packaging-tools) && \
 	  SLUICE_CONTROL_PLANE=$$components SLUICE_PACKAGING_TOOLS=$$tools \
 	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --test-threads=1
+
+KERNELS ?= 5.10 5.15 6.1 6.12 7.2
+vm: ## test every mode on other kernels, in VMs that have just booted; KERNELS="5.10 6.1" selects some; installs what it needs, needs root
+	@CASES='$(CASES)' hack/vm/test $(KERNELS)
 
 MINUTES ?= 10
 soak: setup ## changes, kills, flushes and API restarts at the same time for MINUTES=10, half in each mode; needs root

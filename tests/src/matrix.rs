@@ -279,10 +279,10 @@ impl Case {
 /// Proves the cases, several at a time, and returns what turned out otherwise.
 pub fn prove(cases: &[Case], subject: Subject<'_>) -> Vec<String> {
     // Much of the time is spent waiting for silence, so there may be more than there are processors.
-    const AT_A_TIME: usize = 6;
+    let at_a_time = std::thread::available_parallelism().map_or(1, |processors| 3 * processors.get() - 2);
     let (queue, surprises) = (Mutex::new(cases.iter()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
+        for _ in 0..at_a_time {
             scope.spawn(|| {
                 while let Some(case) = next(&queue) {
                     let found = run(case, subject);

@@ -55,6 +55,12 @@ impl ConntrackTable {
     }
 }
 
+/// Makes the kernel load connection tracking, if that is a module which no rule has needed yet. The kernel loads what a netlink
+/// request needs, for which the caller needs no further privilege.
+pub fn load() -> io::Result<()> {
+    ConntrackSocket::open()?.count().map(drop)
+}
+
 fn flow(protocol: Protocol, entry: &wire::Flow) -> TrackedFlow {
     TrackedFlow {
         protocol,

@@ -17,6 +17,7 @@ const NFNL_SUBSYS_CTNETLINK: u8 = 1;
 const IPCTNL_MSG_CT_NEW: u8 = 0;
 const IPCTNL_MSG_CT_GET: u8 = 1;
 const IPCTNL_MSG_CT_DELETE: u8 = 2;
+const IPCTNL_MSG_CT_GET_STATS: u8 = 5;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
@@ -24,6 +25,7 @@ const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
 const CTA_STATUS_MASK: u16 = 26;
+const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
 const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
 const CTA_TUPLE_IP: u16 = 1;
@@ -218,6 +220,14 @@ impl ConntrackSocket {
     /// Belongs to the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Ok(Self { socket: Socket::open(NetlinkProtocol::Netfilter)? })
+    }
+
+    /// The number of flows of all families and protocols.
+    pub fn count(&mut self) -> io::Result<u32> {
+        let request = Request { kind: kind(IPCTNL_MSG_CT_GET_STATS), flags: 0, fixed: &[0; FIXED] };
+        let read = |message: &Message<'_>| message.attributes(FIXED).find(CTA_STATS_GLOBAL_ENTRIES)?.be32();
+        let found = self.socket.ask(request, |_| {}, read)?;
+        found.into_iter().next().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// The flows that match the filter and that `select` accepts. The kernel applies the filter as far as it can (protocol and

@@ -2,7 +2,7 @@
 //! time.
 //!
 //! Requests that arrive during a sync or right after it are merged into one sync. A failed sync is retried, and a sync runs at
-//! the latest when the maximum interval has passed. Until the first sync has succeeded, failures are retried within seconds: the
+//! the latest when the maximum interval has passed. Until the first sync has succeeded, failures are retried within a second: the
 //! node may have no rules at all, and what prevents a sync at startup (the previous process, a lock) often goes away by itself. A
 //! sync that found the kernel in another state than it assumed is attempted again immediately, as part of the same sync.
 
@@ -19,6 +19,8 @@ pub struct RateLimiter {
     is_requested: bool,
     /// When the running sync began: its first attempt, if it has several. `None` between syncs.
     sync_started: Option<Instant>,
+    /// When the first attempt of the running sync failed. `None` before that, and between syncs.
+    first_failed: Option<Instant>,
     /// The delay before the next attempt of the same sync.
     attempt_delay: Duration,
     last_attempt: Option<Attempt>,
@@ -58,7 +60,8 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// For how long after its start a sync is attempted again.
+    /// For how long after its first failure a sync is attempted again. An attempt may take long itself, if the kernel has to load
+    /// modules or to list large sets.
     fn attempt_period(self) -> Duration {
         match self {
             // Another process that writes iptables rules may need a thousand transactions.
@@ -91,7 +94,7 @@ enum Next {
 
 impl RateLimiter {
     /// The first and the longest delay of retries, until a sync has succeeded.
-    const STARTUP_RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(4)];
+    const STARTUP_RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
     /// The first and the longest delay between attempts of the same sync.
     const ATTEMPT_DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
@@ -109,6 +112,7 @@ impl RateLimiter {
             max_interval,
             is_requested: false,
             sync_started: None,
+            first_failed: None,
             attempt_delay,
             last_attempt: None,
             startup_retry,
@@ -140,7 +144,7 @@ impl RateLimiter {
     /// An attempt failed.
     pub fn failed(&mut self, now: Instant, retry: Retry) -> AfterFailure {
         let took = self.sync_duration(now);
-        if took < retry.attempt_period() {
+        if now.saturating_duration_since(*self.first_failed.get_or_insert(now)) < retry.attempt_period() {
             let [_, longest] = Self::ATTEMPT_DELAYS;
             self.last_attempt = Some(Attempt { ended: now, took, next: Next::Attempt(self.attempt_delay) });
             self.attempt_delay = (self.attempt_delay * 2).min(longest);
@@ -161,6 +165,7 @@ impl RateLimiter {
     fn end_sync(&mut self, last_attempt: Attempt) {
         let [attempt_delay, _] = Self::ATTEMPT_DELAYS;
         self.sync_started = None;
+        self.first_failed = None;
         self.attempt_delay = attempt_delay;
         self.last_attempt = Some(last_attempt);
     }
@@ -282,12 +287,12 @@ mod tests {
     }
 
     #[test]
-    fn failures_before_the_first_success_are_retried_within_seconds() {
+    fn failures_before_the_first_success_are_retried_within_a_second() {
         let mut now = Instant::now();
         let mut limiter =
             RateLimiter::new(MinInterval::Fixed(Duration::ZERO), 30 * SECOND, 3_600 * SECOND, now);
         limiter.request();
-        let delays = [250, 500, 1_000, 2_000, 4_000, 4_000].map(Duration::from_millis);
+        let delays = [250, 500, 1_000, 1_000].map(Duration::from_millis);
         for delay in delays {
             sync(&mut limiter, now, false);
             assert_eq!((limiter.time_until_due(now), limiter.retry_delay()), (delay, Some(delay)));
@@ -357,6 +362,21 @@ mod tests {
             assert!((seconds * SECOND..(seconds + 1) * SECOND).contains(&(now - began)), "{:?}", now - began);
             assert_eq!(limiter.time_until_due(now), 30 * SECOND, "it has failed");
         }
+    }
+
+    #[test]
+    fn a_stale_sync_is_attempted_again_however_long_its_first_attempt_took() {
+        let (mut limiter, start) = limiter();
+        limiter.request();
+        limiter.started(start);
+        let now = start + 15 * SECOND;
+        assert_eq!(limiter.failed(now, Retry::Stale), AfterFailure::AnotherAttempt);
+        assert_eq!(limiter.time_until_due(now), Duration::from_millis(1));
+        limiter.started(now);
+        let now = now + 15 * SECOND;
+        assert_eq!(limiter.failed(now, Retry::Stale), AfterFailure::SyncFailed(30 * SECOND));
+        limiter.started(now);
+        assert_eq!(limiter.failed(now, Retry::Stale), AfterFailure::AnotherAttempt, "a new sync");
     }
 
     #[test]

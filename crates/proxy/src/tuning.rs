@@ -57,7 +57,15 @@ pub fn raise_open_files() {
 pub fn set_up_conntrack(conntrack: &ConntrackSettings) -> anyhow::Result<()> {
     const CONTEXT: &str = "could not set conntrack parameters from kube-proxy configuration";
     let sysctls = Sysctls::default();
-    for (name, value) in conntrack_sysctls(conntrack, processors()) {
+    let settings = conntrack_sysctls(conntrack, processors());
+    // A node that has just booted may have loaded no module of netfilter yet.
+    if !settings.is_empty()
+        && sysctls.read("net/netfilter/nf_conntrack_max").is_err()
+        && let Err(error) = kernel::conntrack::load()
+    {
+        tracing::warn!(err = %error, "Failed to load connection tracking");
+    }
+    for (name, value) in settings {
         let entry = format!("net/netfilter/{name}");
         if name == "nf_conntrack_max" {
             tracing::info!(nfConntrackMax = value, "Setting nf_conntrack_max");

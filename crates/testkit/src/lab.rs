@@ -77,7 +77,11 @@ pub const CROWD: usize = 64;
 
 impl Lab {
     pub fn new() -> Self {
-        let network = Network::new(3);
+        Self::on(Network::new(3))
+    }
+
+    /// With servers in `network`, which has at least three pods.
+    pub fn on(network: Network) -> Self {
         let mut servers = Vec::new();
         let places = [(&network.pods[0].namespace, Place::PodA), (&network.pods[1].namespace, Place::PodB)];
         for (namespace, place) in places {

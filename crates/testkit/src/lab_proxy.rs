@@ -31,10 +31,20 @@ pub struct LabProxy {
 impl LabProxy {
     /// A lab in which kube-proxy does not run yet. `program` is its binary.
     pub fn stopped(program: &str, mode: &'static str, family: Family, flags: &[&'static str]) -> Self {
+        Self::stopped_in(Lab::new(), program, mode, family, flags)
+    }
+
+    pub fn stopped_in(
+        lab: Lab,
+        program: &str,
+        mode: &'static str,
+        family: Family,
+        flags: &[&'static str],
+    ) -> Self {
         let folder = TempDir::new().unwrap();
         fs::create_dir(folder.path().join("manifests")).unwrap();
         Self {
-            lab: Lab::new(),
+            lab,
             family,
             mode,
             program: program.into(),
@@ -55,17 +65,34 @@ impl LabProxy {
     /// Starts kube-proxy with the legacy variant of iptables.
     pub fn legacy(program: &str, family: Family, flags: &[&'static str]) -> Self {
         let mut proxy = Self::stopped(program, "iptables", family, flags);
-        let programs = proxy.folder.path().join("programs");
-        fs::create_dir(&programs).unwrap();
-        link_iptables("legacy", &programs);
-        proxy.path = Some(format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
+        proxy.use_iptables("legacy");
         proxy.start();
         proxy
     }
 
-    pub fn start(&mut self) {
+    /// Makes this variant of iptables, `legacy` or `nft`, the one that kube-proxy finds.
+    pub fn use_iptables(&mut self, variant: &str) {
+        let programs = self.folder.path().join("programs");
+        fs::create_dir(&programs).unwrap();
+        link_iptables(variant, &programs);
+        self.path = Some(format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
+    }
+
+    /// Removes all rules that kube-proxy may have left.
+    pub fn clean_up(&self) {
+        let output = self.lab.network.node.enter(|| self.command().arg("--cleanup").output()).unwrap();
+        assert!(output.status.success(), "--cleanup: {output:?}");
+    }
+
+    /// The program, without flags.
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.envs(self.path.iter().map(|path| ("PATH", path)));
+        command
+    }
+
+    pub fn start(&mut self) {
+        let command = self.command();
         let mut flags = vec![
             "--proxy-mode",
             self.mode,

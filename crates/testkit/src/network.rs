@@ -18,8 +18,8 @@ pub struct Network {
     pub remote: Namespace,
     /// Owns the addresses of all pods of the third node, which are only clients.
     pub far: Namespace,
-    /// The node's default router. It forwards nothing and answers with ICMP "administratively prohibited".
-    _internet: Namespace,
+    /// The node's default router.
+    internet: Namespace,
 }
 
 /// A pod of this node.
@@ -94,8 +94,19 @@ impl Pod {
 }
 
 impl Network {
-    /// With `pods` pods on this node.
+    /// With `pods` pods on this node. The default router forwards nothing and answers with ICMP "administratively prohibited".
     pub fn new(pods: u8) -> Self {
+        let network = Self::without_netfilter(pods);
+        let border = "table inet border {
+            chain forward { type filter hook forward priority 0; reject with icmpx admin-prohibited; }
+        }";
+        network.internet.run_with_input(Command::new("nft").args(["-f", "-"]), border);
+        network
+    }
+
+    /// Like [`Self::new`], but adds no rules, so that the kernel loads no module of netfilter. The default router sends packets
+    /// back until their hop limit ends.
+    pub fn without_netfilter(pods: u8) -> Self {
         let node = Namespace::new();
         node.sysctl("ipv4/ip_forward", "1");
         node.sysctl("ipv6/conf/all/forwarding", "1");
@@ -140,11 +151,6 @@ impl Network {
             "route add default via 198.18.3.11".into(),
             "route add default via 2001:db8:6::11".into(),
         ]);
-        let border = "table inet border {
-            chain forward { type filter hook forward priority 0; reject with icmpx admin-prohibited; }
-        }";
-        internet.run_with_input(Command::new("nft").args(["-f", "-"]), border);
-
         for pod in &pods {
             // A /32 route sends even traffic between pods through the node, which must see both directions.
             pod.namespace.ip_all(&[
@@ -154,7 +160,7 @@ impl Network {
                 "route add default via fd00:10:244::1 dev eth0 onlink".into(),
             ]);
         }
-        Self { node, pods, client, remote, far, _internet: internet }
+        Self { node, pods, client, remote, far, internet }
     }
 
     /// All addresses of the node.
@@ -234,8 +240,11 @@ fn own(namespace: &Namespace, v4: &str, v6: &str) {
 }
 
 fn pod(host: u8) -> Pod {
+    let namespace = Namespace::new();
+    // The node tells pods of one bridge to bypass it, which no longer translates their packets then.
+    namespace.sysctl("ipv6/conf/default/accept_redirects", "0");
     Pod {
-        namespace: Namespace::new(),
+        namespace,
         v4: IpAddr::from([10, 244, 0, host]),
         v6: IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, host.into()]),
     }

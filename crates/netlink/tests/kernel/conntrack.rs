@@ -44,6 +44,7 @@ fn flows_are_listed_and_deleted() {
     in_fresh_netns(|| {
         let _sockets = send("127.0.0.1", 4000..4600);
         let mut connection = ConntrackSocket::open().unwrap();
+        assert_eq!(connection.count().unwrap(), 600);
         assert_eq!(sources(&mut connection, Family::Ipv4).len(), 600);
         assert_eq!(sources(&mut connection, Family::Ipv6).len(), 0);
         let all_but_two = connection

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::*;
 
 /// The table of the ipvs mode.
-fn around_ipvs(family: Family) -> NftablesSync {
-    let settings = ProgramSettings { balancer: Balancer::Ipvs, ..settings(family) };
-    let mut table = NftablesSync::new(KernelTable::open(family).unwrap(), settings);
+fn around_ipvs(family: Family) -> Nftables {
+    let settings = ProgramSettings { balancer: Balancer::Ipvs, ..program_settings(family) };
+    let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
+    let mut table = Nftables::new(KernelTable::open(family).unwrap(), settings, metrics);
     table.plan.set_node_port_ips(node_port_ips(family));
     let node_ips: BTreeSet<IpAddr> = node_port_ips(family).into_iter().collect();
     assert_eq!(table.plan.steps_at(Changes::default(), Some(node_ips)), None);
@@ -24,9 +25,9 @@ fn after_a_sync_the_kernel_holds_the_desired_state_and_a_restart_writes_nothing(
         in_fresh_netns(move || {
             let mut table = around_ipvs(family);
             table.sync(everything(family, objects(family))).unwrap();
-            let steps = table.remaining();
+            let steps = remaining(&mut table);
             assert!(steps.is_empty(), "{steps:?}");
-            let content = table.content();
+            let content = content(&mut table);
             assert!(content.node_port_ips.into_iter().eq(node_port_ips(family)));
             for set in [Set::BoundIps, Set::Frontends(LookupBy::Address), Set::Hairpin] {
                 assert!(content.elements.iter().any(|element| element.set == set), "{}", set.name());
@@ -61,12 +62,12 @@ fn the_table_of_the_other_mode_is_replaced() {
         open(Family::V4).sync(everything(Family::V4, objects(Family::V4))).unwrap();
         let mut table = around_ipvs(Family::V4);
         table.sync(everything(Family::V4, objects(Family::V4))).unwrap();
-        assert!(table.remaining().is_empty());
+        assert!(remaining(&mut table).is_empty());
         let listed = run("nft list table ip kube-proxy");
         assert!(!listed.contains("map endpoints"), "{listed}");
         drop(table);
         let mut back = open(Family::V4);
         back.sync(everything(Family::V4, objects(Family::V4))).unwrap();
-        assert!(back.remaining().is_empty());
+        assert!(remaining(&mut back).is_empty());
     });
 }
