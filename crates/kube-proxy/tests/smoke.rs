@@ -51,6 +51,20 @@ fn legacy_iptables_serves_from_the_first_start_to_the_clean_up() {
 }
 
 #[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_serves_from_the_first_start_to_the_clean_up() {
+    let proxy = check_life(start("ipvs", None), "nft list ruleset");
+    let left = proxy.lab.network.node.run("ip -brief link") + &proxy.lab.network.node.run("ipvsadm-save -n");
+    assert!(!left.contains("kube-ipvs0") && !left.contains("-A "), "after --cleanup: {left}");
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS and SCTP"]
+fn ipvs_carries_sctp_associations() {
+    check_associations(start("ipvs", None));
+}
+
+#[test]
 #[ignore = "needs a kernel with SCTP"]
 fn nftables_carries_sctp_associations() {
     check_associations(start("nftables", None));
@@ -90,7 +104,7 @@ fn apply(proxy: &LabProxy, endpoints: &[EndpointManifest]) {
 }
 
 /// `listing` is a command that prints all rules of the mode.
-fn check_life(mut proxy: LabProxy, listing: &str) {
+fn check_life(mut proxy: LabProxy, listing: &str) -> LabProxy {
     wait_for(&proxy, A.place);
     check_routes(&proxy, A.place);
     check_log(&proxy);
@@ -125,6 +139,7 @@ fn check_life(mut proxy: LabProxy, listing: &str) {
     // As in upstream, this chain stays, since it is of use to kubelet, too.
     let left = left.replace("KUBE-FIREWALL", "");
     assert!(!left.contains("KUBE-") && !left.contains("kube-proxy"), "after --cleanup: {left}");
+    proxy
 }
 
 /// A new SCTP association reaches the endpoint, carries data in both directions, and survives that the endpoint is replaced.

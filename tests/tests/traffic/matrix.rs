@@ -5,6 +5,7 @@ use tests::cases;
 use tests::chains::IptablesNode;
 use tests::matrix::{Case, Mode, StartProxy, Subject, prove};
 use tests::node::NftablesNode;
+use tests::servers::IpvsNode;
 
 #[test]
 fn nftables_gives_packets_the_fate_that_the_matrix_says() {
@@ -25,6 +26,12 @@ fn legacy_iptables_gives_packets_the_fate_that_the_matrix_says() {
     check(Mode::Iptables, &|namespace, family, options| {
         Box::new(IptablesNode::new(namespace, family, options, Variant::Legacy))
     });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_gives_packets_the_fate_that_the_matrix_says() {
+    check(Mode::Ipvs, &|namespace, family, options| Box::new(IpvsNode::new(namespace, family, options)));
 }
 
 fn check(mode: Mode, start: StartProxy<'_>) {
