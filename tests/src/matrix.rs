@@ -356,13 +356,14 @@ fn run_in(lab: &Lab, family: Family, case: &Case, subject: Subject<'_>) -> Vec<S
 
 type Flows = BTreeMap<(ClientPlace, ProbeTarget), UdpFlow>;
 
-/// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same.
+/// Rules that mark every packet before the proxy sees it, and drop it after if the mark is not the same. A packet from IPVS passes
+/// the output hook with its mark.
 fn keep_mark(mark: u32, family: Family) -> String {
     let family = testkit::network::of(family, ["ip", "ip6"]);
     format!(
         "table {family} others {{
            chain mark-incoming {{ type filter hook prerouting priority -150; meta mark set {mark}; }}
-           chain mark-outgoing {{ type filter hook output priority -150; meta mark set {mark}; }}
+           chain mark-outgoing {{ type filter hook output priority -150; meta mark 0 meta mark set {mark}; }}
            chain check {{ type filter hook postrouting priority 150; meta mark != {mark} drop; }}
          }}"
     )

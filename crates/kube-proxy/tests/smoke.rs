@@ -3,7 +3,7 @@
 //! `make vm` runs these tests on other kernels, one right after each boot, when the kernel has loaded no module of netfilter.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -61,25 +61,29 @@ fn ipvs_serves_from_the_first_start_to_the_clean_up() {
 #[test]
 #[ignore = "needs a kernel with IPVS and SCTP"]
 fn ipvs_carries_sctp_associations() {
-    check_associations(start("ipvs", None));
+    // As in upstream, only TCP connections outlive their endpoint.
+    for mut stream in check_associations(&start("ipvs", None)) {
+        let ended = stream.write_all(b"?").and_then(|()| stream.read(&mut [0; 16]));
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
 }
 
 #[test]
 #[ignore = "needs a kernel with SCTP"]
 fn nftables_carries_sctp_associations() {
-    check_associations(start("nftables", None));
+    check_that_associations_last(&start("nftables", None));
 }
 
 #[test]
 #[ignore = "needs a kernel with SCTP"]
 fn iptables_over_nft_carries_sctp_associations() {
-    check_associations(start("iptables", Some("nft")));
+    check_that_associations_last(&start("iptables", Some("nft")));
 }
 
 #[test]
 #[ignore = "needs a kernel with SCTP"]
 fn legacy_iptables_carries_sctp_associations() {
-    check_associations(start("iptables", Some("legacy")));
+    check_that_associations_last(&start("iptables", Some("legacy")));
 }
 
 fn start(mode: &'static str, iptables: Option<&str>) -> LabProxy {
@@ -142,8 +146,16 @@ fn check_life(mut proxy: LabProxy, listing: &str) -> LabProxy {
     proxy
 }
 
-/// A new SCTP association reaches the endpoint, carries data in both directions, and survives that the endpoint is replaced.
-fn check_associations(proxy: LabProxy) {
+/// An SCTP association survives that its endpoint is replaced.
+fn check_that_associations_last(proxy: &LabProxy) {
+    for mut stream in check_associations(proxy) {
+        ask(&mut stream);
+    }
+}
+
+/// A new SCTP association reaches the endpoint, and carries data in both directions. Returns those of the first endpoint after it
+/// has been replaced.
+fn check_associations(proxy: &LabProxy) -> Vec<TcpStream> {
     let servers = [(0, Place::PodA), (1, Place::PodB)];
     for (pod, place) in servers {
         let namespace = &proxy.lab.network.pods[pod].namespace;
@@ -152,7 +164,7 @@ fn check_associations(proxy: LabProxy) {
             std::thread::spawn(move || listener.incoming().flatten().for_each(serve_association));
         }
     }
-    wait_for(&proxy, A.place);
+    wait_for(proxy, A.place);
     let associations: Vec<_> = routes()
         .map(|(family, route @ (from, to, port, _))| {
             let port = if port == NODE_PORT { SCTP.node_port.unwrap() } else { SCTP.number };
@@ -161,14 +173,12 @@ fn check_associations(proxy: LabProxy) {
             let mut stream = proxy.lab.namespace(from).enter(|| connect_sctp(source, to));
             let expected = answer_of(family, route, A.place, SCTP.target);
             assert_eq!(ask(&mut stream), expected, "{family} {from:?} to {to}");
-            (stream, expected)
+            stream
         })
         .collect();
-    apply(&proxy, &[B]);
-    wait_for(&proxy, B.place);
-    for (mut stream, expected) in associations {
-        assert_eq!(ask(&mut stream), expected, "an association outlives the change");
-    }
+    apply(proxy, &[B]);
+    wait_for(proxy, B.place);
+    associations
 }
 
 fn routes() -> impl Iterator<Item = (Family, (ClientPlace, Address, u16, bool))> {
@@ -227,7 +237,9 @@ fn probe(proxy: &LabProxy, from: ClientPlace, protocol: Protocol, to: SocketAddr
 /// No sync has failed.
 fn check_log(proxy: &LabProxy) {
     let log = proxy.log();
-    let errors: Vec<&str> = log.lines().filter(|line| line.starts_with('E')).collect();
+    let errors = log.lines().filter(|line| line.starts_with('E'));
+    let errors: Vec<&str> =
+        errors.filter(|line| !line.contains("The ipvs proxier is now deprecated")).collect();
     assert!(errors.is_empty(), "{errors:#?}");
 }
 

@@ -180,13 +180,15 @@ fn to_answer(to: SocketAddr, received: io::Result<String>) -> Answer {
     }
 }
 
-/// A source port that no recent probe of `to` used, so that conntrack does not take this one for part of an earlier flow.
+/// A source port that no recent probe of `to` used, so that conntrack does not take this one for part of an earlier flow. Other
+/// destinations begin with other ports: IPVS confuses two connections from the same port to the same endpoint.
 fn next_port(to: SocketAddr) -> u16 {
-    static COUNTS: Mutex<BTreeMap<SocketAddr, u16>> = Mutex::new(BTreeMap::new());
+    static COUNTS: Mutex<BTreeMap<SocketAddr, u32>> = Mutex::new(BTreeMap::new());
     let mut counts = COUNTS.lock().unwrap();
-    let count = counts.entry(to).or_default();
-    *count = (*count + 1) % 50_000;
-    10_000 + *count
+    let destinations = u32::try_from(counts.len()).unwrap();
+    let count = counts.entry(to).or_insert(1_000 * destinations);
+    *count += 1;
+    u16::try_from(10_000 + *count % 50_000).unwrap()
 }
 
 /// Binds to the first of the [`next_port`]s that is free.

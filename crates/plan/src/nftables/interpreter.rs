@@ -218,6 +218,10 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         if servers.is_empty() {
             return Ok(vec![ProgramPath { verdict: PacketVerdict::Reject, ..path }]);
         }
+        if self.context.has_entry {
+            // The endpoint gets the packet, but conntrack drops its answers: their entry would collide with the older one.
+            return Ok(vec![ProgramPath { verdict: PacketVerdict::Drop, ..path }]);
+        }
         let probability = path.probability / servers.len() as f64;
         let to = |server: &SocketAddr| ProgramPath { endpoint: Some(*server), probability, ..path.clone() };
         Ok(servers.iter().map(to).collect())
