@@ -20,12 +20,11 @@ impl FormerRules {
     /// `None` if the kernel has no rules other than those of this program in this mode.
     pub fn read(family: Family, mode: ProxyMode) -> anyhow::Result<Option<Self>> {
         Ok(match mode {
-            ProxyMode::Nftables => match iptables::present(family)? {
+            ProxyMode::Nftables | ProxyMode::Ipvs => match iptables::present(family)? {
                 Some(found) => Some(Self::Iptables(found)),
                 None => nftables::present(family)?.filter(|found| !found.is_ours).map(Self::Nftables),
             },
             ProxyMode::Iptables => nftables::present(family)?.map(Self::Nftables),
-            ProxyMode::Ipvs => None,
         })
     }
 

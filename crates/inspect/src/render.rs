@@ -4,15 +4,17 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
-use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
+use ipnet::IpNet;
 use kernel::nftables::{TABLE, TABLE_COMMENT};
 use model::address::Family;
 use plan::iptables::chains::{IptablesTable, Jump};
 use plan::iptables::program::Abilities;
 use plan::iptables::restore::whole;
 use plan::iptables::rules::RuleUnit;
+use plan::ipvs::desired::{DesiredServers, usable_node_ips};
+use plan::ipvs::servers::INTERFACE;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::text::{self, SetContents};
 use proxy::modes;
@@ -24,7 +26,8 @@ use super::inputs::FamilyInputs;
 use super::objects::ObjectSnapshot;
 
 const NOTES: &str = "\
-The output is for `nft -f` in nftables mode, and for `iptables-restore --noflush` in iptables mode.
+The output is for `nft -f` in nftables mode, and for `iptables-restore --noflush` in iptables mode. In
+ipvs mode it is for `nft -f`, `ip -batch` and `ipvsadm-restore`, each up to the next comment.
 It has no iptables packet counters (the nfacct match), which not every kernel supports. Rules of
 session affinity are printed as nft lists them, which `nft -f` rejects; without them the output loads.
 
@@ -55,29 +58,47 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (config, node, all) = FamilyInputs::of(ObjectSnapshot::read_for(&families, config, &options)?)?;
     for inputs in &all {
         let text = match config.mode {
-            ProxyMode::Nftables => nftables(inputs, &config, &node)?,
+            ProxyMode::Nftables => table(&desired_table(inputs, &config, &node)?, inputs),
             ProxyMode::Iptables => iptables(inputs, &config, &node)?,
-            ProxyMode::Ipvs => {
-                bail!("the ipvs mode is not available yet, use --proxy-mode nftables or iptables")
-            }
+            ProxyMode::Ipvs => ipvs(inputs, &config, &node)?,
         };
         super::print(&text);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn nftables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
+/// The table of the nftables or the ipvs mode.
+fn desired_table(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<DesiredTable> {
     let settings = modes::nftables_settings(config, inputs.family, node)?;
     let mut desired = DesiredTable::new(settings);
     let routings = inputs.routings.iter();
     desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
-    let program = desired.program();
+    desired.replace_node_port_ips(inputs.node_port_ips_for_nftables(config, node));
+    desired.replace_node_ips(usable_node_ips(&inputs.interfaces, inputs.family).collect());
+    Ok(desired)
+}
+
+fn table(desired: &DesiredTable, inputs: &FamilyInputs) -> String {
     let content = SetContents {
         elements: &desired.elements(),
         service_cidrs: &inputs.service_cidrs,
-        node_port_ips: &inputs.node_port_ips_for_nftables(config, node),
+        node_port_ips: desired.node_port_ips(),
     };
-    Ok(text::table(TABLE, TABLE_COMMENT, &program, content))
+    text::table(TABLE, TABLE_COMMENT, &desired.program(), content)
+}
+
+fn ipvs(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {
+    let desired = desired_table(inputs, config, node)?;
+    let settings = modes::server_settings(config, inputs.family);
+    let servers = DesiredServers { table: &desired, settings: &settings };
+    let mut text = table(&desired, inputs);
+    text.push_str("# ip address\n");
+    for ip in desired.bound_ips() {
+        text.push_str(&format!("address add {} dev {INTERFACE}\n", IpNet::from(ip)));
+    }
+    text.push_str("# ipvsadm-restore\n");
+    text.push_str(&plan::ipvs::text::servers(&servers.all()));
+    Ok(text)
 }
 
 fn iptables(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<String> {

@@ -9,6 +9,7 @@
 
 mod cleanup;
 mod compare;
+mod lookup;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -28,6 +29,7 @@ use crate::outcome::Outcome;
 use crate::{is_shortage, protocol_number, wire_family};
 pub use cleanup::{destroy_sets, remove, remove_idle};
 pub use compare::{ServersInspection, ServersSnapshot};
+pub use lookup::ServersLookup;
 pub use netlink::ipvs::IpvsTimeouts;
 
 /// Limits the number of answers that wait in the socket's receive buffer.
@@ -123,6 +125,10 @@ impl KernelServers {
             virtual_servers.insert(address, ActualVirtual { server, real_servers });
         }
         Ok(ActualServers { virtual_servers, bound: self.bound()?.into_iter().collect() })
+    }
+
+    pub fn has_virtual_server(&mut self, at: VirtualAddress) -> io::Result<bool> {
+        Ok(self.ipvs.service(key(at))?.is_some())
     }
 
     /// The real servers of one virtual server with their connections. None if there is no such virtual server.

@@ -4,13 +4,14 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kernel::iptables::{Programs, Runner};
-use kernel::{interfaces, nftables};
+use kernel::{interfaces, ipvs, nftables};
 use model::address::Family;
 use plan::explain::Explanation;
 use plan::explain::live::{Live, through_rules, through_sets};
 use plan::mode::Mode;
+use plan::nftables::interpreter::Sets;
 use settings::config::ProxyMode;
 
 use crate::former_rules::FormerRules;
@@ -20,7 +21,12 @@ pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {
     let family = Family::of(explanation.destination.ip());
     let addresses = interfaces::addresses().context("--live: listing the node's addresses")?;
     let (mut live, mode) = match explanation.mode {
-        Mode::Nftables => (through_table(explanation, family, &addresses)?, ProxyMode::Nftables),
+        Mode::Nftables => {
+            (through_table(explanation, &addresses, nftables::Lookup::open(family))?, ProxyMode::Nftables)
+        }
+        Mode::Ipvs => {
+            (through_table(explanation, &addresses, ipvs::ServersLookup::open(family))?, ProxyMode::Ipvs)
+        }
         Mode::Iptables => {
             let runner = Runner::open(Arc::new(Programs::default()), family)
                 .context("--live: detecting the features of iptables")?;
@@ -29,7 +35,6 @@ pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {
             };
             (through_rules(explanation, &save("nat")?, &save("filter")?, &addresses), ProxyMode::Iptables)
         }
-        Mode::Ipvs => bail!("--live: ipvs mode is not available yet"),
     };
     if !live.agrees {
         live.not_followed = FormerRules::read(family, mode)?.map(|before| before.name().to_owned());
@@ -38,9 +43,12 @@ pub fn read(explanation: &Explanation) -> anyhow::Result<Live> {
 }
 
 /// Without a table the kernel does nothing to a packet.
-fn through_table(explanation: &Explanation, family: Family, addresses: &[IpAddr]) -> anyhow::Result<Live> {
-    let read = |mut sets| through_sets(explanation, addresses, &mut sets);
-    match nftables::Lookup::open(family).and_then(read) {
+fn through_table(
+    explanation: &Explanation,
+    addresses: &[IpAddr],
+    lookup: io::Result<impl Sets<Error = io::Error>>,
+) -> anyhow::Result<Live> {
+    match lookup.and_then(|mut sets| through_sets(explanation, addresses, &mut sets)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Live::without_rules(explanation)),
         result => result.context("--live: reading the kernel's nftables sets (needs root or CAP_NET_ADMIN)"),
     }

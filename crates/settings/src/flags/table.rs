@@ -283,7 +283,7 @@ pub static TABLE: &[Flag] = &[
     flag(
         "proxy-mode",
         |f| FlagValue::Mode(&mut f.config.mode, "ProxyMode"),
-        "How to program the kernel: iptables (the default) or nftables; ipvs is not available yet. Ignored with --config.",
+        "How to program the kernel: iptables (the default), nftables or ipvs. Ignored with --config.",
     ),
     flag(
         "show-hidden-metrics-for-version",
