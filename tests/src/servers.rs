@@ -78,8 +78,8 @@ impl ProxyUnderTest for IpvsNode {
     }
 }
 
-fn ipvs_defaults() -> settings::config::Ipvs {
-    settings::config::Ipvs {
+fn ipvs_defaults() -> settings::config::IpvsSettings {
+    settings::config::IpvsSettings {
         scheduler: String::new(),
         exclude_cidrs: Vec::new(),
         strict_arp: false,

@@ -166,7 +166,7 @@ fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
 
 /// Sets the kernel parameters of the ipvs mode. They hold for both families.
 pub fn set_up_ipvs(
-    settings: &settings::config::Ipvs,
+    settings: &settings::config::IpvsSettings,
     sysctls: &Sysctls,
     servers: &mut ipvs::KernelServers,
 ) -> anyhow::Result<()> {
@@ -184,7 +184,7 @@ pub fn set_up_ipvs(
     for (name, value) in always.into_iter().chain(reuse).chain(strict_arp) {
         sysctls.ensure(name, value).with_context(|| format!("can't set sysctl {name} to {value}"))?;
     }
-    let settings::config::Ipvs { tcp_timeout, tcp_fin_timeout, udp_timeout, .. } = settings;
+    let settings::config::IpvsSettings { tcp_timeout, tcp_fin_timeout, udp_timeout, .. } = settings;
     let [tcp, tcp_fin, udp] = [tcp_timeout, tcp_fin_timeout, udp_timeout]
         .map(|timeout| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX));
     if [tcp, tcp_fin, udp] == [0; 3] {

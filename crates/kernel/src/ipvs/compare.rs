@@ -48,10 +48,10 @@ impl ServersInspection {
     }
 
     pub fn compare(&mut self, part: Part) -> io::Result<Vec<Difference>> {
-        match part {
-            Part::Servers => Ok(compare(&self.servers.read()?, &self.desired())),
-            part => self.table.compare(part),
+        if part == Part::Servers {
+            return Ok(compare(&self.servers.read()?, &self.desired()));
         }
+        self.table.compare(part)
     }
 
     pub fn compare_all(&mut self) -> io::Result<KernelComparison> {

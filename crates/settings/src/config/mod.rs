@@ -58,7 +58,7 @@ pub struct Config {
     pub node_port_addresses: NodePortScope,
     pub conntrack: ConntrackSettings,
     pub oom_score_adj: i32,
-    pub ipvs: Ipvs,
+    pub ipvs: IpvsSettings,
     /// Not used on Linux, but upstream warns if its family is wrong.
     pub winkernel_source_vip: String,
     /// The versioned form, for `--write-config-to` and `/configz`.
@@ -117,7 +117,7 @@ pub struct ConntrackSettings {
 /// Used in ipvs mode only: in other modes it is not validated, and invalid values are dropped. A timeout of zero leaves
 /// the kernel's value unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ipvs {
+pub struct IpvsSettings {
     pub scheduler: String,
     pub exclude_cidrs: Vec<IpNet>,
     pub strict_arp: bool,

@@ -9,7 +9,7 @@ use model::address::{Family, parse_cidr, parse_ip};
 
 use super::complete::Completed;
 use super::v1alpha1::{FlushFrequency, KubeProxyConfiguration, KubeProxyConntrackConfiguration};
-use super::{Client, Config, ConntrackSettings, DetectLocalMode, Ipvs, NodePortScope, ProxyMode};
+use super::{Client, Config, ConntrackSettings, DetectLocalMode, IpvsSettings, NodePortScope, ProxyMode};
 use crate::duration::Duration;
 use crate::go::{quote, split_host_port};
 use crate::version::PREVIOUS_MINOR;
@@ -130,7 +130,7 @@ fn masquerade_bit(errors: &mut FieldErrors, section: &str, bit: Option<i32>) -> 
 }
 
 /// Reports errors in ipvs mode only: the other modes do not use these settings.
-fn ipvs(errors: &mut FieldErrors, config: &KubeProxyConfiguration, mode: Option<ProxyMode>) -> Ipvs {
+fn ipvs(errors: &mut FieldErrors, config: &KubeProxyConfiguration, mode: Option<ProxyMode>) -> IpvsSettings {
     let mut ignored = FieldErrors::under("");
     let errors = if mode == Some(ProxyMode::Ipvs) { errors } else { &mut ignored };
     let from = &config.ipvs;
@@ -149,7 +149,14 @@ fn ipvs(errors: &mut FieldErrors, config: &KubeProxyConfiguration, mode: Option<
         }
     }
     let scheduler = from.scheduler.clone();
-    Ipvs { scheduler, exclude_cidrs, strict_arp: from.strict_arp, tcp_timeout, tcp_fin_timeout, udp_timeout }
+    IpvsSettings {
+        scheduler,
+        exclude_cidrs,
+        strict_arp: from.strict_arp,
+        tcp_timeout,
+        tcp_fin_timeout,
+        udp_timeout,
+    }
 }
 
 fn conntrack(errors: &mut FieldErrors, from: &KubeProxyConntrackConfiguration) -> ConntrackSettings {
