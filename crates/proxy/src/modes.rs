@@ -31,7 +31,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// Changes nothing. A mode that is not available is an error: there is no fallback to another one.
+    /// Changes nothing, except that IPVS gets a virtual server for a moment to load the scheduler. A mode that is not available is an
+    /// error: there is no fallback to another one.
     pub fn open(config: &Config) -> anyhow::Result<Self> {
         match config.mode {
             ProxyMode::Nftables => open_nftables(),
