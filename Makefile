@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -20,12 +20,12 @@ demo: ## scale a Service and restart the proxy under real connections, in networ
 build: ## build the release binary, target/release/kube-proxy
 	$(CARGO) build --release --bin kube-proxy
 
-# The default is the architecture of this machine. Others need a C compiler: see packaging/README.md.
 STATIC ?= $(shell uname -m)-unknown-linux-musl
 static: ## build the static binary for containers, target/*-linux-musl/release/kube-proxy; installs what it needs
-	@hack/setup cc musl-gcc
-	@rustup target list --installed | grep -q -x '$(STATIC)' || rustup target add '$(STATIC)'
-	$(CARGO) build --release --target '$(STATIC)' --bin kube-proxy
+	@CARGO='$(CARGO)' hack/static '$(STATIC)'
+
+emulate: ## build the static binary for aarch64 and run its subcommands in QEMU; installs what it needs
+	@hack/emulate
 
 dist: static ## write the contents of a package to target/dist: static binary, completions, manual
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
