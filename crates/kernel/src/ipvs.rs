@@ -80,7 +80,7 @@ impl KernelServers {
         match IpvsSocket::open() {
             Ok(ipvs) => Ok(Self { family, ipvs, route: RouteSocket::open()? }),
             Err(error) if is(&error, Errno::NOENT) => {
-                Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no IPVS"))
+                Err(io::Error::new(io::ErrorKind::Unsupported, "ipvs not supported by the kernel"))
             }
             Err(error) => Err(error),
         }

@@ -157,7 +157,7 @@ fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
     let mut accesses = BTreeMap::new();
     tracing::info!(scheduler, "Using IPVS scheduler");
     for family in families_of_kernel() {
-        let mut servers = ipvs::KernelServers::open(family).context("ipvs not supported by the kernel")?;
+        let mut servers = ipvs::KernelServers::open(family)?;
         servers.check_scheduler(scheduler)?;
         let table = nftables::KernelTable::open(family).context(create_error(family))?;
         accesses.insert(family, (table, servers));
