@@ -48,7 +48,7 @@ Examples:
   kube-proxy top --once --interval 0 -o json      totals only, without waiting
 
 Queries the proxy that runs on this node at its --metrics-bind-address, or the metrics address of its --config. \
-Connections are counted in nftables mode only, for service ports that have endpoints.";
+Connections are counted in nftables and ipvs mode, for service ports that have endpoints.";
 
 pub fn command() -> Command {
     Command::new("top")

@@ -9,6 +9,7 @@
 
 mod cleanup;
 mod compare;
+mod counters;
 mod lookup;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::outcome::Outcome;
 use crate::{is_shortage, protocol_number, wire_family};
 pub use cleanup::{destroy_sets, remove, remove_idle};
 pub use compare::{ServersInspection, ServersSnapshot};
+pub use counters::endpoint_connections;
 pub use lookup::ServersLookup;
 pub use netlink::ipvs::IpvsTimeouts;
 

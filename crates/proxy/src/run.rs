@@ -132,7 +132,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     serve_health(&config, &http, &health, &node_events)?;
     let connection_counter = Arc::new(ConnectionCounter::new(families.clone()));
     serve_status(&config, &options, &http, &metrics, &families, &connection_counter, &node_events)?;
-    if options.connection_metrics && config.mode == ProxyMode::Nftables {
+    if options.connection_metrics && config.mode != ProxyMode::Iptables {
         count_connections(&families, &connection_counter, &metrics);
     }
     node_events.record(Severity::Normal, "Starting", String::new());

@@ -1,5 +1,5 @@
 //! Reads the new connections that elements of our table have counted, over a socket of its own, whichever process owns the
-//! table.
+//! table. In the ipvs mode, IPVS counts those of endpoints.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,9 +10,11 @@ use model::names::{Port, ServicePortName};
 use netlink::nftables::NftablesSocket;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
+use plan::nftables::program::Balancer;
 use plan::nftables::sets::{LookupBy, Set};
 
 use super::read::{Counted, Reader};
+use crate::ipvs::endpoint_connections;
 
 /// How long to retry. A large set takes long to list, and any change of any table of the node interrupts that; meanwhile a client
 /// waits for the answer.
@@ -45,8 +47,11 @@ pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Con
     let mut socket = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
     let mut reader = Reader { family, socket: &mut socket, max_listed: 0 };
     let mut all = Vec::new();
+    let balancer = owners.settings().balancer;
+    let of_program = Set::fixed(balancer);
     for by in LookupBy::BOTH {
-        for set in [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)] {
+        let sets = [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)].into_iter();
+        for set in sets.filter(|set| of_program.contains(set)) {
             let counted = match reader.counters(set, by) {
                 // No sync has created the table yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -57,6 +62,9 @@ pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Con
                 Some(Connections { service, endpoint, frontend, count })
             }));
         }
+    }
+    if balancer == Balancer::Ipvs {
+        all.extend(endpoint_connections(owners)?);
     }
     all.sort();
     Ok(all)

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kernel::inspection::DesiredState;
 use kernel::ipvs::{self, KernelServers, ServersError, ServersSnapshot};
-use kernel::nftables::{CommitError, KernelTable};
+use kernel::nftables::{CommitError, CounterOwners, KernelTable};
 use kernel::outcome::Outcome;
 use model::cluster::Changes;
 use plan::flows::Contended;
@@ -111,6 +111,10 @@ impl Backend for Ipvs {
 
     fn drift_listener(&mut self) -> Option<DriftListener> {
         table_drift_listener(&self.table)
+    }
+
+    fn counter_owners(&self) -> CounterOwners {
+        self.plan.desired().clone().into()
     }
 
     fn do_due(&mut self, now: Instant) -> AfterDue {

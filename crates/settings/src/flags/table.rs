@@ -57,7 +57,7 @@ pub static TABLE: &[Flag] = &[
     flag(
         "connection-metrics",
         |f| FlagValue::Bool(&mut f.connection_metrics),
-        "Export new connections per service and per endpoint at /metrics, at most 5000 series of each. nftables mode only.",
+        "Export new connections per service and per endpoint at /metrics, at most 5000 series of each. nftables and ipvs mode only.",
     ),
     flag(
         "conntrack-max-per-core",
