@@ -123,7 +123,7 @@ fn top_reports_why_it_has_no_figures() {
     let refused = top(&proxy, &["--once", "-o", "json"]);
     let stderr = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && refused.stdout.is_empty());
-    assert!(stderr.contains("new connections are counted in nftables mode only"), "{stderr}");
+    assert!(stderr.contains("new connections are counted in nftables and ipvs mode"), "{stderr}");
 
     let unreachable = top(&proxy, &["--once", "--metrics-bind-address=127.0.0.1:1"]);
     let stderr = String::from_utf8(unreachable.stderr).unwrap();

@@ -43,8 +43,8 @@ pub fn reply(request: &ServerRequest, context: DebugContext<'_>) -> Option<Reply
 
 /// The number of new connections.
 fn connections(DebugContext { node_name, mode, connection_counter, .. }: DebugContext<'_>) -> Reply {
-    if mode != "nftables" {
-        let refusal = format!("new connections are counted in nftables mode only, and this is {mode} mode\n");
+    if mode == "iptables" {
+        let refusal = "new connections are counted in nftables and ipvs mode, and this is iptables mode\n";
         return Reply::Now(plain(StatusCode::NOT_IMPLEMENTED, refusal));
     }
     let (node_name, connection_counter) = (node_name.to_owned(), connection_counter.clone());

@@ -146,7 +146,7 @@ fn connections_are_served_in_the_mode_that_counts_them() {
     let site = Arc::new(Status::new(Facts { mode: ProxyMode::Iptables, ..facts() }));
     let (head, body) = request(site, "GET /debug/sluice/connections");
     assert!(head.starts_with("HTTP/1.1 501 "), "{head}");
-    assert_eq!(body, "new connections are counted in nftables mode only, and this is iptables mode\n");
+    assert_eq!(body, "new connections are counted in nftables and ipvs mode, and this is iptables mode\n");
 }
 
 #[test]
