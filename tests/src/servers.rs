@@ -1,8 +1,10 @@
 //! The ipvs mode without its process: each sync brings the virtual servers, the addresses and the table in a node's namespace to what
 //! manifests ask for.
 
+use std::net::SocketAddr;
 use std::time::Instant;
 
+use kernel::interfaces::source_towards;
 use kernel::ipvs::KernelServers;
 use kernel::nftables::KernelTable;
 use kernel::outcome::Outcome;
@@ -21,6 +23,7 @@ use crate::matrix::ProxyUnderTest;
 use crate::node::program_settings;
 use crate::options::Options;
 use testkit::namespace::Namespace;
+use testkit::wait::eventually;
 
 /// The model and the servers of one family in a node's namespace.
 #[derive(Debug)]
@@ -67,6 +70,9 @@ impl IpvsNode {
                 }
             };
             backend.do_due(Instant::now());
+            // The kernel adds the routes of new IPv6 addresses a moment later.
+            let is_local = |ip| source_towards(SocketAddr::new(ip, 9)).is_ok_and(|source| source == ip);
+            eventually("bound addresses are local", || backend.plan.desired().bound_ips().all(is_local));
             outcome
         })
     }
