@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::fs;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use model::address::Family;
@@ -14,9 +15,12 @@ use testkit::lab::{Address, ClientPlace, NODE_PORT, Place};
 use testkit::lab_proxy::LabProxy;
 use testkit::manifests::{A, B, PortManifest, R, ServiceManifest, web};
 use testkit::network::of;
-use testkit::wait::eventually;
+use testkit::wait::{TimeoutReader, eventually, within};
 
 const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
+
+/// An emulated machine is slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The port of the echo servers.
 const ECHO: PortManifest =
@@ -44,7 +48,7 @@ fn wait_for_service(proxy: &LabProxy) {
     let to = SocketAddr::new(Address::ClusterIp.ip(proxy.family), ECHO.number);
     proxy.lab.namespace(ClientPlace::Pod).enter(|| {
         eventually("the Service answers", || {
-            std::net::TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()
+            TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()
         });
     });
 }
@@ -64,9 +68,10 @@ fn loads(proxy: &LabProxy) -> Vec<Load> {
     ]
 }
 
-fn has_table(proxy: &LabProxy) -> bool {
-    let tables = proxy.lab.network.node.run("nft list tables");
-    tables.contains("kube-proxy")
+/// Whether there is the table of this mode, `nftables` or `ipvs`.
+fn has_table(proxy: &LabProxy, mode: &str) -> bool {
+    let chains = proxy.lab.network.node.run(of(proxy.family, ["nft list chains ip", "nft list chains ip6"]));
+    chains.contains("kube-proxy") && chains.contains("host-ports-check") == (mode == "ipvs")
 }
 
 fn has_chains(proxy: &LabProxy) -> bool {
@@ -75,10 +80,11 @@ fn has_chains(proxy: &LabProxy) -> bool {
 }
 
 fn wait_for_mode(proxy: &LabProxy) {
-    eventually(proxy.mode, || match proxy.mode {
-        "nftables" => has_table(proxy) && !has_chains(proxy),
-        _ => has_chains(proxy) && !has_table(proxy),
-    });
+    let is_mode = |mode| match mode {
+        "nftables" | "ipvs" => has_table(proxy, mode) && !has_chains(proxy),
+        _ => has_chains(proxy) && !has_table(proxy, "nftables") && !has_table(proxy, "ipvs"),
+    };
+    within(TIMEOUT, proxy.mode, || is_mode(proxy.mode));
 }
 
 /// Kills the proxy, and restarts it in `mode` after a while.
@@ -91,6 +97,19 @@ fn change_mode(proxy: &mut LabProxy, hammer: &Hammer, mode: &'static str) {
     hammer.wait_for_requests();
 }
 
+/// Terminates the proxy, and starts another file, as in a new image.
+fn upgrade(proxy: &mut LabProxy, hammer: &Hammer) {
+    let dir = tempfile::tempdir().unwrap();
+    let upgraded = dir.path().join("kube-proxy");
+    fs::copy(&proxy.program, &upgraded).unwrap();
+    let before = std::mem::replace(&mut proxy.program, upgraded);
+    proxy.terminate();
+    proxy.start();
+    wait_for_service(proxy);
+    hammer.wait_for_requests();
+    proxy.program = before;
+}
+
 #[test]
 fn no_connection_fails_during_restarts_upgrades_and_changes_of_mode() {
     for family in Family::BOTH {
@@ -101,23 +120,68 @@ fn no_connection_fails_during_restarts_upgrades_and_changes_of_mode() {
                 hammer.step(format!("{mode}: killed and restarted"), || {
                     change_mode(&mut proxy, hammer, mode);
                 });
-                hammer.step(format!("{mode}: upgraded to the same version"), || {
-                    // Another file, as in a new image.
-                    let dir = tempfile::tempdir().unwrap();
-                    let upgraded = dir.path().join("kube-proxy");
-                    fs::copy(&proxy.program, &upgraded).unwrap();
-                    let before = std::mem::replace(&mut proxy.program, upgraded);
-                    proxy.terminate();
-                    proxy.start();
-                    wait_for_service(&proxy);
-                    hammer.wait_for_requests();
-                    proxy.program = before;
-                });
+                hammer.step(format!("{mode}: upgraded to the same version"), || upgrade(&mut proxy, hammer));
             }
             hammer.step("change to nftables".to_owned(), || change_mode(&mut proxy, hammer, "nftables"));
         });
         println!("{family}:\n{report}");
         assert!(report.failures().next().is_none(), "{:?}", report.failures().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_no_connection_fails_during_restarts_upgrades_and_changes_of_mode() {
+    for family in Family::BOTH {
+        let mut proxy = start("nftables", family);
+        let mut held = HeldConnections::default();
+        held.open(&proxy);
+        let report = Hammer::run(loads(&proxy), |hammer| {
+            for mode in ["ipvs", "iptables", "ipvs", "nftables"] {
+                hammer.step(format!("change to {mode}"), || change_mode(&mut proxy, hammer, mode));
+                held.open(&proxy);
+                held.check();
+                if mode == "ipvs" {
+                    hammer.step("ipvs: killed and restarted".to_owned(), || {
+                        change_mode(&mut proxy, hammer, mode);
+                    });
+                    hammer.step("ipvs: upgraded to the same version".to_owned(), || {
+                        upgrade(&mut proxy, hammer);
+                    });
+                }
+            }
+            held.check();
+        });
+        println!("{family}:\n{report}");
+        assert!(report.failures().next().is_none(), "{:?}", report.failures().collect::<Vec<_>>());
+    }
+}
+
+/// Connections that clients opened in different modes, and keep.
+#[derive(Default)]
+struct HeldConnections(Vec<(String, TcpStream)>);
+
+impl HeldConnections {
+    fn open(&mut self, proxy: &LabProxy) {
+        let to = [
+            (ClientPlace::Pod, Address::ClusterIp, ECHO.number),
+            (ClientPlace::Outside, Address::NodeIp, ECHO.node_port.unwrap()),
+        ];
+        for (from, address, port) in to {
+            let to = SocketAddr::new(address.ip(proxy.family), port);
+            let stream =
+                proxy.lab.namespace(from).enter(|| TcpStream::connect_timeout(&to, TIMEOUT)).unwrap();
+            self.0.push((format!("{from:?} to {to}, opened in {} mode", proxy.mode), stream));
+        }
+    }
+
+    fn check(&mut self) {
+        for (name, stream) in &mut self.0 {
+            let answer = stream
+                .write_all(b"8 bytes.")
+                .and_then(|()| TimeoutReader(&*stream, TIMEOUT).read_exact(&mut [0; 8]));
+            answer.unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
     }
 }
 
