@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::Protocol;
+use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, listen, socket_with};
 use testkit::lab::{Address, ClientPlace, Lab, NODE_PORT, Place, TARGET};
 use testkit::lab_proxy::LabProxy;
@@ -23,9 +24,16 @@ const KUBE_PROXY: &str = env!("CARGO_BIN_EXE_kube-proxy");
 /// An emulated machine is slow, and the first packets of a mode load modules.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The proxy looks once a minute whether the connections of a removed endpoint have ended.
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// A port that only kernels with SCTP serve.
 const SCTP: PortManifest =
     PortManifest { number: 90, target: 8090, node_port: Some(30090), protocols: &[Protocol::Sctp] };
+
+/// A port for connections that last.
+const LASTING: PortManifest =
+    PortManifest { number: 7, target: 8082, node_port: Some(30007), protocols: &[Protocol::Tcp] };
 
 /// Who connects where, and whether the endpoint sees the node instead of the client.
 const ROUTES: [(ClientPlace, Address, u16, bool); 4] = [
@@ -56,6 +64,57 @@ fn ipvs_serves_from_the_first_start_to_the_clean_up() {
     let proxy = check_life(start("ipvs", None), "nft list ruleset");
     let left = proxy.lab.network.node.run("ip -brief link") + &proxy.lab.network.node.run("ipvsadm-save -n");
     assert!(!left.contains("kube-ipvs0") && !left.contains("-A "), "after --cleanup: {left}");
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_serves_the_connections_of_a_removed_endpoint_until_they_end() {
+    let proxy = start("ipvs", None);
+    for (pod, place) in [(0, Place::PodA), (1, Place::PodB)] {
+        for family in Family::BOTH {
+            let at = SocketAddr::new(place.ip(family), LASTING.target);
+            let listener = proxy.lab.network.pods[pod].namespace.enter(|| TcpListener::bind(at)).unwrap();
+            std::thread::spawn(move || listener.incoming().flatten().for_each(serve_association));
+        }
+    }
+    wait_for(&proxy, A.place);
+    let lasting = |(family, (from, to, port, _))| {
+        let port = if port == NODE_PORT { LASTING.node_port.unwrap() } else { LASTING.number };
+        let to = SocketAddr::new(Address::ip(to, family), port);
+        proxy.lab.namespace(from).enter(|| TcpStream::connect_timeout(&to, TIMEOUT)).unwrap()
+    };
+    let expected = |(family, route), place| answer_of(family, route, place, LASTING.target);
+    let mut before: Vec<_> = routes().map(|route| (route, lasting(route))).collect();
+    for (route, stream) in &mut before {
+        assert_eq!(ask(stream), expected(*route, A.place), "{route:?}");
+    }
+
+    apply(&proxy, &[B]);
+    wait_for(&proxy, B.place);
+    for route in routes() {
+        // More often than there are real servers.
+        for _ in 0..3 {
+            assert_eq!(ask(&mut lasting(route)), expected(route, B.place), "a new connection: {route:?}");
+        }
+    }
+    for (route, stream) in &mut before {
+        assert_eq!(ask(stream), expected(*route, A.place), "an old connection: {route:?}");
+        // A reset when dropped: IPVS keeps a connection that ends by FIN for minutes.
+        set_socket_linger(&*stream, Some(Duration::ZERO)).unwrap();
+    }
+    let removed = Family::BOTH.map(|family| SocketAddr::new(A.place.ip(family), LASTING.target).to_string());
+    let listing = || proxy.lab.network.node.run("ipvsadm-save -n");
+    let kept = listing();
+    assert!(removed.iter().all(|real| kept.contains(&format!("{real} -m -w 0"))), "{kept}");
+
+    drop(before);
+    let mut last = String::new();
+    let deleted = holds_within(TERMINATION_TIMEOUT, || {
+        last = listing();
+        !removed.iter().any(|real| last.contains(real))
+    });
+    assert!(deleted, "{last}");
+    check_log(&proxy);
 }
 
 #[test]
@@ -101,7 +160,7 @@ fn start(mode: &'static str, iptables: Option<&str>) -> LabProxy {
 fn apply(proxy: &LabProxy, endpoints: &[EndpointManifest]) {
     let service = |name, family| {
         let mut service = ServiceManifest { name, ..web(endpoints) };
-        service.ports.push(SCTP);
+        service.ports.extend([SCTP, LASTING]);
         write(&[service.into()], family)
     };
     proxy.apply_text(&(service("web", Family::V4) + &service("web6", Family::V6)));
