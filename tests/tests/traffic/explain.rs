@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kernel::iptables::Variant;
+use kernel::ipvs::ServersLookup;
 use kernel::nftables::Lookup;
 use model::address::Family;
 use model::cluster::Cluster;
@@ -27,6 +28,7 @@ use testkit::probe::{Answer, probe_here};
 use tests::chains::IptablesNode;
 use tests::node::NftablesNode;
 use tests::options::{DetectLocal, Options};
+use tests::servers::IpvsNode;
 
 /// For each mode: the number of configurations, of cluster states in each, and of packets for each state, in both families.
 const CONFIGURATIONS: u64 = 5;
@@ -54,11 +56,18 @@ fn packets_do_what_explain_says_in_iptables_mode_with_the_legacy_variant() {
     });
 }
 
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_does_with_packets_what_explain_says() {
+    check(Kernel::Ipvs, &|namespace, family, options| Box::new(IpvsNode::new(namespace, family, options)));
+}
+
 /// Where rules are, and how they can be looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kernel {
     Nftables,
     Iptables(Variant),
+    Ipvs,
 }
 
 impl Kernel {
@@ -66,6 +75,7 @@ impl Kernel {
         match self {
             Self::Nftables => Mode::Nftables,
             Self::Iptables(_) => Mode::Iptables,
+            Self::Ipvs => Mode::Ipvs,
         }
     }
 }
@@ -87,6 +97,16 @@ impl Subject for NftablesNode {
 }
 
 impl Subject for IptablesNode {
+    fn hold(&mut self, manifests: &str) {
+        self.replace(manifests);
+    }
+
+    fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Subject for IpvsNode {
     fn hold(&mut self, manifests: &str) {
         self.replace(manifests);
     }
@@ -207,12 +227,15 @@ fn look(
         node.run(&format!("{program}-{suffix}-save -t {table}"))
     };
     let saved = match kernel {
-        Kernel::Nftables => None,
+        Kernel::Nftables | Kernel::Ipvs => None,
         Kernel::Iptables(Variant::Nft) => Some((save("nft", "nat"), save("nft", "filter"))),
         Kernel::Iptables(Variant::Legacy) => Some((save("legacy", "nat"), save("legacy", "filter"))),
     };
     let look = |explanation: &Explanation| match &saved {
         Some((nat, filter)) => through_rules(explanation, nat, filter, addresses),
+        None if kernel == Kernel::Ipvs => {
+            through_sets(explanation, addresses, &mut ServersLookup::open(family).unwrap()).unwrap()
+        }
         None => through_sets(explanation, addresses, &mut Lookup::open(family).unwrap()).unwrap(),
     };
     node.enter(|| {
@@ -325,7 +348,11 @@ impl Question {
     }
 
     fn is_foretold(&self, answer: &Answer, family: Family, explanation: &Explanation) -> bool {
-        let own = self.source(family);
+        let own = match (explanation.mode, self.from) {
+            // In ipvs mode, the addresses of Services are addresses of the node.
+            (Mode::Ipvs, ClientPlace::Node) => self.to.ip(),
+            (Mode::Nftables | Mode::Iptables | Mode::Ipvs, _) => self.source(family),
+        };
         match (explanation.fate, answer) {
             (Fate::Forwarded, Answer::From { endpoint, client }) => {
                 let target = explanation.endpoints.iter().find(|target| target.address == *endpoint);
