@@ -59,6 +59,7 @@ fn loads(proxy: &LabProxy) -> Vec<Load> {
     let (pod, outside) = (proxy.lab.namespace(ClientPlace::Pod), proxy.lab.namespace(ClientPlace::Outside));
     vec![
         Load::new_tcp("tcp, new, pod to cluster IP", pod, cluster_ip(80)),
+        Load::new_tcp("tcp, new, node to cluster IP", &proxy.lab.network.node, cluster_ip(80)),
         Load::new_tcp("tcp, new, outside to node port", outside, node(NODE_PORT)),
         Load::new_udp("udp, new, pod to cluster IP", pod, cluster_ip(80)),
         Load::long_tcp("tcp, long, pod to cluster IP", pod, cluster_ip(ECHO.number)),
@@ -165,6 +166,7 @@ impl HeldConnections {
     fn open(&mut self, proxy: &LabProxy) {
         let to = [
             (ClientPlace::Pod, Address::ClusterIp, ECHO.number),
+            (ClientPlace::Node, Address::ClusterIp, ECHO.number),
             (ClientPlace::Outside, Address::NodeIp, ECHO.node_port.unwrap()),
         ];
         for (from, address, port) in to {
