@@ -13,9 +13,11 @@ use settings::config::ProxyMode;
 
 use crate::threads;
 
-/// With iptables-nft, the kernel releases the ipsets of deleted rules only some milliseconds later.
-const SET_RELEASE: Duration = Duration::from_millis(100);
+/// How often, and at which interval, to try to remove what the kernel has not released yet: the ipsets of rules that have been deleted
+/// through iptables-nft, and the table of a proxy that has just ended, which a program that it started may own for a moment.
 const SET_ATTEMPTS: u32 = 50;
+const TABLE_ATTEMPTS: u32 = 20;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Removes what any mode may have left, but no virtual servers in `exclude`. Continues after a failure, so that as much as
@@ -76,14 +78,8 @@ fn remove_ipvs(family: Family, exclude: &[IpNet]) -> bool {
 
 /// Destroys the ipsets of upstream's ipvs mode, whose rules have to be removed before. Returns whether none is left.
 fn destroy_sets(family: Family) -> bool {
-    let mut destroyed = ipvs::destroy_sets(family);
-    for _ in 1..SET_ATTEMPTS {
-        if !matches!(&destroyed, Err(error) if error.kind() == io::ErrorKind::ResourceBusy) {
-            break;
-        }
-        sleep(SET_RELEASE);
-        destroyed = ipvs::destroy_sets(family);
-    }
+    let is_held = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
+    let destroyed = until_released(SET_ATTEMPTS, || ipvs::destroy_sets(family), is_held);
     if let Err(error) = &destroyed {
         tracing::error!(ipFamily = %family, err = %error, "Error cleaning up ipsets");
     }
@@ -101,17 +97,39 @@ fn remove_iptables(family: Family, which: Leftovers) -> bool {
 
 /// Returns whether nothing is left.
 fn remove_nftables(family: Family) -> bool {
-    let Err(error) = nftables::KernelTable::remove(family) else { return true };
-    let error = anyhow::Error::from(error);
-    let is_forbidden = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-    let why = if !error.chain().filter_map(|error| error.downcast_ref()).any(is_forbidden) {
-        ""
-    } else if nftables::present(family).is_ok() {
-        // Reading is permitted, so the cause is not a lack of privileges.
+    let remove = || nftables::KernelTable::remove(family).map_err(anyhow::Error::from);
+    // If reading is permitted, the cause is not a lack of privileges.
+    let is_owned = |error: &anyhow::Error| is_forbidden(error) && nftables::present(family).is_ok();
+    let Err(error) = until_released(TABLE_ATTEMPTS, remove, is_owned) else { return true };
+    let why = if is_owned(&error) {
         " (the table belongs to a proxy that is still running; stop that one first)"
-    } else {
+    } else if is_forbidden(&error) {
         " (it takes root or CAP_NET_ADMIN)"
+    } else {
+        ""
     };
     tracing::error!(ipFamily = %family, err = format!("{error:#}{why}"), "Error cleaning up nftables rules");
     false
+}
+
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|error| error.downcast_ref::<io::Error>());
+    causes.any(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// Repeats `remove` while its error `is_held`, up to this many attempts in all.
+fn until_released<E>(
+    attempts: u32,
+    mut remove: impl FnMut() -> Result<(), E>,
+    is_held: impl Fn(&E) -> bool,
+) -> Result<(), E> {
+    let mut removed = remove();
+    for _ in 1..attempts {
+        if !removed.as_ref().is_err_and(&is_held) {
+            break;
+        }
+        sleep(ATTEMPT_INTERVAL);
+        removed = remove();
+    }
+    removed
 }
