@@ -12,9 +12,8 @@ use plan::flows::Contended;
 use plan::ipvs::changes::IpvsSteps;
 use plan::ipvs::plan::IpvsPlan;
 use plan::ipvs::termination::RealCounts;
-use settings::duration::Duration;
 
-use super::nftables::{log_contention, table_drift_listener};
+use super::nftables::{log_commit, log_contention, log_refusal, table_drift_listener};
 use super::{AfterDue, Backend, DriftListener, SyncError};
 use crate::contention::Contentions;
 use crate::metrics::{Metrics, ip_family};
@@ -90,14 +89,11 @@ impl Backend for Ipvs {
         lines.into_iter().for_each(|line| log_contention(family, line));
         let outcome = committed.map_err(|error| {
             if was_settled {
-                // Most likely the kernel does not hold what the last sync committed.
-                tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading its state back");
+                log_refusal(family, &error);
             }
             SyncError::new(retry(&error, was_settled), error)
         })?;
-        let elapsed = Duration::from(started.elapsed());
-        let Outcome { is_full, added, deleted, .. } = outcome;
-        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, added, deleted, "SyncProxyRules complete");
+        log_commit(family, outcome, started);
         Ok(outcome)
     }
 

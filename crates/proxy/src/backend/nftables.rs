@@ -1,6 +1,7 @@
 //! The nftables mode: writes elements of our own table.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -93,14 +94,11 @@ impl Backend for Nftables {
         let was_settled = self.plan.is_settled();
         let outcome = self.plan_and_commit(changes).map_err(|error| {
             if was_settled {
-                // Most likely the kernel does not hold what the last sync committed.
-                tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading its state back");
+                log_refusal(family, &error);
             }
             SyncError::new(retry(&error, was_settled), error)
         })?;
-        let elapsed = Duration::from(started.elapsed());
-        let Outcome { is_full, added, deleted, .. } = outcome;
-        tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, added, deleted, "SyncProxyRules complete");
+        log_commit(family, outcome, started);
         Ok(outcome)
     }
 
@@ -155,6 +153,17 @@ impl Backend for Nftables {
     fn title(&self) -> &'static str {
         "NFTables"
     }
+}
+
+/// Most likely the kernel does not hold what the last sync committed.
+pub(super) fn log_refusal(family: Family, error: &impl fmt::Display) {
+    tracing::warn!(ipFamily = %family, err = %error, "Kernel refused a change, reading its state back");
+}
+
+pub(super) fn log_commit(family: Family, outcome: Outcome, started: Instant) {
+    let elapsed = Duration::from(started.elapsed());
+    let Outcome { is_full, added, deleted, .. } = outcome;
+    tracing::debug!(v = 2, ipFamily = %family, %elapsed, fullSync = is_full, added, deleted, "SyncProxyRules complete");
 }
 
 /// `None` while the table is owned: the kernel lets no other process change it.
