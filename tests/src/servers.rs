@@ -69,7 +69,7 @@ impl IpvsNode {
                     outcome => break outcome.unwrap(),
                 }
             };
-            backend.do_due(Instant::now());
+            backend.on_timer(Instant::now());
             // The kernel adds the routes of new IPv6 addresses a moment later.
             let is_local = |ip| source_towards(SocketAddr::new(ip, 9)).is_ok_and(|source| source == ip);
             eventually("bound addresses are local", || backend.plan.desired().bound_ips().all(is_local));

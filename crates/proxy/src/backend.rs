@@ -66,9 +66,9 @@ pub trait Backend: fmt::Debug + Send {
     }
 
     /// Does what is due besides syncs, such as logging what was held back.
-    fn do_due(&mut self, now: Instant) -> AfterDue {
+    fn on_timer(&mut self, now: Instant) -> AfterTimer {
         let _ = now;
-        AfterDue::Nothing
+        AfterTimer::Nothing
     }
 
     /// The desired state after all changes so far, to be compared with the actual one.
@@ -81,9 +81,9 @@ pub trait Backend: fmt::Debug + Send {
     fn title(&self) -> &'static str;
 }
 
-/// What follows from [`Backend::do_due`].
+/// What follows from [`Backend::on_timer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AfterDue {
+pub enum AfterTimer {
     Nothing,
     /// Something else will be due then.
     Again(Instant),

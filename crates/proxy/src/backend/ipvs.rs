@@ -14,7 +14,7 @@ use plan::ipvs::plan::IpvsPlan;
 use plan::ipvs::termination::RealCounts;
 
 use super::nftables::{log_commit, log_contention, log_refusal, table_drift_listener};
-use super::{AfterDue, Backend, DriftListener, SyncError};
+use super::{AfterTimer, Backend, DriftListener, SyncError};
 use crate::contention::Contentions;
 use crate::metrics::{Metrics, ip_family};
 use crate::rate_limit::Retry;
@@ -113,16 +113,16 @@ impl Backend for Ipvs {
         self.plan.desired().clone().into()
     }
 
-    fn do_due(&mut self, now: Instant) -> AfterDue {
+    fn on_timer(&mut self, now: Instant) -> AfterTimer {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
         if let Err(error) = self.end_termination(now) {
             tracing::warn!(ipFamily = %family, err = %error, "Failed to delete real servers without connections, reading the kernel's state back");
             self.plan.suspect_drift();
-            return AfterDue::Sync;
+            return AfterTimer::Sync;
         }
         let next = self.contentions.due().into_iter().chain(self.plan.next_check(now)).min();
-        next.map_or(AfterDue::Nothing, AfterDue::Again)
+        next.map_or(AfterTimer::Nothing, AfterTimer::Again)
     }
 
     fn contended(&self) -> Contended {

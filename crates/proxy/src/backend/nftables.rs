@@ -20,7 +20,7 @@ use plan::nftables::program::ProgramSettings;
 use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
 
-use super::{AfterDue, Backend, DriftListener, SyncError};
+use super::{AfterTimer, Backend, DriftListener, SyncError};
 use crate::contention::{Contentions, LogLine};
 use crate::metrics::{Metrics, count, ip_family};
 use crate::rate_limit::Retry;
@@ -132,10 +132,10 @@ impl Backend for Nftables {
         frontend.is_some_and(|frontend| self.table.count(frontend).is_ok_and(|count| count == Some(0)))
     }
 
-    fn do_due(&mut self, now: Instant) -> AfterDue {
+    fn on_timer(&mut self, now: Instant) -> AfterTimer {
         let family = self.table.family();
         self.contentions.due_lines(now).into_iter().for_each(|line| log_contention(family, line));
-        self.contentions.due().map_or(AfterDue::Nothing, AfterDue::Again)
+        self.contentions.due().map_or(AfterTimer::Nothing, AfterTimer::Again)
     }
 
     fn contended(&self) -> Contended {

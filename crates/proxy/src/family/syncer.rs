@@ -20,7 +20,7 @@ use plan::walk::Packet;
 use super::drift::DriftWatch;
 use super::report::Reports;
 use super::{Start, TakeOver};
-use crate::backend::{AfterDue, Backend, SyncError};
+use crate::backend::{AfterTimer, Backend, SyncError};
 use crate::flows::FlowFollower;
 use crate::health::service::ServiceHealth;
 use crate::metrics::Metrics;
@@ -198,12 +198,12 @@ impl Syncer {
     }
 
     /// Has the backend do what is due besides syncs.
-    pub fn do_due(&mut self, now: Instant) {
+    pub fn on_timer(&mut self, now: Instant) {
         self.backend_due = None;
-        match self.backend.do_due(now) {
-            AfterDue::Nothing => {}
-            AfterDue::Again(due) => self.backend_due = Some(due),
-            AfterDue::Sync => self.rate_limiter.request(),
+        match self.backend.on_timer(now) {
+            AfterTimer::Nothing => {}
+            AfterTimer::Again(due) => self.backend_due = Some(due),
+            AfterTimer::Sync => self.rate_limiter.request(),
         }
     }
 

@@ -58,7 +58,7 @@ impl Worker {
             self.receive(inbox.take(timeout.min(MAX_INBOX_WAIT)));
             self.sync_if_due(Instant::now());
             if let Some(syncer) = &mut self.syncer {
-                syncer.do_due(Instant::now());
+                syncer.on_timer(Instant::now());
             }
         }
     }
