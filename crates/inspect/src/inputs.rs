@@ -11,6 +11,7 @@ use kernel::{interfaces, iptables, ipvs, nftables};
 use model::address::Family;
 use model::names::ServicePortName;
 use model::routing::Routing;
+use plan::ipvs::desired::usable_node_ips;
 use proxy::modes;
 use proxy::node::LocalNode;
 use settings::config::{Config, ProxyMode};
@@ -54,15 +55,13 @@ impl FamilyInputs {
         Ok((config, node, all))
     }
 
-    /// The addresses that serve node ports; empty if all addresses do.
+    /// The addresses that serve node ports. A mode whose rules do not list them ignores them.
     pub fn node_port_ips(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
-        let addresses = modes::node_port_addresses(config, self.family, node);
-        if addresses.match_all() { Vec::new() } else { addresses.among(&self.interfaces) }
-    }
-
-    /// The same for the nftables mode, which cannot serve node ports on loopback.
-    pub fn node_port_ips_for_nftables(&self, config: &Config, node: &LocalNode) -> Vec<IpAddr> {
-        self.node_port_ips(config, node).into_iter().filter(|ip| !ip.is_loopback()).collect()
+        let serving = modes::node_port_addresses(config, self.family, node).among(&self.interfaces);
+        match config.mode {
+            ProxyMode::Ipvs => usable_node_ips(&serving, self.family).collect(),
+            ProxyMode::Nftables | ProxyMode::Iptables => serving,
+        }
     }
 }
 
@@ -117,6 +116,6 @@ fn table_snapshot(
         settings,
         routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect(),
         inputs.service_cidrs.clone(),
-        inputs.node_port_ips_for_nftables(config, node),
+        inputs.node_port_ips(config, node),
     ))
 }

@@ -73,7 +73,7 @@ fn desired_table(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> an
     let mut desired = DesiredTable::new(settings);
     let routings = inputs.routings.iter();
     desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());
-    desired.replace_node_port_ips(inputs.node_port_ips_for_nftables(config, node));
+    desired.replace_node_port_ips(inputs.node_port_ips(config, node));
     desired.replace_node_ips(usable_node_ips(&inputs.interfaces, inputs.family).collect());
     Ok(desired)
 }

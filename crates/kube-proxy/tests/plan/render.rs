@@ -71,3 +71,17 @@ fn rendering_takes_no_privileges_and_loads() {
         assert_eq!(code, 0, "{text}");
     });
 }
+
+#[test]
+fn without_node_port_addresses_the_ipvs_mode_serves_node_ports_on_every_address() {
+    in_fresh_netns(|| {
+        let cluster = Cluster::new("ipvs");
+        for address in ["192.0.2.11/32", "2001:db8::11/128"] {
+            run(&format!("ip address add {address} dev lo"));
+        }
+        let (code, text) = cluster.tool("render", &["--family", "ipv4"]);
+        assert_eq!(code, 0, "{text}");
+        let servers: Vec<&str> = text.lines().filter(|line| line.contains(":30080 -s rr")).collect();
+        assert_eq!(servers, ["-A -t 192.0.2.11:30080 -s rr"], "{text}");
+    });
+}
