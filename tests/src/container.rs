@@ -217,5 +217,5 @@ fn log(image: &Image) -> PathBuf {
 }
 
 fn packaging() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("packaging")
 }

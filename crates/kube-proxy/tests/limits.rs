@@ -38,7 +38,8 @@ impl ContainerLab {
         let manifests = TempDir::new().unwrap();
         // Readable for the user nobody.
         Command::new("chmod").arg("755").arg(manifests.path()).status().unwrap();
-        let mut image = Image::assemble(mode, Path::new(KUBE_PROXY));
+        let programs = if mode == "iptables" { "iptables" } else { "nftables" };
+        let mut image = Image::assemble(programs, Path::new(KUBE_PROXY));
         image.mount(manifests.path(), "/manifests", &["rbind", "ro"]);
         let lab = Self { lab: Lab::new(), manifests, image, mode };
         lab.prepare_node();
@@ -117,9 +118,9 @@ impl ContainerLab {
         command.extend(self.flags());
         command.push("--v=0");
         let output = container.exec(&command);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {}\n{stderr}", output.status);
-        String::from_utf8(output.stdout).unwrap()
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(output.status.success(), "{words:?}: {}\n{stdout}{stderr}", output.status);
+        stdout
     }
 }
 
@@ -142,8 +143,8 @@ fn serves_under_all_limits(lab: &ContainerLab, confinement: &Confinement) {
     let explained = lab.subcommand(&container, &["explain", "tcp", &to]);
     assert!(explained.contains(&Place::PodB.ip(Family::V4).to_string()), "{explained}");
 
-    // Upstream warns about the first, too; the second is set by the pod's manifest.
-    let expected = ["nodePortAddresses is unset", "oom"];
+    // Upstream warns about the first two, too; the third is set by the pod's manifest.
+    let expected = ["nodePortAddresses is unset", "The ipvs proxier is now deprecated", "oom"];
     let log = container.log();
     let errors = log.lines().filter(|line| line.starts_with('E') || line.contains("panicked"));
     let errors: Vec<_> =
@@ -182,6 +183,12 @@ fn assert_limits(container: &Container<'_>, confinement: &Confinement) {
 #[test]
 fn the_nftables_mode_serves_under_all_limits() {
     serves_under_all_limits(&ContainerLab::new("nftables"), &Confinement::with_seccomp("nftables.json"));
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_serves_under_all_limits() {
+    serves_under_all_limits(&ContainerLab::new("ipvs"), &Confinement::with_seccomp("nftables.json"));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use render::{Release, chart, kustomized, lint, overlay, refusal, tool};
 in_each_mode!(a_pod_of_the_chart_serves, a_pod_of_the_overlay_serves);
 
 fn packaging() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("packaging")
 }
 
 /// The chart values that the test needs: the address of the API server, and no change to a limit of the whole machine.
@@ -221,7 +221,7 @@ fn the_api_server_accepts_all_rendered_objects() {
         "tolerations": [], "nodeSelector": null, "resources": null, "name": "other",
     });
     let mut renderings = vec![chart(&everything), chart(&least)];
-    renderings.extend([Mode::Nftables, Mode::Iptables].map(|mode| chart(&values(&cluster, mode))));
+    renderings.extend([Mode::Nftables, Mode::Iptables, Mode::Ipvs].map(|mode| chart(&values(&cluster, mode))));
     renderings.extend(["nftables", "iptables", "kubeadm"].map(overlay));
     for object in renderings.iter().flatten() {
         // The API server serves a new CRD only after a moment.
@@ -254,7 +254,7 @@ fn invalid_chart_values_are_refused_with_a_reason() {
     for (values, word) in [
         (json!({}), "set apiServer to the address at which nodes reach the API server"),
         (json!({"apiServer": "192.0.2.1"}), "apiServer"),
-        (json!({"apiServer": "https://192.0.2.1", "mode": "ipvs"}), "mode"),
+        (json!({"apiServer": "https://192.0.2.1", "mode": "userspace"}), "mode"),
         (json!({"apiServer": "https://192.0.2.1", "config": {"mode": "iptables"}}), "config"),
         (json!({"apiServer": "https://192.0.2.1", "conectionMetrics": true}), "conectionMetrics"),
         (
