@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static emulate dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate dist check test e2e vm soak fuzz bench bench-e2e bench-ipvs charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -20,7 +20,8 @@ demo: ## scale a Service and restart the proxy under real connections, in networ
 build: ## build the release binary, target/release/kube-proxy
 	$(CARGO) build --release --bin kube-proxy
 
-STATIC ?= $(shell uname -m)-unknown-linux-musl
+MUSL = $(shell uname -m)-unknown-linux-musl
+STATIC ?= $(MUSL)
 static: ## build the static binary for containers, target/*-linux-musl/release/kube-proxy; installs what it needs
 	@CARGO='$(CARGO)' hack/static '$(STATIC)'
 
@@ -43,7 +44,7 @@ e2e: setup ## run the tests against a real API server, in both modes; builds one
 	$(CARGO) build --workspace --all-features --bin kube-proxy --bin control-plane
 	components=$$(hack/control-plane) && tools=$$(hack/packaging-tools) && \
 	  SLUICE_CONTROL_PLANE=$$components SLUICE_PACKAGING_TOOLS=$$tools \
-	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --test-threads=1
+	  $(CARGO) test --workspace --all-features --test e2e -- --ignored --skip ipvs_ --test-threads=1
 
 KERNELS ?= 5.10 5.15 6.1 6.12 7.2
 vm: ## test every mode on other kernels, in VMs that have just booted; KERNELS="5.10 6.1" selects some; installs what it needs, needs root
@@ -81,6 +82,15 @@ bench-e2e: setup build ## benchmark against a real API server: latency from its 
 	$(CARGO) build --bin control-plane --bin bench-cluster
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
 	  SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/release/kube-proxy $(CARGO) run --quiet --bin bench-cluster
+
+# Static, since it runs in the VM, too.
+KERNEL ?= 6.1
+bench-ipvs: ## compare one change in ipvs mode with upstream's, in a VM with KERNEL=6.1; needs root and an hour
+	hack/setup cc musl-gcc ip
+	hack/vm/fetch $(KERNEL)
+	$(CARGO) build --release --target $(MUSL) --bin kube-proxy --bin control-plane --bin bench-cluster
+	components=$$(hack/control-plane) && for services in 1000 10000; do SLUICE_CONTROL_PLANE=$$components \
+	  $${CARGO_TARGET_DIR:-target}/$(MUSL)/release/bench-cluster ipvs $(KERNEL) $$services || exit 1; done
 
 fmt: ## format the code
 	$(CARGO) fmt --all

@@ -32,7 +32,8 @@ struct Installation {
     folder: PathBuf,
 }
 
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// An emulated machine is slow.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Components {
     /// Starts all components in the current namespace, and returns when they are ready.
