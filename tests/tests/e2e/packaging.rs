@@ -221,7 +221,8 @@ fn the_api_server_accepts_all_rendered_objects() {
         "tolerations": [], "nodeSelector": null, "resources": null, "name": "other",
     });
     let mut renderings = vec![chart(&everything), chart(&least)];
-    renderings.extend([Mode::Nftables, Mode::Iptables, Mode::Ipvs].map(|mode| chart(&values(&cluster, mode))));
+    renderings
+        .extend([Mode::Nftables, Mode::Iptables, Mode::Ipvs].map(|mode| chart(&values(&cluster, mode))));
     renderings.extend(["nftables", "iptables", "kubeadm"].map(overlay));
     for object in renderings.iter().flatten() {
         // The API server serves a new CRD only after a moment.

@@ -1,9 +1,11 @@
 //! Measures kube-proxy in a cluster with a real API server, and compares with goals. `make bench-e2e` runs it.
 //!
+//! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`.
 //! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name.
 
 mod compare;
 mod figures;
+mod ipvs;
 mod latency;
 mod memory;
 mod population;
@@ -14,23 +16,29 @@ use tests::cluster::proxy::binary;
 use tests::cluster::test_cluster::TestCluster;
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["ipvs-node", namespace, services] = arguments[..] {
+        return ipvs::measure_on_node(namespace, services.parse().unwrap());
+    }
     let supervisor = sibling("control-plane");
     let program = binary(&supervisor);
     let size = program.metadata().map(|file| file.len());
     let size = size.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
     println!("binary: {:.1} MiB", mebibytes(size));
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, name, services, endpoints] = &arguments[..]
-        && command == "compare"
-    {
-        let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
-        let cluster = TestCluster::new(&supervisor);
-        compare::measure(&cluster, name, services, endpoints);
-        exit();
+    if arguments.is_empty() {
+        latency::measure(&TestCluster::new(&supervisor));
     }
-    latency::measure(&TestCluster::new(&supervisor));
     let cluster = TestCluster::new(&supervisor);
-    memory::measure(&cluster);
+    match arguments[..] {
+        [] => memory::measure(&cluster),
+        ["compare", name, services, endpoints] => {
+            let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
+            compare::measure(&cluster, name, services, endpoints);
+        }
+        ["ipvs", kernel, services] => ipvs::measure(&cluster, kernel, services.parse().unwrap()),
+        _ => panic!("unknown arguments {arguments:?}"),
+    }
     exit();
 }
 
