@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static emulate dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate image dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -26,6 +26,9 @@ static: ## build the static binary for containers, target/*-linux-musl/release/k
 
 emulate: ## build the static binary for aarch64 and run its subcommands in QEMU; installs what it needs
 	@hack/emulate
+
+image: static ## write the container images to target/image; STATIC=aarch64-unknown-linux-musl for another architecture
+	@hack/image target/$(STATIC)/release/kube-proxy target/image
 
 dist: static ## write the contents of a package to target/dist: static binary, completions, manual
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist
