@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static emulate image cluster cluster-test cluster-down dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate image cluster cluster-test swap cluster-down dist check test e2e vm soak fuzz bench bench-e2e charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -35,6 +35,12 @@ cluster: image ## start a Kubernetes cluster of NODES=3 nodes on this machine, w
 
 cluster-test: image ## start such a cluster in each mode, and test Services and the tools in the pod; needs root and Go
 	@for mode in nftables iptables; do MODE=$$mode hack/cluster/with hack/cluster/test || exit 1; done
+
+swap: image ## swap the image of upstream's kube-proxy in such a cluster for ours, and back, under load, in each mode; needs root and Go
+	$(CARGO) build --bin swap
+	@for mode in nftables iptables; do \
+	  PROXY=kubeadm MODE=$$mode hack/cluster/with $${CARGO_TARGET_DIR:-target}/debug/swap $$mode || exit 1; \
+	done
 
 cluster-down: ## end the cluster and remove all that belongs to it
 	@hack/cluster/down
