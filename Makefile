@@ -4,11 +4,12 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static emulate dist check test e2e vm soak fuzz bench bench-e2e bench-ipvs charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate image cluster cluster-test swap cluster-down dist check test e2e vm soak fuzz bench bench-e2e bench-ipvs \
+  charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # In the dev profile, which builds sooner: the kernel forwards the packets, so the speed of the proxy does not matter.
 demo: ## scale a Service and restart the proxy under real connections, in network namespaces; needs root
@@ -27,6 +28,24 @@ static: ## build the static binary for containers, target/*-linux-musl/release/k
 
 emulate: ## build the static binary for aarch64 and run its subcommands in QEMU; installs what it needs
 	@hack/emulate
+
+image: static ## write the container images to target/image; STATIC=aarch64-unknown-linux-musl for another architecture
+	@hack/image target/$(STATIC)/release/kube-proxy target/image
+
+cluster: image ## start a Kubernetes cluster of NODES=3 nodes on this machine, with the Helm chart; MODE=iptables; needs root and Go
+	@hack/cluster/up
+
+cluster-test: image ## start such a cluster in each mode, and test Services and the tools in the pod; needs root and Go
+	@for mode in nftables iptables; do MODE=$$mode hack/cluster/with hack/cluster/test || exit 1; done
+
+swap: image ## swap the image of upstream's kube-proxy in such a cluster for ours, and back, under load, in each mode; needs root and Go
+	$(CARGO) build --bin swap
+	@for mode in nftables iptables; do \
+	  PROXY=kubeadm MODE=$$mode hack/cluster/with $${CARGO_TARGET_DIR:-target}/debug/swap $$mode || exit 1; \
+	done
+
+cluster-down: ## end the cluster and remove all that belongs to it
+	@hack/cluster/down
 
 dist: static ## write the contents of a package to target/dist: static binary, completions, manual
 	@hack/dist target/$(STATIC)/release/kube-proxy target/dist

@@ -52,11 +52,24 @@ pub struct Image {
 impl Image {
     /// `kind` is nftables or iptables.
     pub fn assemble(kind: &str, kube_proxy: &Path) -> Self {
+        let mut assemble = Command::new(packaging().join("image/assemble-root"));
+        Self::with_root(kind, |root| assemble.arg(kind).arg(root).arg(kube_proxy))
+    }
+
+    /// Unpacks the layer of an image, as a runtime does.
+    pub fn unpack(kind: &str, layer: &Path) -> Self {
+        let mut tar = Command::new("tar");
+        Self::with_root(kind, |root| {
+            fs::create_dir(root).unwrap();
+            tar.arg("--extract").arg("--gzip").arg("--file").arg(layer).arg("--directory").arg(root)
+        })
+    }
+
+    /// Runs a command that fills the root folder.
+    fn with_root<'a>(kind: &str, fill: impl FnOnce(&Path) -> &'a mut Command) -> Self {
         let folder = TempDir::new().unwrap();
-        let assemble = packaging().join("image/assemble-root");
-        let root = folder.path().join("rootfs");
-        let assembled = Command::new(assemble).arg(kind).arg(&root).arg(kube_proxy).status().unwrap();
-        assert!(assembled.success());
+        let filled = fill(&folder.path().join("rootfs")).status().unwrap();
+        assert!(filled.success());
         let mut image = Self { folder, mounts: Vec::new() };
         image.mounts.push(json!({"destination": "/proc", "type": "proc", "source": "proc"}));
         image

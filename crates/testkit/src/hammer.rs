@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::lab::NODE_PORT;
@@ -21,32 +21,42 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One client, and how it makes one request.
 pub struct Load {
-    name: &'static str,
+    name: Arc<str>,
     namespace: Namespace,
+    /// Between two requests.
+    interval: Duration,
     request: Box<dyn FnMut() -> Result<(), String> + Send>,
 }
 
 impl Load {
     fn new(
-        name: &'static str,
+        name: &str,
         namespace: &Namespace,
         request: impl FnMut() -> Result<(), String> + Send + 'static,
     ) -> Self {
-        Self { name, namespace: namespace.clone(), request: Box::new(request) }
+        // Leaves a small machine enough CPU time for the proxy.
+        let interval = Duration::from_millis(1);
+        Self { name: name.into(), namespace: namespace.clone(), interval, request: Box::new(request) }
+    }
+
+    /// Makes requests less often. Minutes of new connections need it, or source ports are used again that conntrack still knows.
+    #[must_use]
+    pub fn with_interval(self, interval: Duration) -> Self {
+        Self { interval, ..self }
     }
 
     /// Opens a connection for each request.
-    pub fn new_tcp(name: &'static str, from: &Namespace, to: SocketAddr) -> Self {
+    pub fn new_tcp(name: &str, from: &Namespace, to: SocketAddr) -> Self {
         Self::new(name, from, move || by_endpoint(probe_here(None, Protocol::Tcp, to, ANSWER_TIMEOUT)))
     }
 
     /// Uses a new source port for each request.
-    pub fn new_udp(name: &'static str, from: &Namespace, to: SocketAddr) -> Self {
+    pub fn new_udp(name: &str, from: &Namespace, to: SocketAddr) -> Self {
         Self::new(name, from, move || by_endpoint(probe_here(None, Protocol::Udp, to, ANSWER_TIMEOUT)))
     }
 
     /// Sends all requests over one connection to an echo server; reconnects after a failure.
-    pub fn long_tcp(name: &'static str, from: &Namespace, to: SocketAddr) -> Self {
+    pub fn long_tcp(name: &str, from: &Namespace, to: SocketAddr) -> Self {
         let mut connection: Option<TcpStream> = None;
         Self::new(name, from, move || {
             let echoed = exchange(&mut connection, to);
@@ -58,7 +68,7 @@ impl Load {
     }
 
     /// Uses one source port for all requests.
-    pub fn long_udp(name: &'static str, from: &Namespace, to: SocketAddr) -> Self {
+    pub fn long_udp(name: &str, from: &Namespace, to: SocketAddr) -> Self {
         let mut socket: Option<UdpSocket> = None;
         Self::new(name, from, move || request_again(&mut socket, to))
     }
@@ -112,7 +122,7 @@ pub struct Hammer {
 struct Failure {
     /// When the request began.
     at: Instant,
-    load: &'static str,
+    load: Arc<str>,
     reason: String,
 }
 
@@ -163,11 +173,10 @@ impl Hammer {
         while !self.is_over.load(Ordering::Relaxed) {
             let at = Instant::now();
             if let Err(reason) = (load.request)() {
-                self.failures.lock().unwrap().push(Failure { at, load: load.name, reason });
+                self.failures.lock().unwrap().push(Failure { at, load: load.name.clone(), reason });
             }
             self.requests.fetch_add(1, Ordering::Relaxed);
-            // Leaves a small machine enough CPU time for the proxy.
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(load.interval);
         }
     }
 
@@ -231,7 +240,7 @@ impl fmt::Display for HammerReport {
             writeln!(f, "{:<60} {:>8} {rate:>6.0} {failed:>6} {outage:>15}", step.name, step.requests)?;
             let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
             self.failures_of(step)
-                .for_each(|failure| *kinds.entry((failure.load, &failure.reason)).or_default() += 1);
+                .for_each(|failure| *kinds.entry((&failure.load, &failure.reason)).or_default() += 1);
             for ((load, reason), count) in kinds {
                 writeln!(f, "{count:>10} times {load}: {reason}")?;
             }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -29,7 +30,12 @@ impl Namespace {
 
     /// The namespace of the calling thread.
     pub fn current() -> Self {
-        Self(Arc::new(File::open("/proc/thread-self/ns/net").unwrap()))
+        Self::open("/proc/thread-self/ns/net").unwrap()
+    }
+
+    /// The namespace that a path names, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
+    pub fn open(path: impl AsRef<Path>) -> std::io::Result<Self> {
+        File::open(path).map(|file| Self(Arc::new(file)))
     }
 
     /// Runs `action` on a thread inside. Sockets that it opens and processes that it starts stay in this namespace.
