@@ -106,7 +106,7 @@ docs: ## build the book, target/book/index.html, and generate the chapters on fl
 	SLUICE_DOCS=write $(CARGO) test --quiet --package settings --lib chapters
 	mdbook=$$(hack/mdbook) && "$$mdbook" build docs
 
-bench-e2e: setup build ## benchmark against a real API server: latency from its write to the kernel, and memory; needs root
+bench-e2e: setup build ## benchmark against a real API server: latency from its write to the kernel, memory, and starts with each encoding; needs root
 	$(CARGO) build --bin control-plane --bin bench-cluster
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
 	  SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/release/kube-proxy $(CARGO) run --quiet --bin bench-cluster

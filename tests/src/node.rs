@@ -18,6 +18,7 @@ use crate::feed::{add, cluster, replace};
 use crate::matrix::ProxyUnderTest;
 use crate::options::Options;
 use testkit::namespace::Namespace;
+use testkit::wait::{Deadline, USUAL_TIMEOUT};
 
 /// The model and the table of one family in a node's namespace.
 #[derive(Debug)]
@@ -74,11 +75,14 @@ impl NftablesNode {
     fn sync(&mut self) -> Outcome {
         let mut changes = self.cluster.take_changes();
         let backend = &mut self.backend;
-        // The node of the other family may commit between a read-back and the commit.
+        let mut deadline = Deadline::after(USUAL_TIMEOUT);
         self.namespace.enter(|| {
             loop {
                 match backend.sync(std::mem::take(&mut changes)) {
-                    Err(error) if error.retry == Retry::Stale => {}
+                    // The node of the other family may commit between a read-back and the commit. A process that another test
+                    // forks keeps the socket of an earlier node for a moment, and with it the table.
+                    Err(error)
+                        if matches!(error.retry, Retry::Stale | Retry::Busy) && !deadline.has_passed() => {}
                     outcome => return outcome.unwrap(),
                 }
             }

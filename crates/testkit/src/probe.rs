@@ -253,17 +253,37 @@ pub fn receive(socket: &UdpSocket, timeout: Duration) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
+/// Sends its packet up to three times, as real SCTP and TCP do: a busy machine drops some.
 fn probe_sctp(source: IpAddr, to: SocketAddr, timeout: Duration) -> io::Result<String> {
+    const ATTEMPTS: u32 = 3;
     let socket = SctpSocket::bind(source)?;
     socket.connect(to.ip())?;
     let port = next_port(to);
-    unless_dropped(socket.send_init(port, to.port()))?;
+    let attempt = || {
+        unless_dropped(socket.send_init(port, to.port()))?;
+        receive_init_ack(&socket, port, to, timeout / ATTEMPTS)
+    };
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {}
+            answer => return answer,
+        }
+    }
+    attempt()
+}
+
+fn receive_init_ack(
+    socket: &SctpSocket,
+    port: u16,
+    from: SocketAddr,
+    timeout: Duration,
+) -> io::Result<String> {
     loop {
         wait_readable(socket.fd(), timeout)?;
         match socket.receive()? {
             // Before it was connected, the socket received the packets of other probes.
-            Some((packet, from))
-                if (from, packet.source, packet.destination) == (to.ip(), to.port(), port) =>
+            Some((packet, ip))
+                if (ip, packet.source, packet.destination) == (from.ip(), from.port(), port) =>
             {
                 return packet.payload.ok_or_else(|| ErrorKind::InvalidData.into());
             }

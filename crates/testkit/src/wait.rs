@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// For conditions that hold within seconds on an idle machine. An emulated one takes 15 times as long.
-pub const USUAL_TIMEOUT: Duration = Duration::from_secs(120);
+pub const USUAL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Waits until `condition` holds, and panics if it does not within [`USUAL_TIMEOUT`].
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {

@@ -14,6 +14,7 @@ use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,7 +35,6 @@ use kube::client::{AuthError, Body, ConfigExt as _};
 use kube::config::Kubeconfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use serde::Deserialize;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use tower::util::BoxCloneSyncService;
@@ -43,7 +43,9 @@ use tower::{BoxError, ServiceBuilder, ServiceExt as _};
 use crate::certificate;
 pub use crate::kubeconfig::Misconfigured;
 use crate::kubeconfig::{self, InClusterConfig, go_error};
+use crate::meta::{Status, StatusDetails};
 use crate::throttle::Throttle;
+use crate::wire::{self, Object, Wire};
 
 /// The maximum time until an answer begins, and between two chunks of it. The API server aborts a request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
@@ -153,22 +155,6 @@ impl ApiError {
     }
 }
 
-/// How the API server says no.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Status {
-    pub code: u16,
-    pub reason: String,
-    pub message: String,
-    pub details: Option<StatusDetails>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct StatusDetails {
-    pub retry_after_seconds: Option<u64>,
-}
-
 type Service = BoxCloneSyncService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// The API server.
@@ -176,6 +162,10 @@ pub struct Api {
     kubeconfig: Kubeconfig,
     transport: Transport,
     user_agent: HeaderValue,
+    /// The encodings to request.
+    accept: HeaderValue,
+    /// Whether to request JSON instead: set once the server has rejected `accept`.
+    requests_json: AtomicBool,
     host: String,
     link: tokio::sync::Mutex<Link>,
     throttle: Option<Mutex<Throttle>>,
@@ -201,6 +191,15 @@ struct Link {
     is_stale: bool,
 }
 
+/// The beginning of an answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) body: Incoming,
+    pub(crate) wire: Wire,
+    /// What [`Api::renew_connection`] needs if the rest of the body does not arrive.
+    pub(crate) generation: Generation,
+}
+
 /// Which link a request was sent through; each new one has a higher number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Generation(u64);
@@ -223,18 +222,18 @@ impl Api {
         transport: Transport,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Misconfigured> {
-        if settings.content_type.contains("protobuf") || settings.accept_content_types.contains("protobuf") {
-            tracing::debug!(v = 2, "Speaking JSON to the API server, whatever contentType says");
-        }
         let kubeconfig = kubeconfig::locate(settings.kubeconfig.as_deref(), settings.master.as_deref(), pod)?;
         let user_agent = HeaderValue::from_str(&settings.user_agent)
             .map_err(|_| Misconfigured(format!("invalid user agent {:?}", settings.user_agent)))?;
+        let accept = accept(settings)?;
         let files = contents(&kubeconfig);
         let (service, host) = connect(&kubeconfig, &user_agent, &transport)?;
         Ok(Self {
             kubeconfig,
             transport,
             user_agent,
+            accept,
+            requests_json: AtomicBool::new(false),
             host,
             link: tokio::sync::Mutex::new(Link {
                 service,
@@ -247,13 +246,31 @@ impl Api {
         })
     }
 
-    /// Sends a request and waits for the beginning of its answer. Watches need not wait for their turn. With the body comes
-    /// what [`Self::renew_connection`] needs if the rest of it does not arrive.
-    pub(crate) async fn send(
+    /// Sends a request and waits for the beginning of its answer. Watches need not wait for their turn. If the server does not
+    /// have the configured encodings, requests JSON from then on.
+    pub(crate) async fn send(&self, request: Request<Vec<u8>>, is_watch: bool) -> Result<Answer, ApiError> {
+        let json = HeaderValue::from_static(wire::JSON);
+        if self.requests_json.load(Ordering::Relaxed) {
+            return self.send_accepting(json, request, is_watch).await;
+        }
+        match self.send_accepting(self.accept.clone(), request.clone(), is_watch).await {
+            Err(ApiError::Refused { code: 406 | 415, message, .. }) if request.method() == Method::GET => {
+                if !self.requests_json.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(err = message, accept = ?self.accept, "Falling back to JSON");
+                }
+                self.send_accepting(json, request, is_watch).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn send_accepting(
         &self,
-        request: Request<Vec<u8>>,
+        accept: HeaderValue,
+        mut request: Request<Vec<u8>>,
         is_watch: bool,
-    ) -> Result<(Incoming, Generation), ApiError> {
+    ) -> Result<Answer, ApiError> {
+        request.headers_mut().insert(ACCEPT, accept);
         let verb = request.method().clone();
         if !is_watch {
             self.wait_for_turn(&verb).await;
@@ -271,7 +288,10 @@ impl Api {
             is_watch,
         });
         match answer {
-            Ok(Ok(response)) if response.status().is_success() => Ok((response.into_body(), generation)),
+            Ok(Ok(response)) if response.status().is_success() => {
+                let wire = Wire::of(response.headers());
+                Ok(Answer { body: response.into_body(), wire, generation })
+            }
             Ok(Ok(response)) => {
                 let is_unauthorized = response.status() == http::StatusCode::UNAUTHORIZED;
                 let refusal = refusal(response).await;
@@ -295,7 +315,7 @@ impl Api {
     /// Like `send`, but returns the whole answer.
     pub(crate) async fn ask(&self, request: Request<Vec<u8>>) -> Result<Vec<u8>, ApiError> {
         let verb = request.method().clone();
-        let (mut body, _) = self.send(request, false).await?;
+        let Answer { mut body, .. } = self.send(request, false).await?;
         let mut answer = Vec::new();
         while let Some(bytes) = next_bytes_in_time(&mut body).await? {
             answer.extend_from_slice(&bytes);
@@ -422,15 +442,17 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
     let code = response.status().as_u16();
     let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let words = response.status().canonical_reason().unwrap_or("refused").to_owned();
+    let wire = Wire::of(response.headers());
     let mut body = response.into_body();
-    let mut text = Vec::new();
+    let mut answer = Vec::new();
     while let Ok(Some(bytes)) = next_bytes_in_time(&mut body).await {
-        text.extend_from_slice(&bytes);
-        if text.len() > MAX_ERROR_BODY {
+        answer.extend_from_slice(&bytes);
+        if answer.len() > MAX_ERROR_BODY {
             break;
         }
     }
-    let mut status: Status = serde_json::from_slice(&text).unwrap_or_default();
+    let status = wire.object(&answer).and_then(Object::decode::<Status>);
+    let mut status = status.unwrap_or_default();
     status.code = code;
     if status.message.is_empty() {
         status.message = format!("the server said {code} {words}");
@@ -439,6 +461,16 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
         status.details = Some(StatusDetails { retry_after_seconds: Some(seconds) });
     }
     ApiError::from_status(status)
+}
+
+/// The header of client-go: anything is acceptable if only `contentType` is set.
+fn accept(settings: &Settings) -> Result<HeaderValue, Misconfigured> {
+    let accept = match (settings.accept_content_types.as_str(), settings.content_type.as_str()) {
+        ("", "") => wire::JSON.to_owned(),
+        ("", content_type) => format!("{content_type}, */*"),
+        (accept, _) => accept.to_owned(),
+    };
+    HeaderValue::from_str(&accept).map_err(|_| Misconfigured(format!("invalid content types {accept:?}")))
 }
 
 /// The contents of the files of the credentials, `None` for those that cannot be read.
@@ -453,7 +485,6 @@ fn connect(
 ) -> Result<(Service, String), Misconfigured> {
     let mut config = kube::Config::try_from(kubeconfig.clone()).map_err(misconfigured)?;
     config.headers.push((USER_AGENT, user_agent.clone()));
-    config.headers.push((ACCEPT, HeaderValue::from_static("application/json")));
     // A token file takes precedence over a literal token. `kube` would not trim it.
     if let Some(path) = config.auth_info.token_file.take() {
         config.auth_info.token = None;

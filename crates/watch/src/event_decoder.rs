@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 
 use model::event::Event;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use crate::client::{ApiError, Status};
-use crate::resource::{Identity, Resource};
+use crate::client::ApiError;
+use crate::meta::Identity;
+use crate::resource::Resource;
+use crate::wire::{Object, Undecodable, WatchEvent};
 
 /// Receives the events of all resources.
 pub(crate) type Emit<'a> = RefCell<&'a mut dyn FnMut(Event)>;
@@ -23,14 +23,14 @@ pub(crate) struct EventDecoder {
     pub(crate) synced: bool,
 }
 
-/// Why a line of a watch, or the end of a list, cannot be used.
+/// Why an event of a watch, or the end of a list, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     /// The API server ended the watch by an event of type `ERROR`.
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error("unable to decode the server's answer: {0}")]
-    Undecodable(#[from] serde_json::Error),
+    Undecodable(#[from] Undecodable),
     #[error("the list has no resourceVersion")]
     NoResourceVersion,
 }
@@ -64,37 +64,27 @@ impl EventDecoder {
         Ok(())
     }
 
-    /// Applies one line of a watch.
-    pub(crate) fn receive(&mut self, line: &[u8], emit: &Emit<'_>) -> Result<(), Unusable> {
-        #[derive(Deserialize)]
-        struct Line<'a> {
-            r#type: &'a str,
-            #[serde(borrow)]
-            object: &'a RawValue,
-        }
-        let Line { r#type, object } = serde_json::from_slice(line)?;
-        let object = object.get();
-        match r#type {
-            "ADDED" | "MODIFIED" => self.apply(object.as_bytes(), emit),
+    /// Applies one event of a watch.
+    pub(crate) fn receive(&mut self, event: &WatchEvent<'_>, emit: &Emit<'_>) -> Result<(), Unusable> {
+        let object = event.object;
+        match event.r#type {
+            "ADDED" | "MODIFIED" => self.apply(object, emit),
             "DELETED" => {
-                let deleted = Identity::of(object)?;
+                let deleted = object.identity()?;
                 send(emit, self.resource.deleted(&deleted));
             }
             "BOOKMARK" => {
-                let bookmark = Identity::of(object)?;
+                let bookmark = object.identity()?;
                 if bookmark.ends_list() && self.listing.is_some() {
                     return self.end_list(bookmark.resource_version, emit);
                 }
             }
-            "ERROR" => {
-                let status: Status = serde_json::from_str(object)?;
-                return Err(ApiError::from_status(status).into());
-            }
+            "ERROR" => return Err(ApiError::from_status(object.decode()?).into()),
             other => tracing::warn!("type" = other, "Unknown watch event"),
         }
         // The resource versions inside a list that has not ended are not in order: a watch cannot resume from them.
         if self.listing.is_none()
-            && let Ok(Identity { resource_version, .. }) = Identity::of(object)
+            && let Ok(Identity { resource_version, .. }) = object.identity()
             && !resource_version.is_empty()
         {
             self.position = Some(resource_version);
@@ -103,20 +93,16 @@ impl EventDecoder {
     }
 
     /// Applies one object. One that cannot be decoded is logged and skipped, so that it does not stop the others.
-    pub(crate) fn apply(&mut self, object: &[u8], emit: &Emit<'_>) {
+    pub(crate) fn apply(&mut self, object: Object<'_>, emit: &Emit<'_>) {
         if let Some(count) = &mut self.listing {
             *count += 1;
         }
-        let decoded = std::str::from_utf8(object).map_err(|error| error.to_string()).and_then(|object| {
-            self.resource.applied(object).map_err(|error| {
-                let Identity { namespace, name, .. } = Identity::of(object).unwrap_or_default();
-                format!("{namespace}/{name}: {error}")
-            })
-        });
-        match decoded {
+        match self.resource.applied(object) {
             Ok(event) => send(emit, event),
-            Err(err) => {
-                tracing::error!(err, "type" = self.resource.type_name(), "Skipping an unreadable object")
+            Err(error) => {
+                let Identity { namespace, name, .. } = object.identity().unwrap_or_default();
+                let err = format!("{namespace}/{name}: {error}");
+                tracing::error!(err, "type" = self.resource.type_name(), "Skipping an unreadable object");
             }
         }
     }

@@ -6,17 +6,22 @@ use std::net::{IpAddr, Ipv4Addr};
 use kube::config::Kubeconfig;
 use model::event::Event;
 
-use crate::event_decoder::EventDecoder;
+use crate::event_decoder::{Emit, EventDecoder, Unusable};
+use crate::frames::Frames;
 use crate::items::Items;
 use crate::kubeconfig;
-use crate::lines::Lines;
 use crate::manifest::{self, Form};
 use crate::resource::Resource;
+use crate::wire::Wire;
 
 type Decode = fn(&[u8]);
 
-pub const TARGETS: &[(&str, Decode)] =
-    &[("kubeconfig", decode_kubeconfig), ("manifest", decode_manifest), ("watch-stream", decode_stream)];
+pub const TARGETS: &[(&str, Decode)] = &[
+    ("kubeconfig", decode_kubeconfig),
+    ("manifest", decode_manifest),
+    ("protobuf-stream", |bytes| decode_stream(Wire::Protobuf, bytes)),
+    ("watch-stream", |bytes| decode_stream(Wire::Json, bytes)),
+];
 
 fn decode_manifest(bytes: &[u8]) {
     let own = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))];
@@ -42,12 +47,12 @@ fn decode_kubeconfig(bytes: &[u8]) {
 
 /// The first byte chooses the resource and the size of the chunks, the rest is the body of an answer. The events
 /// must not depend on where the network splits the body.
-fn decode_stream(bytes: &[u8]) {
+fn decode_stream(wire: Wire, bytes: &[u8]) {
     let Some((&choice, body)) = bytes.split_first() else { return };
     let chunk = usize::from(choice >> 2) + 1;
     for decode in [watch, list] {
-        let whole = decode(resource(choice), &mut std::iter::once(body));
-        let in_chunks = decode(resource(choice), &mut body.chunks(chunk));
+        let whole = decode(wire, resource(choice), &mut std::iter::once(body));
+        let in_chunks = decode(wire, resource(choice), &mut body.chunks(chunk));
         assert_eq!(in_chunks, whole, "chunks of {chunk} bytes");
     }
 }
@@ -61,41 +66,42 @@ fn resource(choice: u8) -> Resource {
     }
 }
 
-type Decoded = (Vec<Event>, Option<String>, String);
+/// The events, the position and the failure.
+pub(crate) type Decoded = (Vec<Event>, Option<String>, String);
 
-fn watch(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded {
-    let mut events = Vec::new();
-    let mut collect = |event| events.push(event);
-    let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
-    let mut decoder = EventDecoder::new(resource);
-    let mut lines = Lines::default();
-    let mut failure = String::new();
-    decoder.begin_list(&emit);
-    'body: for chunk in chunks {
-        lines.push(chunk);
-        while let Ok(Some(line)) = lines.next() {
-            if let Err(error) = decoder.receive(&line, &emit) {
-                failure = error.to_string();
-                break 'body;
+pub(crate) fn watch(wire: Wire, resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded {
+    decode(resource, |decoder, emit| {
+        let mut frames = Frames::new(wire);
+        for chunk in chunks {
+            frames.push(chunk);
+            while let Some(frame) = frames.next()? {
+                decoder.receive(&wire.event(&frame)?, emit)?;
             }
         }
-    }
-    (events, decoder.position, failure)
+        Ok(())
+    })
 }
 
-fn list(resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded {
+pub(crate) fn list(wire: Wire, resource: Resource, chunks: &mut dyn Iterator<Item = &[u8]>) -> Decoded {
+    decode(resource, |decoder, emit| {
+        let mut items = Items::new(wire);
+        for chunk in chunks {
+            items.push(chunk, &mut |item| decoder.apply(item, emit))?;
+        }
+        decoder.end_list(items.finish()?.resource_version, emit)
+    })
+}
+
+fn decode(
+    resource: Resource,
+    body: impl FnOnce(&mut EventDecoder, &Emit<'_>) -> Result<(), Unusable>,
+) -> Decoded {
     let mut events = Vec::new();
     let mut collect = |event| events.push(event);
     let emit = RefCell::new(&mut collect as &mut dyn FnMut(Event));
     let mut decoder = EventDecoder::new(resource);
-    let mut items = Items::default();
     decoder.begin_list(&emit);
-    for chunk in chunks {
-        items.push(chunk, &mut |item| decoder.apply(item, &emit));
-    }
-    let ended =
-        items.finish().map_err(Into::into).and_then(|meta| decoder.end_list(meta.resource_version, &emit));
-    let failure = ended.err().map(|error| error.to_string()).unwrap_or_default();
+    let failure = body(&mut decoder, &emit).err().map(|error| error.to_string()).unwrap_or_default();
     (events, decoder.position, failure)
 }
 

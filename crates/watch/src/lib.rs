@@ -8,15 +8,17 @@ mod certificate;
 pub mod client;
 mod event_decoder;
 pub mod folder;
+mod frames;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod items;
 mod kubeconfig;
-mod lines;
 mod list_watch;
 pub mod manifest;
 pub mod manifests;
+mod meta;
 pub mod node_wait;
+mod protobuf;
 pub mod recorder;
 mod resource;
 #[cfg(test)]
@@ -25,3 +27,4 @@ mod scripted;
 mod stub;
 mod throttle;
 mod validate;
+mod wire;

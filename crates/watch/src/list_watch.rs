@@ -22,11 +22,12 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use crate::backoff::{Backoff, chance};
-use crate::client::{Api, ApiError, next_bytes, next_bytes_in_time};
+use crate::client::{Answer, Api, ApiError, next_bytes, next_bytes_in_time};
 use crate::event_decoder::{Emit, EventDecoder, Unusable};
+use crate::frames::Frames;
 use crate::items::Items;
-use crate::lines::{LineTooLong, Lines};
 use crate::resource::Resource;
+use crate::wire::Undecodable;
 
 const PAGE_SIZE: &str = "500";
 
@@ -73,9 +74,7 @@ enum Failure {
     #[error("watch ended: no message for {} s", SILENCE_LIMIT.as_secs())]
     Silent,
     #[error("unable to decode the server's answer: {0}")]
-    Undecodable(#[from] serde_json::Error),
-    #[error("an object without end")]
-    TooLong,
+    Undecodable(#[from] Undecodable),
     #[error("very short watch: watch lasted less than a second and no items received")]
     TooShort,
     #[error("the list ended before its end")]
@@ -91,12 +90,6 @@ impl From<Unusable> for Failure {
             Unusable::Undecodable(error) => Self::Undecodable(error),
             Unusable::NoResourceVersion => Self::NoResourceVersion,
         }
-    }
-}
-
-impl From<LineTooLong> for Failure {
-    fn from(LineTooLong: LineTooLong) -> Self {
-        Self::TooLong
     }
 }
 
@@ -140,7 +133,8 @@ impl<'a> ListWatch<'a> {
             // From the most recent state, so that a second list never goes back in time.
             None => query.extend([("resourceVersionMatch", "NotOlderThan"), ("sendInitialEvents", "true")]),
         }
-        let (body, generation) = self.api.send(self.request(&query), true).await?;
+        let answer = self.api.send(self.request(&query), true).await?;
+        let generation = answer.generation;
         self.recovered();
         self.api.message(self.decoder.resource.name());
         if position.is_none() {
@@ -148,7 +142,7 @@ impl<'a> ListWatch<'a> {
         }
         let started = Instant::now();
         let mut received = false;
-        let ended = self.receive(body, emit, &mut received).await;
+        let ended = self.receive(answer, emit, &mut received).await;
         let lasted = started.elapsed();
         let worked = self.decoder.listing.is_none() && (received || lasted >= MIN_WATCH);
         if worked {
@@ -171,20 +165,20 @@ impl<'a> ListWatch<'a> {
         Ok(if timed_out { Duration::ZERO } else { RESUME_SPREAD.mul_f64(chance()) })
     }
 
-    /// Applies the lines of a watch until it ends. Sets `received` with the first one.
+    /// Applies the events of a watch until it ends. Sets `received` with the first one.
     async fn receive(
         &mut self,
-        mut body: Incoming,
+        Answer { mut body, wire, .. }: Answer,
         emit: &Emit<'_>,
         received: &mut bool,
     ) -> Result<(), Failure> {
         let silence_limit = SILENCE_LIMIT + RESUME_SPREAD.mul_f64(chance());
-        let mut lines = Lines::default();
+        let mut frames = Frames::new(wire);
         while let Some(bytes) = next_chunk(&mut body, silence_limit).await? {
-            lines.push(&bytes);
-            while let Some(line) = lines.next()? {
+            frames.push(&bytes);
+            while let Some(frame) = frames.next()? {
                 self.api.message(self.decoder.resource.name());
-                self.decoder.receive(&line, emit)?;
+                self.decoder.receive(&wire.event(&frame)?, emit)?;
                 *received = true;
             }
         }
@@ -205,16 +199,16 @@ impl<'a> ListWatch<'a> {
                 ("", true) => {}
                 (next, _) => query.push(("continue", next)),
             }
-            let (mut body, _) = self.api.send(self.request(&query), false).await?;
+            let Answer { mut body, wire, .. } = self.api.send(self.request(&query), false).await?;
             self.recovered();
             if next.is_empty() {
                 self.decoder.begin_list(emit);
             }
-            let mut items = Items::default();
+            let mut items = Items::new(wire);
             let mut size = 0;
             while let Some(bytes) = next_bytes_in_time(&mut body).await? {
                 size += bytes.len() as u64;
-                items.push(&bytes, &mut |item| self.decoder.apply(item, emit));
+                items.push(&bytes, &mut |item| self.decoder.apply(item, emit))?;
             }
             self.api.received(&Method::GET, size);
             let meta = items.finish()?;
@@ -271,7 +265,7 @@ impl<'a> ListWatch<'a> {
                 }
             }
             // A watch from the same position would receive the same bytes.
-            Failure::Undecodable(_) | Failure::TooLong => must_relist = true,
+            Failure::Undecodable(_) => must_relist = true,
             Failure::Api(ApiError::Unanswered(_))
             | Failure::ConnectionLost(_)
             | Failure::Silent
@@ -285,7 +279,6 @@ impl<'a> ListWatch<'a> {
             Failure::ConnectionLost(_) | Failure::Silent => true,
             Failure::Api(_) => must_relist && !was_list,
             Failure::Undecodable(_)
-            | Failure::TooLong
             | Failure::TooShort
             | Failure::Incomplete
             | Failure::NoResourceVersion => false,

@@ -2,7 +2,9 @@
 
 use model::event::{Event, Kind};
 use model::names::NamespacedName;
-use serde::Deserialize;
+
+use crate::meta::Identity;
+use crate::wire::{Object, Undecodable};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resource {
@@ -81,12 +83,12 @@ impl Resource {
         }
     }
 
-    pub fn applied(&self, object: &str) -> serde_json::Result<Event> {
+    pub(crate) fn applied(&self, object: Object<'_>) -> Result<Event, Undecodable> {
         Ok(match self {
-            Self::Node(_) => Event::NodeApplied(serde_json::from_str(object)?),
-            Self::Service => Event::ServiceApplied(serde_json::from_str(object)?),
-            Self::EndpointSlice => Event::SliceApplied(serde_json::from_str(object)?),
-            Self::ServiceCidr => Event::ServiceCidrApplied(serde_json::from_str(object)?),
+            Self::Node(_) => Event::NodeApplied(object.decode()?),
+            Self::Service => Event::ServiceApplied(object.decode()?),
+            Self::EndpointSlice => Event::SliceApplied(object.decode()?),
+            Self::ServiceCidr => Event::ServiceCidrApplied(object.decode()?),
         })
     }
 
@@ -108,38 +110,5 @@ impl Resource {
             Self::EndpointSlice => Some(Kind::EndpointSlice),
             Self::ServiceCidr => Some(Kind::ServiceCidr),
         }
-    }
-}
-
-/// The metadata of any object.
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Identity {
-    pub name: String,
-    pub namespace: String,
-    pub resource_version: String,
-    pub annotations: Option<Marks>,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Marks {
-    /// Set on the bookmark that ends a list which is sent as a stream.
-    #[serde(rename = "k8s.io/initial-events-end")]
-    pub initial_events_end: Option<String>,
-}
-
-impl Identity {
-    pub fn of(object: &str) -> serde_json::Result<Self> {
-        #[derive(Deserialize)]
-        struct Object {
-            metadata: Identity,
-        }
-        serde_json::from_str::<Object>(object).map(|object| object.metadata)
-    }
-
-    pub fn ends_list(&self) -> bool {
-        let mark = self.annotations.as_ref().and_then(|marks| marks.initial_events_end.as_deref());
-        mark == Some("true")
     }
 }

@@ -28,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::client::{Api, Observer, Settings, Transport, Unobserved};
 use crate::kubeconfig::InClusterConfig;
 use crate::stub::Asked;
+use crate::wire::Wire;
 
 const BOOKMARKS: Duration = Duration::from_millis(61_250);
 
@@ -88,9 +89,18 @@ impl Server {
         }))
     }
 
-    /// Without TLS.
+    /// Without TLS, with JSON.
     pub fn api(&self) -> Api {
-        self.api_of(Settings { master: Some("server:8080".into()), ..Settings::default() })
+        self.api_with(Wire::Json)
+    }
+
+    /// Without TLS.
+    pub fn api_with(&self, wire: Wire) -> Api {
+        self.api_of(Settings {
+            master: Some("server:8080".into()),
+            content_type: wire.content_type().into(),
+            ..Settings::default()
+        })
     }
 
     pub fn api_of(&self, settings: Settings) -> Api {
@@ -198,19 +208,22 @@ impl Server {
         lock(&self.0.asked).push((Instant::now(), asked.clone()));
         let reply = (lock(&self.0.script))(&asked);
         let (sender, feed) = unbounded_channel();
+        let wire = asked.wire();
         let mut response = Response::new(Feed(feed));
+        response.headers_mut().insert("content-type", wire.content_type().parse().unwrap());
         match reply {
             Reply::Served if asked.is_watch() => {
-                tokio::spawn(self.clone().watched(asked, sender));
+                tokio::spawn(self.clone().watched(asked, wire, sender));
             }
-            Reply::Served if asked.method == "GET" => say(&sender, &self.list(&asked)),
-            Reply::Served => say(&sender, &json!({})),
+            Reply::Served if asked.method == "GET" => say(&sender, wire.encode(&self.list(&asked))),
+            Reply::Served => say(&sender, wire.encode(&json!({}))),
             Reply::Refused { code, reason, retry_after } => {
                 *response.status_mut() = code.try_into().unwrap();
                 if let Some(seconds) = retry_after {
                     response.headers_mut().insert("retry-after", seconds.into());
                 }
-                say(&sender, &json!({"kind": "Status", "code": code, "reason": reason, "message": reason}));
+                let status = json!({"kind": "Status", "code": code, "reason": reason, "message": reason});
+                say(&sender, wire.encode(&status));
             }
             Reply::Unanswered => std::future::pending().await,
         }
@@ -222,8 +235,8 @@ impl Server {
         json!({"metadata": {"resourceVersion": history.version.to_string()}, "items": history.objects(&asked.path)})
     }
 
-    async fn watched(self, asked: Asked, feed: UnboundedSender<io::Result<Bytes>>) {
-        let event = |kind: &str, object: &Value| say(&feed, &json!({"type": kind, "object": object}));
+    async fn watched(self, asked: Asked, wire: Wire, feed: UnboundedSender<io::Result<Bytes>>) {
+        let event = |kind: &str, object: &Value| say(&feed, wire.encode_event(kind, object));
         let mut changes = self.0.changes.subscribe();
         let mut cuts = self.0.cuts.subscribe();
         let seconds = asked.query("timeoutSeconds").parse().unwrap();
@@ -253,7 +266,9 @@ impl Server {
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = cuts.changed() => {
-                    let _ = feed.send(Ok(Bytes::from_static(br#"{"type":"MODIFIED","object":{"meta"#)));
+                    let mut cut = wire.encode_event("MODIFIED", &mark(sent + 1, false));
+                    cut.truncate(20);
+                    say(&feed, cut);
                     let _ = feed.send(Err(io::ErrorKind::ConnectionReset.into()));
                     return;
                 }
@@ -283,8 +298,8 @@ fn mark(version: u64, ends_list: bool) -> Value {
     json!({"metadata": {"resourceVersion": version.to_string(), "annotations": annotations}})
 }
 
-fn say(feed: &UnboundedSender<io::Result<Bytes>>, value: &Value) {
-    let _ = feed.send(Ok(format!("{value}\n").into()));
+fn say(feed: &UnboundedSender<io::Result<Bytes>>, bytes: Vec<u8>) {
+    let _ = feed.send(Ok(bytes.into()));
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

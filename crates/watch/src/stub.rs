@@ -13,6 +13,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
 use crate::client::{Api, Settings, Unobserved};
+use crate::wire::{PROTOBUF, Wire};
 
 /// Longer than anything here takes, even on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,52 +43,82 @@ impl Asked {
     pub fn is_watch(&self) -> bool {
         self.query("watch") == "true"
     }
+
+    /// The encoding that the client prefers.
+    pub fn wire(&self) -> Wire {
+        let accepts_protobuf = self.headers.get("accept").is_some_and(|accept| accept.starts_with(PROTOBUF));
+        if accepts_protobuf { Wire::Protobuf } else { Wire::Json }
+    }
 }
 
-pub trait Wire: Read + Write + Send {}
-impl<T: Read + Write + Send> Wire for T {}
+pub trait Connection: Read + Write + Send {}
+impl<T: Read + Write + Send> Connection for T {}
 
 /// The server's side of one exchange. Dropping a stream before its end closes the connection.
 pub struct Talk<'a> {
-    wire: &'a mut dyn Wire,
+    connection: &'a mut dyn Connection,
+    /// The encoding of what the server sends.
+    wire: Wire,
     ended: bool,
 }
 
 impl Talk<'_> {
-    pub fn json(&mut self, code: u16, body: &Value) {
-        self.answer(code, "", &body.to_string());
+    pub fn object(&mut self, code: u16, object: &Value) {
+        let content_type = format!("Content-Type: {}\r\n", self.wire.content_type());
+        self.answer(code, &content_type, &self.wire.encode(object));
     }
 
-    pub fn answer(&mut self, code: u16, headers: &str, body: &str) {
+    pub fn answer(&mut self, code: u16, headers: &str, body: &[u8]) {
         let length = body.len();
-        let _ = write!(self.wire, "HTTP/1.1 {code} Said\r\n{headers}Content-Length: {length}\r\n\r\n{body}");
-        let _ = self.wire.flush();
+        let _ = write!(self.connection, "HTTP/1.1 {code} Said\r\n{headers}Content-Length: {length}\r\n\r\n");
+        let _ = self.connection.write_all(body);
+        let _ = self.connection.flush();
         self.ended = true;
     }
 
     pub fn refuse(&mut self, code: u16, reason: &str, message: &str) {
         let status =
             serde_json::json!({"kind": "Status", "code": code, "reason": reason, "message": message});
-        self.json(code, &status);
+        self.object(code, &status);
     }
 
     pub fn begin(&mut self) {
-        let _ = self.wire.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
-        let _ = self.wire.flush();
+        let content_type = self.wire.content_type();
+        let _ = write!(
+            self.connection,
+            "HTTP/1.1 200 OK\r\nContent-Type: {content_type};stream=watch\r\nTransfer-Encoding: chunked\r\n\r\n"
+        );
+        let _ = self.connection.flush();
     }
 
-    pub fn raw(&mut self, text: &str) {
-        let _ = write!(self.wire, "{:x}\r\n{text}\r\n", text.len());
-        let _ = self.wire.flush();
+    pub fn raw(&mut self, bytes: &[u8]) {
+        let _ = write!(self.connection, "{:x}\r\n", bytes.len());
+        let _ = self.connection.write_all(bytes);
+        let _ = self.connection.write_all(b"\r\n");
+        let _ = self.connection.flush();
     }
 
     pub fn event(&mut self, kind: &str, object: &Value) {
-        self.raw(&format!("{}\n", serde_json::json!({"type": kind, "object": object})));
+        self.raw(&self.wire.encode_event(kind, object));
+    }
+
+    /// An event that ends in its middle.
+    pub fn half_event(&mut self, kind: &str, object: &Value) {
+        let event = self.wire.encode_event(kind, object);
+        self.raw(&event[..event.len() / 2]);
+    }
+
+    /// An event in chunks of one byte.
+    pub fn slow_event(&mut self, kind: &str, object: &Value) {
+        for byte in self.wire.encode_event(kind, object) {
+            self.raw(&[byte]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn end(&mut self) {
-        let _ = self.wire.write_all(b"0\r\n\r\n");
-        let _ = self.wire.flush();
+        let _ = self.connection.write_all(b"0\r\n\r\n");
+        let _ = self.connection.flush();
         self.ended = true;
     }
 
@@ -125,7 +156,7 @@ impl Stub {
 
     fn serve(
         script: impl Fn(&Asked, &mut Talk<'_>) + Send + Sync + 'static,
-        wrap: impl Fn(TcpStream) -> Box<dyn Wire> + Send + 'static,
+        wrap: impl Fn(TcpStream) -> Box<dyn Connection> + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -134,13 +165,14 @@ impl Stub {
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
                 let (script, sender) = (script.clone(), sender.clone());
-                let mut wire = BufReader::new(wrap(socket));
+                let mut connection = BufReader::new(wrap(socket));
                 std::thread::spawn(move || {
-                    while let Some(asked) = read(&mut wire) {
+                    while let Some(asked) = read(&mut connection) {
                         let _ = sender.send(asked.clone());
-                        let mut talk = Talk { wire: wire.get_mut(), ended: false };
+                        let wire = asked.wire();
+                        let mut talk = Talk { connection: connection.get_mut(), wire, ended: false };
                         if asked.method == "CONNECT" {
-                            talk.answer(200, "", "");
+                            talk.answer(200, "", b"");
                             continue;
                         }
                         script(&asked, &mut talk);
@@ -160,16 +192,25 @@ impl Stub {
     }
 
     pub fn api(&self) -> Api {
-        let settings = Settings { master: Some(self.address.to_string()), qps: -1.0, ..Settings::default() };
+        self.api_with(Wire::Json)
+    }
+
+    pub fn api_with(&self, wire: Wire) -> Api {
+        let settings = Settings {
+            master: Some(self.address.to_string()),
+            content_type: wire.content_type().into(),
+            qps: -1.0,
+            ..Settings::default()
+        };
         Api::open(&settings, Arc::new(Unobserved)).unwrap()
     }
 }
 
-fn read(wire: &mut impl BufRead) -> Option<Asked> {
+fn read(connection: &mut impl BufRead) -> Option<Asked> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
-        if wire.read_line(&mut line).ok()? == 0 {
+        if connection.read_line(&mut line).ok()? == 0 {
             return None;
         }
         match line.trim_end() {
@@ -184,7 +225,7 @@ fn read(wire: &mut impl BufRead) -> Option<Asked> {
         headers.map(|(name, value)| (name.to_lowercase(), value.to_owned())).collect();
     let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
-    wire.read_exact(&mut body).ok()?;
+    connection.read_exact(&mut body).ok()?;
     Some(Asked::new(&method, &target, headers, String::from_utf8(body).ok()?))
 }
 

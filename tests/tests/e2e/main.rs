@@ -2,6 +2,7 @@
 
 mod api_server;
 mod bad_input;
+mod encodings;
 mod ending;
 mod health;
 mod limits;

@@ -130,9 +130,9 @@ const FIELDS: &[(&str, Meaning)] = &[
     ("clientConnection.kubeconfig", As("kubeconfig")),
     (
         "clientConnection.acceptContentTypes",
-        Is("Accepted for compatibility, without effect: responses are JSON."),
+        Is("The `Accept` header of requests to the API server; empty: `contentType`, or else anything."),
     ),
-    ("clientConnection.contentType", Is("Accepted for compatibility, without effect: requests use JSON.")),
+    ("clientConnection.contentType", As("kube-api-content-type")),
     ("clientConnection.qps", As("kube-api-qps")),
     ("clientConnection.burst", As("kube-api-burst")),
     ("logging.format", As("logging-format")),

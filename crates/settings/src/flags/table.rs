@@ -190,7 +190,7 @@ pub static TABLE: &[Flag] = &[
     flag(
         "kube-api-content-type",
         |f| FlagValue::Text(&mut f.config.client_connection.content_type),
-        "Media type of requests to the API server. Accepted for compatibility, without effect: requests use JSON. Ignored with --config.",
+        "Encoding of objects from the API server: application/vnd.kubernetes.protobuf or application/json. Ignored with --config.",
     ),
     flag(
         "kube-api-qps",

@@ -11,6 +11,7 @@ use super::*;
 use crate::client::{Observer, Settings};
 use crate::recorder::recorder;
 use crate::scripted::{Reply, Server};
+use crate::wire::Wire;
 
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
@@ -113,10 +114,14 @@ fn refused(code: u16, reason: &'static str) -> Reply {
 
 #[test]
 fn watches_that_are_reset_every_15_s_delay_no_change_by_more_than_2_s() {
+    Wire::BOTH.into_iter().for_each(watches_are_reset_every_15_s);
+}
+
+fn watches_are_reset_every_15_s(wire: Wire) {
     let server = Server::new();
     follow(
         &server,
-        || server.api(),
+        || server.api_with(wire),
         async |observed| {
             settle(observed).await;
             let changes = every(Duration::from_millis(370), 1_600, || drop(observed.change(SLICES)));
@@ -269,10 +274,14 @@ fn a_list_that_hangs_is_retried() {
 
 #[test]
 fn an_expired_watch_is_listed_again_within_5_s_even_after_an_outage() {
+    Wire::BOTH.into_iter().for_each(a_watch_expires);
+}
+
+fn a_watch_expires(wire: Wire) {
     let server = Server::new();
     follow(
         &server,
-        || server.api(),
+        || server.api_with(wire),
         async |observed| {
             settle(observed).await;
             server.compact();
@@ -387,6 +396,34 @@ fn retry_after_is_respected_up_to_a_limit() {
                 assert!(took <= seconds(at_most) + seconds(1), "{took:?}");
             },
         );
+    }
+}
+
+#[test]
+fn a_server_without_protobuf_is_asked_for_json_once_and_for_all() {
+    for code in [406, 415] {
+        let server = Server::new();
+        server.script(move |asked| match asked.wire() {
+            Wire::Json => Reply::Served,
+            Wire::Protobuf => refused(code, "NotAcceptable"),
+        });
+        follow(
+            &server,
+            || server.api_with(Wire::Protobuf),
+            async |observed| {
+                settle(observed).await;
+                for _ in 0..20 {
+                    server.cut();
+                    let took = observed.latency(SLICES).await;
+                    assert!(took <= seconds(2), "{took:?}");
+                }
+            },
+        );
+        let asked = server.asked();
+        let rejected = asked.iter().filter(|(_, asked)| asked.wire() == Wire::Protobuf).count();
+        assert!((1..=4).contains(&rejected), "{rejected}: at most once for each resource");
+        let streams = asked.iter().filter(|(_, asked)| asked.query("sendInitialEvents") == "true").count();
+        assert_eq!(streams - rejected, 4, "lists are still requested as streams, and only once");
     }
 }
 

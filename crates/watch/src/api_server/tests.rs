@@ -39,7 +39,7 @@ fn services_work_without_permission_to_list_service_cidrs() {
 #[test]
 fn events_recorded_before_the_start_are_posted_as_a_series() {
     let stub = Stub::start(|asked, talk| match asked.method.as_str() {
-        "POST" => talk.json(201, &json!({})),
+        "POST" => talk.object(201, &json!({})),
         "PATCH" => talk.refuse(404, "NotFound", "events \"n1.1\" not found"),
         _ => talk.stay(),
     });

@@ -56,8 +56,30 @@ impl Place {
     }
 }
 
+#[test]
+fn the_accept_header_is_that_of_client_go() {
+    for (accept_content_types, content_type, header) in [
+        ("", "", "application/json"),
+        ("", "application/json", "application/json, */*"),
+        ("", "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf, */*"),
+        ("application/json", "application/vnd.kubernetes.protobuf", "application/json"),
+    ] {
+        let settings = Settings {
+            accept_content_types: accept_content_types.into(),
+            content_type: content_type.into(),
+            ..Settings::default()
+        };
+        assert_eq!(accept(&settings).unwrap(), header);
+    }
+    let invalid = Settings { content_type: "application/json\n".into(), ..Settings::default() };
+    assert_eq!(
+        accept(&invalid).unwrap_err().to_string(),
+        "invalid content types \"application/json\\n, */*\""
+    );
+}
+
 fn ok(_: &Asked, talk: &mut Talk<'_>) {
-    talk.json(200, &json!({}));
+    talk.object(200, &json!({}));
 }
 
 #[test]
@@ -98,7 +120,7 @@ fn an_exec_plugin_runs_again_when_its_token_is_rejected() {
         if refused.fetch_add(1, Ordering::SeqCst) == 0 {
             talk.refuse(401, "Unauthorized", "Unauthorized");
         } else {
-            talk.json(200, &json!({}));
+            talk.object(200, &json!({}));
         }
     });
     let calls = place.path("calls");
@@ -212,7 +234,7 @@ fn an_error_contains_the_servers_message() {
     let stub = Stub::start(|_, talk| talk.refuse(403, "Forbidden", "services is forbidden"));
     let error = get(&stub.api()).unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (Some(403), "services is forbidden"));
-    let stub = Stub::start(|_, talk| talk.answer(502, "", "<html>"));
+    let stub = Stub::start(|_, talk| talk.answer(502, "", b"<html>"));
     assert_eq!(get(&stub.api()).unwrap_err().to_string(), "the server said 502 Bad Gateway");
 }
 
@@ -245,7 +267,7 @@ impl Observer for Tally {
 
 #[test]
 fn every_request_is_counted() {
-    let place = Place::new(|_, talk| talk.json(200, &json!({"a": 1})));
+    let place = Place::new(|_, talk| talk.object(200, &json!({"a": 1})));
     let tally = Arc::new(Tally::default());
     let api = place.open_observed("certificate-authority: ca", "", tally.clone()).unwrap();
     get(&api).unwrap();

@@ -9,6 +9,36 @@ use model::event::Event;
 
 use super::*;
 use crate::stub::{self, Asked, Stub, Talk};
+use crate::wire::Wire;
+
+/// Makes a test for each encoding from each function.
+macro_rules! in_each_encoding {
+    ($($name:ident),+ $(,)?) => {
+        mod json {
+            $(#[test] fn $name() { super::$name(super::Wire::Json); })+
+        }
+        mod protobuf {
+            $(#[test] fn $name() { super::$name(super::Wire::Protobuf); })+
+        }
+    };
+}
+
+in_each_encoding!(
+    requests_are_those_of_upstream,
+    a_list_as_a_stream_continues_as_a_watch,
+    a_server_without_streams_is_listed_in_pages,
+    a_list_whose_pages_have_expired_is_requested_as_a_whole,
+    an_expired_watch_starts_over_with_a_list,
+    a_list_after_the_first_does_not_go_back_in_time,
+    a_watch_that_ends_within_an_event_resumes_after_the_last_complete_one,
+    bookmarks_advance_the_position,
+    a_truncated_list_is_listed_again,
+    an_undecodable_object_is_skipped,
+    a_server_may_send_single_bytes,
+    retry_after_is_respected,
+    a_missing_node_is_emitted_as_deleted,
+    bytes_that_are_no_event_lead_to_a_list,
+);
 
 /// A short text for an event.
 fn text(event: &Event) -> String {
@@ -26,9 +56,9 @@ fn text(event: &Event) -> String {
 }
 
 /// Follows `resource` in a thread that ends with the test process.
-fn follow(stub: &Stub, resource: Resource) -> Receiver<String> {
+fn follow(stub: &Stub, wire: Wire, resource: Resource) -> Receiver<String> {
     let (sender, receiver) = channel();
-    let api = stub.api();
+    let api = stub.api_with(wire);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut emit = |event: Event| drop(sender.send(text(&event)));
@@ -80,8 +110,7 @@ fn refuse_stream(talk: &mut Talk<'_>) {
     );
 }
 
-#[test]
-fn requests_are_those_of_upstream() {
+fn requests_are_those_of_upstream(wire: Wire) {
     for (resource, path, fields, labels) in [
         (Resource::Node("n1".into()), "/api/v1/nodes", "metadata.name=n1", ""),
         (
@@ -100,10 +129,10 @@ fn requests_are_those_of_upstream() {
     ] {
         let stub = Stub::start(|asked, talk| match (asked.is_watch(), is_stream(asked)) {
             (true, true) => refuse_stream(talk),
-            (false, _) => talk.json(200, &page(&[], 41, "")),
+            (false, _) => talk.object(200, &page(&[], 41, "")),
             (true, false) => talk.stay(),
         });
-        let _events = follow(&stub, resource);
+        let _events = follow(&stub, wire, resource);
         let (stream, list, watch) = (stub.asked(), stub.asked(), stub.asked());
         for asked in [&stream, &list, &watch] {
             assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", path));
@@ -112,7 +141,7 @@ fn requests_are_those_of_upstream() {
                 (fields, labels),
                 "{path}"
             );
-            assert_eq!(asked.headers["accept"], "application/json");
+            assert_eq!(asked.headers["accept"], format!("{}, */*", wire.content_type()));
         }
         let rest = |asked: &Asked| {
             let selectors = ["fieldSelector", "labelSelector", "timeoutSeconds"];
@@ -132,8 +161,7 @@ fn requests_are_those_of_upstream() {
     }
 }
 
-#[test]
-fn a_list_as_a_stream_continues_as_a_watch() {
+fn a_list_as_a_stream_continues_as_a_watch(wire: Wire) {
     let stub = Stub::start(|_, talk| {
         talk.begin();
         talk.event("ADDED", &service("a", 3));
@@ -143,22 +171,21 @@ fn a_list_as_a_stream_continues_as_a_watch() {
         talk.event("DELETED", &service("b", 9));
         talk.stay();
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     let want = ["listing Service", "+shop/a", "+shop/b", "listed Service", "+shop/a", "-shop/b"];
     assert_eq!(receive(&events, 6), want);
 }
 
-#[test]
-fn a_server_without_streams_is_listed_in_pages() {
+fn a_server_without_streams_is_listed_in_pages(wire: Wire) {
     let stub =
         Stub::start(|asked, talk| match (is_stream(asked), asked.is_watch(), asked.query("continue")) {
             (true, ..) => refuse_stream(talk),
             (false, true, _) => talk.stay(),
-            (false, false, "") => talk.json(200, &page(&[service("a", 1)], 5, "two==")),
-            (false, false, "two==") => talk.json(200, &page(&[service("b", 2)], 5, "three/+")),
-            (false, false, _) => talk.json(200, &page(&[service("c", 3)], 5, "")),
+            (false, false, "") => talk.object(200, &page(&[service("a", 1)], 5, "two==")),
+            (false, false, "two==") => talk.object(200, &page(&[service("b", 2)], 5, "three/+")),
+            (false, false, _) => talk.object(200, &page(&[service("c", 3)], 5, "")),
         });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     let want = ["listing Service", "+shop/a", "+shop/b", "+shop/c", "listed Service"];
     assert_eq!(receive(&events, 5), want);
     let asked: Vec<_> = (0..5).map(|_| stub.asked()).collect();
@@ -169,23 +196,21 @@ fn a_server_without_streams_is_listed_in_pages() {
     assert_eq!(asked[4].query("resourceVersion"), "5");
 }
 
-#[test]
-fn a_list_whose_pages_have_expired_is_requested_as_a_whole() {
+fn a_list_whose_pages_have_expired_is_requested_as_a_whole(wire: Wire) {
     let stub =
         Stub::start(|asked, talk| match (is_stream(asked), asked.query("continue"), asked.query("limit")) {
             (true, ..) => refuse_stream(talk),
-            (false, "", "500") => talk.json(200, &page(&[service("a", 1)], 5, "two")),
+            (false, "", "500") => talk.object(200, &page(&[service("a", 1)], 5, "two")),
             (false, "two", _) => talk.refuse(410, "Expired", "The provided continue parameter is too old"),
             (false, ..) if asked.is_watch() => talk.stay(),
-            (false, ..) => talk.json(200, &page(&[service("b", 2)], 6, "")),
+            (false, ..) => talk.object(200, &page(&[service("b", 2)], 6, "")),
         });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     let want = ["listing Service", "+shop/a", "listing Service", "+shop/b", "listed Service"];
     assert_eq!(receive(&events, 5), want);
 }
 
-#[test]
-fn an_expired_watch_starts_over_with_a_list() {
+fn an_expired_watch_starts_over_with_a_list(wire: Wire) {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
@@ -203,7 +228,7 @@ fn an_expired_watch_starts_over_with_a_list() {
             talk.stay();
         }
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     let want =
         ["listing Service", "+shop/a", "listed Service", "listing Service", "+shop/b", "listed Service"];
     assert_eq!(receive(&events, 6), want);
@@ -213,33 +238,31 @@ fn an_expired_watch_starts_over_with_a_list() {
     assert_eq!(again.query("resourceVersion"), "", "from now, and no older");
 }
 
-#[test]
-fn a_list_after_the_first_does_not_go_back_in_time() {
+fn a_list_after_the_first_does_not_go_back_in_time(wire: Wire) {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
         (true, _) => refuse_stream(talk),
-        (false, false) => talk.json(200, &page(&[], 5, "")),
+        (false, false) => talk.object(200, &page(&[], 5, "")),
         (false, true) if turns.fetch_add(1, Ordering::SeqCst) == 0 => {
             talk.refuse(410, "Gone", "too old resource version");
         }
         (false, true) => talk.stay(),
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     receive(&events, 4);
     let lists: Vec<_> = (0..4).map(|_| stub.asked()).filter(|asked| !asked.is_watch()).collect();
     let versions: Vec<_> = lists.iter().map(|asked| asked.query("resourceVersion")).collect();
     assert_eq!(versions, ["0", ""]);
 }
 
-#[test]
-fn a_watch_that_ends_within_a_line_resumes_after_the_last_complete_one() {
+fn a_watch_that_ends_within_an_event_resumes_after_the_last_complete_one(wire: Wire) {
     let stub = Stub::start(|asked, talk| {
         talk.begin();
         match asked.query("resourceVersion") {
             "" => {
                 talk.event("BOOKMARK", &end_of_list(7));
                 talk.event("ADDED", &service("a", 8));
-                talk.raw(r#"{"type":"ADDED","object":{"metadata":{"name":"b","resourceVersion":"9"#);
+                talk.half_event("ADDED", &service("b", 9));
             }
             _ => {
                 talk.event("ADDED", &service("b", 9));
@@ -247,14 +270,13 @@ fn a_watch_that_ends_within_a_line_resumes_after_the_last_complete_one() {
             }
         }
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     assert_eq!(receive(&events, 4), ["listing Service", "listed Service", "+shop/a", "+shop/b"]);
     stub.asked();
     assert_eq!(stub.asked().query("resourceVersion"), "8");
 }
 
-#[test]
-fn bookmarks_advance_the_position() {
+fn bookmarks_advance_the_position(wire: Wire) {
     let stub = Stub::start(|asked, talk| {
         talk.begin();
         if asked.query("resourceVersion").is_empty() {
@@ -265,13 +287,12 @@ fn bookmarks_advance_the_position() {
             talk.stay();
         }
     });
-    let _events = follow(&stub, Resource::Service);
+    let _events = follow(&stub, wire, Resource::Service);
     stub.asked();
     assert_eq!(stub.asked().query("resourceVersion"), "12");
 }
 
-#[test]
-fn a_truncated_list_is_listed_again() {
+fn a_truncated_list_is_listed_again(wire: Wire) {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
@@ -281,13 +302,12 @@ fn a_truncated_list_is_listed_again() {
             talk.stay();
         }
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     let want = ["listing Service", "+shop/a", "listing Service", "+shop/a", "listed Service"];
     assert_eq!(receive(&events, 5), want);
 }
 
-#[test]
-fn an_undecodable_object_is_skipped() {
+fn an_undecodable_object_is_skipped(wire: Wire) {
     let nonsense = json!({"metadata": {"name": "bad", "resourceVersion": "4"}, "spec": {"ports": "eighty"}});
     let in_stream = nonsense.clone();
     let stub = Stub::start(move |_, talk| {
@@ -298,79 +318,70 @@ fn an_undecodable_object_is_skipped() {
         talk.event("BOOKMARK", &end_of_list(7));
         talk.stay();
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     assert_eq!(receive(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
 
     let stub = Stub::start(move |asked, talk| match (is_stream(asked), asked.is_watch()) {
         (true, _) => refuse_stream(talk),
         (false, true) => talk.stay(),
         (false, false) => {
-            talk.json(200, &page(&[service("a", 3), nonsense.clone(), service("b", 5)], 7, ""));
+            talk.object(200, &page(&[service("a", 3), nonsense.clone(), service("b", 5)], 7, ""));
         }
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     assert_eq!(receive(&events, 4), ["listing Service", "+shop/a", "+shop/b", "listed Service"]);
 }
 
-#[test]
-fn a_server_may_send_single_bytes() {
+fn a_server_may_send_single_bytes(wire: Wire) {
     let stub = Stub::start(|_, talk| {
-        let pause = || std::thread::sleep(Duration::from_millis(1));
         std::thread::sleep(Duration::from_millis(300));
         talk.begin();
-        let line = format!("{}\n", json!({"type": "ADDED", "object": service("é", 3)}));
-        for byte in line.chars() {
-            talk.raw(&byte.to_string());
-            pause();
-        }
+        talk.slow_event("ADDED", &service("é", 3));
         talk.event("BOOKMARK", &end_of_list(7));
         talk.stay();
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     assert_eq!(receive(&events, 3), ["listing Service", "+shop/é", "listed Service"]);
 }
 
-#[test]
-fn retry_after_is_respected() {
+fn retry_after_is_respected(wire: Wire) {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         if turns.fetch_add(1, Ordering::SeqCst) == 0 {
-            talk.answer(429, "Retry-After: 3\r\n", "");
+            talk.answer(429, "Retry-After: 3\r\n", b"");
         } else {
             talk.stay();
         }
     });
-    let _events = follow(&stub, Resource::Service);
+    let _events = follow(&stub, wire, Resource::Service);
     stub.asked();
     let refused = std::time::Instant::now();
     stub.asked();
     assert!(refused.elapsed() > Duration::from_millis(2_800));
 }
 
-#[test]
-fn a_missing_node_is_emitted_as_deleted() {
+fn a_missing_node_is_emitted_as_deleted(wire: Wire) {
     let stub = Stub::start(|_, talk| {
         talk.begin();
         talk.event("BOOKMARK", &end_of_list(7));
         talk.event("ADDED", &json!({"metadata": {"name": "n1", "resourceVersion": "8"}}));
         talk.stay();
     });
-    let events = follow(&stub, Resource::Node("n1".into()));
+    let events = follow(&stub, wire, Resource::Node("n1".into()));
     assert_eq!(receive(&events, 2), ["-node", "+n1"]);
 }
 
-#[test]
-fn a_line_that_is_no_event_leads_to_a_list() {
+fn bytes_that_are_no_event_lead_to_a_list(wire: Wire) {
     let turns = Arc::new(AtomicUsize::new(0));
     let stub = Stub::start(move |_, talk| {
         talk.begin();
         talk.event("BOOKMARK", &end_of_list(7));
         if turns.fetch_add(1, Ordering::SeqCst) == 0 {
-            talk.raw("nonsense\n");
+            talk.raw(b"nonsense\n");
         }
         talk.stay();
     });
-    let events = follow(&stub, Resource::Service);
+    let events = follow(&stub, wire, Resource::Service);
     assert_eq!(
         receive(&events, 4),
         ["listing Service", "listed Service", "listing Service", "listed Service"]

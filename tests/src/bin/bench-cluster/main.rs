@@ -1,9 +1,11 @@
 //! Measures kube-proxy in a cluster with a real API server, and compares with goals. `make bench-e2e` runs it.
 //!
+//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name;
+//! `bench-cluster encodings SERVICES ENDPOINTS` compares starts with protobuf and with JSON;
 //! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`.
-//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name.
 
 mod compare;
+mod encodings;
 mod figures;
 mod ipvs;
 mod latency;
@@ -12,8 +14,11 @@ mod population;
 
 use std::path::PathBuf;
 
+use population::{PLACES, populate_with_tcp};
 use tests::cluster::proxy::binary;
 use tests::cluster::test_cluster::TestCluster;
+
+const SERVICES: usize = 10_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +36,16 @@ fn main() {
     }
     let cluster = TestCluster::new(&supervisor);
     match arguments[..] {
-        [] => memory::measure(&cluster),
+        [] => {
+            populate_with_tcp(&cluster, SERVICES, &PLACES);
+            memory::measure(&cluster, SERVICES, PLACES.len());
+            encodings::measure(&cluster, SERVICES, PLACES.len());
+        }
+        ["encodings", services, endpoints] => {
+            let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
+            populate_with_tcp(&cluster, services, &PLACES[..endpoints]);
+            encodings::measure(&cluster, services, endpoints);
+        }
         ["compare", name, services, endpoints] => {
             let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
             compare::measure(&cluster, name, services, endpoints);

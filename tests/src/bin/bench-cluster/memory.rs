@@ -6,17 +6,16 @@ use tests::cluster::proxy::Mode;
 use tests::cluster::test_cluster::TestCluster;
 
 use crate::mebibytes;
-use crate::population::{PLACES, populate_with_tcp, wait_for};
+use crate::population::wait_for;
 
-const SERVICES: usize = 10_000;
 const GOAL: u64 = 60;
 
-pub fn measure(cluster: &TestCluster) {
-    populate_with_tcp(cluster, SERVICES, &PLACES);
+/// Measures a cluster that has been populated with these numbers.
+pub fn measure(cluster: &TestCluster, services: usize, endpoints: usize) {
     let proxy = cluster.proxy(Mode::Nftables);
-    wait_for(cluster, SERVICES - 1);
+    wait_for(cluster, services - 1);
     let [resident, peak] = ["VmRSS:", "VmHWM:"].map(|name| status(proxy.pid(), name));
-    println!("memory, {SERVICES} services x {} endpoints:", PLACES.len());
+    println!("memory, {services} services x {endpoints} endpoints:");
     println!("  CPU time from start until all are served: {:.2?}", cpu_time(proxy.pid()));
     println!("  resident {resident:.1} MiB, at its peak {peak:.1} MiB; goal {GOAL} MiB");
 }
