@@ -4,8 +4,8 @@ CARGO ?= cargo
 # Debian has ip and nft in these folders, which the PATH of root lacks after `su` without a login shell.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help demo build static emulate image cluster cluster-test swap cluster-down dist check test e2e vm soak fuzz bench bench-e2e bench-ipvs \
-  charts docs fmt setup layers words typos deny clean
+.PHONY: help demo build static emulate image cluster cluster-test swap conformance cluster-down dist check test e2e vm soak fuzz bench \
+  bench-e2e bench-ipvs charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -43,6 +43,15 @@ swap: image ## swap the image of upstream's kube-proxy in such a cluster for our
 	@for mode in nftables iptables; do \
 	  PROXY=kubeadm MODE=$$mode hack/cluster/with $${CARGO_TARGET_DIR:-target}/debug/swap $$mode || exit 1; \
 	done
+
+# With FOCUS, the book keeps the table of all tests. Tests of Traffic Distribution need two nodes in each of three zones.
+CONFORMANCE = target/conformance/$(if $(FOCUS),focus,all)
+conformance: image ## run upstream's e2e tests of Services with upstream's kube-proxy and ours, in each mode; FOCUS=, MODE=, PROXY= select
+	@hack/setup python3
+	@for mode in $(or $(MODE),nftables iptables); do for proxy in $(or $(PROXY),kubeadm sluice); do \
+	  results=$(CONFORMANCE)/$$proxy-$$mode; rm -rf "$$results"; \
+	  NODES=$${NODES:-6} PROXY=$$proxy MODE=$$mode hack/cluster/with hack/cluster/conformance "$$results"; \
+	done; done; hack/cluster/conformance-table $(CONFORMANCE) >$(if $(FOCUS),$(CONFORMANCE)/conformance.md,docs/src/conformance.md)
 
 cluster-down: ## end the cluster and remove all that belongs to it
 	@hack/cluster/down
