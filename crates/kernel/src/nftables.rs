@@ -31,7 +31,7 @@ use crate::{is_shortage, wire_family};
 use batch::batch_of;
 pub use batch::write_elements;
 pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
-pub use counters::{Connections, CounterOwners, connections};
+pub use counters::{Connections, CounterOf, CounterOwners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
 

@@ -80,7 +80,7 @@ fn a_folder_is_explained_with_no_proxy_running() {
   from a pod; internalTrafficPolicy Cluster
   goes to the only endpoint, which sees the client's own address:
     10.244.0.5:8080   100%  this node
-  path: services > frontend > cluster-ip > pick
+  path: services > cluster-ip-1
 "
         );
         let from_outside = of_demo("iptables", &["--from", "203.0.113.9", "tcp", "192.0.2.11:30080"]);
@@ -164,7 +164,7 @@ fn all_there_is_to_say_is_said() {
     10.244.0.6:8080          not ready
     10.244.1.16:8080         terminating, while others are ready
     10.244.2.7:8080          for other zones (hints: b)
-  path: services > frontend > cluster-ip > pick
+  path: services > cluster-ip > pick
 "
         );
         let contested = ask(&["--from", "203.0.113.9", "tcp", "198.51.100.1:80"]);
@@ -220,7 +220,7 @@ fn programs_read_json() {
                 }],
                 "unused": [],
                 "affinitySeconds": null,
-                "chains": ["services", "frontend", "cluster-ip", "pick"],
+                "chains": ["services", "cluster-ip-1"],
                 "pending": false,
                 "context": {
                     "fromPod": {"cidr": "10.244.0.0/16"},
@@ -357,17 +357,16 @@ fn the_node_speaks_from_the_address_that_its_kernel_picks() {
 
 #[test]
 fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
-    let manifests = |endpoints: &[&str]| {
+    let manifests = |endpoints: &[String]| {
         let endpoints: String = endpoints.iter().map(|ip| format!("- {{addresses: [{ip}]}}\n")).collect();
         let (head, _) = RICH.split_once("- {addresses").unwrap();
         format!("{head}{endpoints}")
     };
-    let all = ["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5", "10.244.0.6"];
-    let all = [&all[..], &["10.244.0.7", "10.244.0.8", "10.244.0.9"]].concat();
+    let all: Vec<String> = (10..27).map(|number| format!("10.244.0.{number}")).collect();
     in_fresh_netns(move || {
         run("ip link set lo up");
         let (folder, aside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let hold = |endpoints: &[&str]| {
+        let hold = |endpoints: &[String]| {
             fs::write(aside.path().join("all.yaml"), manifests(endpoints)).unwrap();
             fs::rename(aside.path().join("all.yaml"), folder.path().join("all.yaml")).unwrap();
         };
@@ -390,13 +389,13 @@ fn a_running_proxy_knows_who_sits_in_a_likelier_slot() {
         };
         hold(&all[1..]);
         let _proxy = Proxy::start(manifests);
-        eventually("the proxy has eight endpoints", || has(&ask(&[]), 8));
+        eventually("the proxy has sixteen endpoints", || has(&ask(&[]), 16));
         hold(&all);
-        eventually("the proxy has nine endpoints", || has(&ask(&[]), 9));
+        eventually("the proxy has seventeen endpoints", || has(&ask(&[]), 17));
         // The newest endpoint has the last slot, though a proxy that starts now would assign slots in order.
-        assert_eq!(least(&ask(&[])), "10.244.0.1:8080");
+        assert_eq!(least(&ask(&[])), "10.244.0.10:8080");
         let anew = ["--manifests", manifests, "--hostname-override=node-1", "--proxy-mode=nftables"];
-        assert_eq!(least(&ask(&anew)), "10.244.0.9:8080");
+        assert_eq!(least(&ask(&anew)), "10.244.0.26:8080");
     });
 }
 

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod desired;
 pub mod desired_sets;
 pub mod elements;
+pub mod frontend_chains;
 pub mod interpreter;
 pub mod plan;
 pub mod program;

@@ -45,8 +45,8 @@ pub struct Served {
     pub frontends: BTreeMap<FrontendKey, ServedFrontend>,
     /// Endpoints that can connect to themselves through a Service. The iptables mode has no elements for them.
     pub hairpins: BTreeSet<(Protocol, ServedEndpoint)>,
-    /// For each id of session affinity in the nftables mode: a frontend of the service port.
-    pub affinity_ids: BTreeMap<u32, FrontendKey>,
+    /// For each endpoint list in the nftables mode: a frontend that uses it.
+    pub lists: BTreeMap<u32, FrontendKey>,
     /// The service port of each chain of the iptables mode.
     pub chains: BTreeMap<String, ServicePortName>,
 }

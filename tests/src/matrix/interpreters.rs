@@ -432,8 +432,8 @@ impl Sets for Remembering<'_> {
         Ok(known.map(|((ip, port), _)| Element { set, key, data: Some(Data::Endpoint(*ip, *port)) }))
     }
 
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
-        self.desired.slots(map, frontend)
+    fn slots(&mut self, list: u32) -> Result<Slots, Infallible> {
+        self.desired.slots(list)
     }
 }
 
@@ -450,8 +450,8 @@ impl Sets for Persisting<'_> {
         self.desired.find(set, key)
     }
 
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
-        self.desired.slots(map, frontend)
+    fn slots(&mut self, list: u32) -> Result<Slots, Infallible> {
+        self.desired.slots(list)
     }
 
     fn real_servers(

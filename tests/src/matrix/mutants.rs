@@ -1,7 +1,6 @@
 //! Removes each rule of the nftables program in turn, and swaps it with its neighbour: whatever changes what a packet meets
 //! must be found by the interpreter's judge.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -10,12 +9,13 @@ use std::sync::Arc;
 use model::address::Family;
 use model::local::FromPod;
 use model::names::Protocol;
+use plan::nftables::frontend_chains::FrontendChain;
 use plan::nftables::interpreter::{Sets, run};
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
-use plan::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set};
-use plan::nftables::slots::{SlotRange, slot_ranges};
+use plan::nftables::sets::{Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set};
+use plan::nftables::slots::{SlotRange, slot_range, slot_ranges};
 use plan::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
-use plan::walk::{Packet, PacketContext, PacketVerdict};
+use plan::walk::{Packet, PacketContext};
 
 use super::interpreters::{Mutation, RuleAt, Verdicts, judge_in, settings};
 use super::{Case, Mode, Probe, Step};
@@ -51,16 +51,17 @@ struct Variant {
 enum Subject {
     Case(Case),
     /// How likely each slot of a table is drawn.
-    Likelihood(Draws, SlotRange, Option<u32>),
+    Likelihood(Way, SlotRange, Option<u32>),
     /// Endpoints are moved from one table to another while a packet looks for them.
-    Move(Draws, [usize; 2]),
+    Move(Way, [usize; 2], ProgramSettings),
 }
 
-/// Which of the chains that draw a slot.
+/// A way to the chains that draw a slot.
 #[derive(Clone, Copy, Debug)]
-struct Draws {
-    by: LookupBy,
-    is_inside: bool,
+enum Way {
+    ClusterIp(ClientPlace),
+    StickyClusterIp(ClientPlace),
+    External(LookupBy, Clients),
 }
 
 /// Why a mutant that is not found cannot matter.
@@ -75,10 +76,13 @@ const EXCUSES: &[Excuse] = &[
         fits: |mutant| matches!(mutant.rules(), [one, other] if one.statements == other.statements),
     },
     Excuse {
-        reason: "the endpoints of a frontend lie in one table, so that only its draws can hit",
+        reason: "the chain that picks an endpoint draws from the same table, after more lookups",
         fits: |mutant| {
-            let tables: Vec<_> = mutant.rules().iter().map(table_of).collect();
-            matches!(tables[..], [Some(one), Some(other)] if one != other)
+            let is_of_cluster_ip = mutant.chain.name.starts_with("cluster-ip-");
+            let is_draw = |rule: &ProgramRule| matches!(&rule.statements[..], [Statement::Jump(_)]);
+            let is_pick = |rule: &ProgramRule| matches!(&rule.statements[..], [Statement::Goto(_)]);
+            let draws = matches!(mutant.rules(), [rule] if is_draw(rule));
+            is_of_cluster_ip && (draws || mutant.swaps(is_draw, is_pick))
         },
     },
     Excuse {
@@ -108,10 +112,10 @@ const EXCUSES: &[Excuse] = &[
     Excuse {
         reason: "the two lists of a service port are kept apart",
         fits: |mutant| {
-            let list = |rule: &ProgramRule| match rule.statements[..] {
-                [Statement::Affinity(_, Affinity::Update(list, _))] => Some(list),
-                [Statement::Jump("forget" | "nodeport-forget")] => Some(EndpointList::Cluster),
-                [Statement::Jump("forget-local" | "nodeport-forget-local")] => Some(EndpointList::Local),
+            let list = |rule: &ProgramRule| match &rule.statements[..] {
+                [Statement::Affinity(_, Affinity::Update(list, _))] => Some(*list),
+                [Statement::Jump(chain)] if chain.ends_with("forget") => Some(EndpointList::Cluster),
+                [Statement::Jump(chain)] if chain.ends_with("forget-local") => Some(EndpointList::Local),
                 _ => None,
             };
             let lists: Vec<_> = mutant.rules().iter().map(list).collect();
@@ -119,17 +123,6 @@ const EXCUSES: &[Excuse] = &[
         },
     },
 ];
-
-/// The first slot of the table that a rule draws from.
-fn table_of(rule: &ProgramRule) -> Option<u32> {
-    match &rule.statements[..] {
-        [Statement::Dnat(fields, _)] => match fields.last() {
-            Some(PacketField::Slot(draw)) => Some(draw.first),
-            _ => None,
-        },
-        _ => None,
-    }
-}
 
 const FAMILY: Family = Family::V4;
 
@@ -145,7 +138,12 @@ fn no_rule_of_the_program_can_go_or_move_unnoticed() {
             matched.into_iter().map(|(chain, number)| (canonical(&chain), number)).collect()
         })
         .collect();
-    let other_settings = every_setting().into_iter().flat_map(|settings| program_of(&settings).chains);
+    let other_settings = every_setting().into_iter().flat_map(|settings| {
+        let mut chains = program_of(&settings).chains;
+        let all = chains.clone();
+        chains.retain(|chain| !is_like_another(chain, &all));
+        chains
+    });
     for ProgramChain { name, rules, .. } in other_settings {
         let is_tried = variants.iter().any(|it| it.name == canonical(&name) && it.rules == rules);
         assert!(is_tried, "no case has the settings that lead to {name}: {rules:?}");
@@ -184,16 +182,24 @@ fn subjects() -> Vec<Subject> {
         case.steps.retain(|step| !matches!(step, Step::Probe(probe) if !is_enough(probe)));
     });
     let mut subjects: Vec<Subject> = cases.into_iter().map(Subject::Case).collect();
-    for by in LookupBy::BOTH {
-        for is_inside in [false, true] {
-            let draws = Draws { by, is_inside };
-            let mut smaller = None;
-            for table in slot_ranges() {
-                subjects.push(Subject::Likelihood(draws, table, smaller.filter(|_| table.count > 8)));
-                smaller = Some(table.count);
+    let external = LookupBy::BOTH.into_iter().flat_map(|by| Clients::BOTH.map(|it| Way::External(by, it)));
+    let cluster_ip = Way::ClusterIp(ClientPlace::Pod);
+    for way in external.chain([cluster_ip]) {
+        let mut smaller = None;
+        for table in slot_ranges() {
+            subjects.push(Subject::Likelihood(way, table, smaller.filter(|_| table.count > 16)));
+            smaller = Some(table.count);
+            let size = table.count as usize;
+            let to = if size == 1 { 2 } else { 1 };
+            subjects.push(Subject::Move(way, [size, to], settings(FAMILY, &Options::default())));
+        }
+    }
+    for settings in every_setting() {
+        for from in [ClientPlace::Pod, ClientPlace::Outside] {
+            for way in [Way::ClusterIp(from), Way::StickyClusterIp(from)] {
+                let moves = [[1, 2], [2, 1]];
+                subjects.extend(moves.map(|sizes| Subject::Move(way, sizes, settings.clone())));
             }
-            let moves = [[1, 2], [2, 1], [3, 2], [9, 8]];
-            subjects.extend(moves.map(|sizes| Subject::Move(draws, sizes)));
         }
     }
     subjects
@@ -203,8 +209,10 @@ fn subjects() -> Vec<Subject> {
 fn variants(subjects: &[Subject]) -> Vec<Variant> {
     let mut variants: Vec<Variant> = Vec::new();
     for (number, subject) in subjects.iter().enumerate() {
-        for ProgramChain { name, rules, .. } in program_of(&typical(subject.settings())).chains {
-            let name = canonical(&name);
+        let chains = program_of(&typical(subject.settings())).chains;
+        for ProgramChain { name, rules, .. } in chains.iter().filter(|chain| !is_like_another(chain, &chains))
+        {
+            let (name, rules) = (canonical(name), rules.clone());
             match variants.iter_mut().find(|it| it.name == name && it.rules == rules) {
                 Some(known) => _ = known.subjects.insert(number),
                 None => variants.push(Variant { name, rules, subjects: [number].into() }),
@@ -212,6 +220,20 @@ fn variants(subjects: &[Subject]) -> Vec<Variant> {
         }
     }
     variants
+}
+
+/// Whether a chain of cluster IPs differs from that for two endpoints only in the size of the slot range. Cases have no more
+/// endpoints.
+fn is_like_another(chain: &ProgramChain, all: &[ProgramChain]) -> bool {
+    let size = |chain: &ProgramChain| chain.name.strip_prefix("cluster-ip-").map(str::to_owned);
+    let rules = |chain: &ProgramChain, size: &str| -> Vec<String> {
+        let draw = format!("draw-{size}");
+        chain.rules.iter().map(|rule| rule.show(FAMILY).replace(&draw, "draw-N")).collect()
+    };
+    let Some(own) = size(chain).filter(|size| !["1", "2"].contains(&&**size)) else { return false };
+    let typical = all.iter().find(|chain| chain.name == "cluster-ip-2").unwrap();
+    assert_eq!(rules(chain, &own), rules(typical, "2"));
+    true
 }
 
 /// Everything that rules depend on, except for numbers and names.
@@ -308,7 +330,8 @@ impl Subject {
     fn settings(&self) -> ProgramSettings {
         match self {
             Self::Case(case) => settings(FAMILY, &case.options),
-            Self::Likelihood(..) | Self::Move(..) => settings(FAMILY, &Options::default()),
+            Self::Likelihood(..) => settings(FAMILY, &Options::default()),
+            Self::Move(_, _, settings) => settings.clone(),
         }
     }
 
@@ -318,70 +341,129 @@ impl Subject {
                 judge_in(case, FAMILY, Mode::Nftables, mutation)
             }
             Self::Case(_) => Verdicts::default(),
-            Self::Likelihood(draws, table, smaller) => likelihood(*draws, *table, *smaller, mutation),
-            Self::Move(draws, sizes) => moved(*draws, *sizes, mutation),
+            Self::Likelihood(way, table, smaller) => likelihood(*way, *table, *smaller, mutation),
+            Self::Move(way, sizes, settings) => moved(*way, *sizes, settings, mutation),
         }
     }
 }
 
-/// A frontend with endpoints in the slots that it is given, and nothing else. They move after the given number of random picks.
+/// A frontend with endpoints in the slots that it is given, and nothing else. They move to another slot range before the lookup
+/// with the given number.
 struct Slots {
-    draws: Draws,
-    before: Arc<[(u32, SocketAddr)]>,
-    after: Arc<[(u32, SocketAddr)]>,
-    drawn: Cell<usize>,
-    moves_after: usize,
+    way: Way,
+    before: InRange,
+    after: InRange,
+    lookups: usize,
+    moves_at: usize,
+}
+
+/// Endpoints in slots of this range.
+#[derive(Clone)]
+struct InRange(SlotRange, Arc<[(u32, SocketAddr)]>);
+
+impl Slots {
+    fn current(&mut self) -> &InRange {
+        self.lookups += 1;
+        if self.lookups <= self.moves_at { &self.before } else { &self.after }
+    }
 }
 
 impl Sets for Slots {
     type Error = Infallible;
 
     fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
-        let Draws { by, is_inside } = self.draws;
-        let is_there = set == Set::Frontends(by) || (is_inside && set == Set::ExternalLocal(by));
-        Ok(is_there.then(|| Element::new(set, key)))
+        let way = self.way;
+        let data = match set {
+            Set::Frontends(by) if by == way.by() => None,
+            Set::Lists(by, clients) if by == way.by() => {
+                let InRange(range, _) = *self.current();
+                let draw = Some(FrontendChain::Draw(by, clients, range));
+                Some(Data::List(ListOfFrontend { list: LIST, first: way.first(range), draw }))
+            }
+            Set::FirstChains(_) | Set::DrawChains(..) => {
+                let number = u32::from_ne_bytes(key.as_bytes().try_into().unwrap());
+                Some(Data::Chain(
+                    FrontendChain::from_number(number).filter(|target| target.set() == set).unwrap(),
+                ))
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Element { set, key, data }))
     }
 
-    fn slots(&mut self, map: Set, _: ElementKey) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
-        let Draws { by, is_inside } = self.draws;
-        let drawn = self.drawn.replace(self.drawn.get() + 1);
-        let used = if is_inside { Set::EndpointsInside(by) } else { Set::Endpoints(by) };
-        let slots = if drawn < self.moves_after { &self.before } else { &self.after };
-        Ok(if map == used { slots.clone() } else { Arc::default() })
+    fn slots(&mut self, list: u32) -> Result<Arc<[(u32, SocketAddr)]>, Infallible> {
+        assert_eq!(list, LIST);
+        let InRange(_, slots) = self.current();
+        Ok(slots.clone())
     }
 }
 
-impl Draws {
+const LIST: u32 = 2;
+
+/// How likely each endpoint is, with and without masquerading.
+type Shares = BTreeMap<(Option<SocketAddr>, bool), f64>;
+
+impl Way {
+    fn by(self) -> LookupBy {
+        match self {
+            Self::ClusterIp(_) | Self::StickyClusterIp(_) => LookupBy::Address,
+            Self::External(by, _) => by,
+        }
+    }
+
+    fn first(self, range: SlotRange) -> FrontendChain {
+        match self {
+            Self::ClusterIp(_) => FrontendChain::ClusterIp(range),
+            Self::StickyClusterIp(_) => FrontendChain::StickyClusterIp,
+            Self::External(by, Clients::All) => FrontendChain::External(by),
+            Self::External(by, Clients::Inside) => FrontendChain::ExternalLocal(by),
+        }
+    }
+
     fn packet(self) -> Packet {
-        let destination = match self.by {
-            LookupBy::Address => SocketAddr::new(Address::ExternalIp.ip(FAMILY), 80),
-            LookupBy::NodePort => SocketAddr::new(Address::NodeIp.ip(FAMILY), NODE_PORT),
+        let (destination, from) = match self {
+            Self::ClusterIp(from) | Self::StickyClusterIp(from) => {
+                (SocketAddr::new(Address::ClusterIp.ip(FAMILY), 80), from)
+            }
+            Self::External(by, clients) => {
+                let destination = match by {
+                    LookupBy::Address => SocketAddr::new(Address::ExternalIp.ip(FAMILY), 80),
+                    LookupBy::NodePort => SocketAddr::new(Address::NodeIp.ip(FAMILY), NODE_PORT),
+                };
+                let is_inside = clients == Clients::Inside;
+                (destination, if is_inside { ClientPlace::Pod } else { ClientPlace::Outside })
+            }
         };
-        let from = if self.is_inside { ClientPlace::Pod } else { ClientPlace::Outside };
         let source = from.ip(FAMILY, 0, destination.ip());
         Packet { source, protocol: Protocol::Tcp, destination, interface: from.interface().map(Into::into) }
     }
 
-    /// How likely each endpoint is, and the rules that matched.
-    fn run(
-        self,
-        mut slots: Slots,
-        program: &Program,
-    ) -> (BTreeMap<Option<SocketAddr>, f64>, BTreeSet<RuleAt>) {
+    /// Whether packets are masqueraded.
+    fn is_masqueraded(self, settings: &ProgramSettings) -> bool {
+        match self {
+            Self::ClusterIp(from) | Self::StickyClusterIp(from) => {
+                settings.masquerade_all || (settings.from_pod.is_some() && from == ClientPlace::Outside)
+            }
+            Self::External(_, Clients::All) => true,
+            Self::External(_, Clients::Inside) => false,
+        }
+    }
+
+    /// Where packets go, and the rules that matched.
+    fn run(self, mut slots: Slots, program: &Program) -> (Shares, BTreeSet<RuleAt>) {
         let (packet, addresses) = (self.packet(), Network::node_ips(FAMILY));
         let Ok(walk) = run(program, &PacketContext::new(&packet, &addresses), &mut slots);
         let (mut shares, mut matched) = (BTreeMap::new(), BTreeSet::new());
         for path in &walk.paths {
-            assert_eq!(path.verdict, PacketVerdict::Accept);
-            *shares.entry(path.endpoint).or_default() += path.probability;
+            *shares.entry((path.endpoint, path.is_masqueraded)).or_default() += path.probability;
             matched.extend(path.rules.iter().map(|rule| (rule.chain.to_owned(), rule.number)));
         }
         (shares, matched)
     }
 }
 
-fn program(mutation: Mutation<'_>) -> Program {
-    mutation(Program::new(&settings(FAMILY, &Options::default()), &BTreeSet::new()))
+fn program(settings: &ProgramSettings, mutation: Mutation<'_>) -> Program {
+    mutation(Program::new(settings, &BTreeSet::new()))
 }
 
 fn endpoint(number: u32) -> SocketAddr {
@@ -390,32 +472,38 @@ fn endpoint(number: u32) -> SocketAddr {
 }
 
 /// Each slot of a table is drawn as likely as all others; if that misses again and again, finally from among those that are
-/// always taken. All of it is done twice.
-fn likelihood(draws: Draws, table: SlotRange, smaller: Option<u32>, mutation: Mutation<'_>) -> Verdicts {
-    let program = program(mutation);
+/// always taken. All of it is done again, in case the endpoints have moved.
+fn likelihood(way: Way, table: SlotRange, smaller: Option<u32>, mutation: Mutation<'_>) -> Verdicts {
+    let settings = settings(FAMILY, &Options::default());
+    let program = program(&settings, mutation);
     let SlotRange { first, count } = table;
     let at: BTreeSet<u32> = [0, count / 2, count - 1]
         .into_iter()
         .chain(smaller.into_iter().flat_map(|smaller| [smaller - 1, smaller]))
         .collect();
-    let slots: Arc<[_]> = at.iter().map(|at| (first + at, endpoint(*at))).collect();
+    let slots = InRange(table, at.iter().map(|at| (first + at, endpoint(*at))).collect());
     let ranges = match smaller {
         Some(smaller) => vec![count, count, count, smaller],
         None => vec![count],
     };
+    let times = match way {
+        Way::ClusterIp(_) => 3,
+        Way::StickyClusterIp(_) | Way::External(..) => 2,
+    };
     let mut left = 1.0;
     let mut expected: BTreeMap<u32, f64> = BTreeMap::new();
-    for range in [&ranges[..], &ranges[..]].concat() {
+    for range in std::iter::repeat_n(ranges, times).flatten() {
         let each = left / f64::from(range);
         for at in at.iter().filter(|at| **at < range) {
             *expected.entry(*at).or_default() += each;
             left -= each;
         }
     }
-    let slots = Slots { draws, before: slots.clone(), after: slots, drawn: Cell::new(0), moves_after: 0 };
-    let (shares, matched) = draws.run(slots, &program);
+    let slots = Slots { way, before: slots.clone(), after: slots, lookups: 0, moves_at: 0 };
+    let (shares, matched) = way.run(slots, &program);
     let is_right = expected.iter().all(|(at, expected)| {
-        let share = shares.get(&Some(endpoint(*at))).copied().unwrap_or_default();
+        let share =
+            shares.get(&(Some(endpoint(*at)), way.is_masqueraded(&settings))).copied().unwrap_or_default();
         (share / expected - 1.0).abs() < 1e-9
     });
     let surprises =
@@ -424,22 +512,26 @@ fn likelihood(draws: Draws, table: SlotRange, smaller: Option<u32>, mutation: Mu
 }
 
 /// Whenever a change moves the endpoints to another table, every packet finds one.
-fn moved(draws: Draws, sizes: [usize; 2], mutation: Mutation<'_>) -> Verdicts {
-    let [before, after] = sizes.map(|size| -> Arc<[(u32, SocketAddr)]> {
-        let first = plan::nftables::slots::slot_range(size).unwrap().first;
-        (0..u32::try_from(size).unwrap()).map(|at| (first + at, endpoint(at))).collect()
+fn moved(way: Way, sizes: [usize; 2], settings: &ProgramSettings, mutation: Mutation<'_>) -> Verdicts {
+    let [before, after] = sizes.map(|size| {
+        let range = slot_range(size).unwrap();
+        let slots = (0..u32::try_from(size).unwrap()).map(|at| (range.first + at, endpoint(at)));
+        InRange(range, slots.collect())
     });
-    let program = program(mutation);
+    let program = program(settings, mutation);
     let mut verdicts = Verdicts::default();
-    // About where each of the tables is drawn from, the first and the second time.
-    let draws_of_tables = [0, 30, 52, 74, 96, 126];
-    for moves_after in draws_of_tables.into_iter().flat_map(|start| start..start + 10) {
+    // Until the chain that draws from the table is known; of a small table also after that, since a large one takes long.
+    let times = if sizes[0] > 24 { 3 } else { 16 };
+    for moves_at in 0..times {
         let (before, after) = (before.clone(), after.clone());
-        let slots = Slots { draws, before, after, drawn: Cell::new(0), moves_after };
-        let (shares, matched) = draws.run(slots, &program);
-        let lost = shares.get(&None).copied().unwrap_or_default();
+        let slots = Slots { way, before, after, lookups: 0, moves_at };
+        let (shares, matched) = way.run(slots, &program);
+        let is_found = |(at, is_masqueraded): &(Option<SocketAddr>, bool)| {
+            at.is_some() && *is_masqueraded == way.is_masqueraded(settings)
+        };
+        let lost: f64 = shares.iter().filter(|(at, _)| !is_found(at)).map(|(_, share)| share).sum();
         if lost > 1e-9 {
-            verdicts.surprises.push(format!("{sizes:?} after {moves_after} draws: {lost} find nothing"));
+            verdicts.surprises.push(format!("{sizes:?} before lookup {moves_at}: {lost} find nothing"));
         }
         verdicts.matched.extend(matched);
     }

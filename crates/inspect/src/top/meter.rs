@@ -87,7 +87,7 @@ enum Counted {
 /// Keeps the previous counters.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Per frontend, because each frontend has a counter of its own.
+    /// Per counter, because each is reset on its own.
     totals: Totals<(PortName, Counted), String>,
     last_update: Option<Duration>,
 }
@@ -104,12 +104,12 @@ impl Meter {
                 port: service_port.port,
                 protocol: service_port.protocol,
             };
+            for endpoint in service_port.endpoints {
+                let of = Counted::Endpoint(endpoint.address);
+                found.push(((name.clone(), of), endpoint.counter, endpoint.connections));
+            }
             for frontend in service_port.frontends {
                 let address = frontend.address;
-                for endpoint in frontend.endpoints {
-                    let of = Counted::Endpoint(endpoint.address);
-                    found.push(((name.clone(), of), address.clone(), endpoint.connections));
-                }
                 let of = Counted::Frontend(address.clone());
                 found.push(((name.clone(), of), address.clone(), frontend.connections));
                 found.push(((name.clone(), Counted::ServicePort), address, frontend.connections));
@@ -180,24 +180,28 @@ pub mod tests {
     use super::*;
     use proxy::connections::{EndpointConnections, FrontendConnections, ServicePortConnections};
 
-    /// Frontends with their endpoints, each with its count.
+    /// Frontends with the endpoints of a list each, all with their counts.
     pub type Counts<'a> = &'a [(&'a str, u64, &'a [(&'a str, u64)])];
 
     pub fn service_port(service: &str, counts: Counts<'_>) -> ServicePortConnections {
-        let endpoint = |&(address, connections): &(&str, u64)| EndpointConnections {
+        let endpoint = |counter: &str, &(address, connections): &(&str, u64)| EndpointConnections {
+            address: address.into(),
+            counter: counter.into(),
+            connections,
+        };
+        let frontend = |&(address, connections, _): &(&str, u64, &[_])| FrontendConnections {
             address: address.into(),
             connections,
         };
-        let frontend = |&(address, connections, endpoints): &(&str, u64, &[_])| FrontendConnections {
-            address: address.into(),
-            connections,
-            endpoints: endpoints.iter().map(endpoint).collect(),
-        };
+        let endpoints = counts.iter().flat_map(|(frontend, _, endpoints)| {
+            endpoints.iter().map(move |counted| endpoint(frontend, counted))
+        });
         ServicePortConnections {
             namespace: "shop".into(),
             service: service.into(),
             port: "http".into(),
             protocol: "TCP".into(),
+            endpoints: endpoints.collect(),
             frontends: counts.iter().map(frontend).collect(),
         }
     }

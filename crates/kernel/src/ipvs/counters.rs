@@ -9,7 +9,7 @@ use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
 
 use super::KernelServers;
-use crate::nftables::Connections;
+use crate::nftables::{Connections, CounterOf};
 
 /// New connections by endpoint since its real server was added. A node port has the sum over all its virtual servers. The kernel
 /// updates the counts every two seconds.
@@ -26,7 +26,7 @@ pub fn endpoint_connections(owners: &DesiredTable) -> io::Result<Vec<Connections
     let connections = counts.into_iter().map(|((service, endpoint, frontend), count)| Connections {
         service,
         endpoint: Some(endpoint),
-        frontend,
+        counter: CounterOf::Frontend(frontend),
         count,
     });
     Ok(connections.collect())

@@ -34,8 +34,8 @@ impl Sets for ServersLookup {
         self.table.find(set, key)
     }
 
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> io::Result<Slots> {
-        self.table.slots(map, frontend)
+    fn slots(&mut self, list: u32) -> io::Result<Slots> {
+        self.table.slots(list)
     }
 
     fn real_servers(

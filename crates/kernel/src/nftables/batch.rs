@@ -1,12 +1,13 @@
 //! Turns steps into one transaction, in the order that the kernel needs.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::Port;
 use netlink::nftables::{self as nft, Batch, Datum, Value, Verdict};
 use plan::nftables::program::ProgramChain;
-use plan::nftables::sets::{Data, Element, Set};
+use plan::nftables::sets::{Data, Element, Set, Type};
 use plan::nftables::steps::{Boundaries, NewTable, Steps, Unexpected};
 
 use super::TABLE;
@@ -44,6 +45,7 @@ fn add_table(new: &NewTable, declaration: &nft::Table<'_>, batch: &mut Batch) {
         declare(*set, family, |set| _ = batch.add_set(set));
     }
     add_chains(&new.program.chains, family, batch);
+    add_elements(&new.program.verdicts, family, batch);
 }
 
 /// Adds all chains before the first rule, which may lead to any of them.
@@ -72,19 +74,29 @@ pub fn write_elements(steps: &Steps, family: Family, batch: &mut Batch) {
         let name = elements.first().map(|element| element.set.name()).unwrap_or_default();
         batch.delete_elements(name, elements.iter().map(|element| to_wire(element, "", family)));
     }
-    for elements in steps.add.chunk_by(|a, b| a.set == b.set) {
+    add_elements(&steps.add, family, batch);
+}
+
+/// The elements are grouped by set.
+fn add_elements(elements: &[Element], family: Family, batch: &mut Batch) {
+    for elements in elements.chunk_by(|a, b| a.set == b.set) {
         let Some(set) = elements.first().map(|element| element.set) else { continue };
-        if let Set::Timeouts(by) = set {
-            let name = |element: &Element| match element.data {
-                Some(Data::AffinityChain(seconds)) => by.affinity_chain(seconds),
-                Some(Data::Endpoint(..) | Data::Sticky(_)) | None => String::new(),
-            };
-            let chains: Vec<String> = elements.iter().map(name).collect();
+        if set.data() == [Type::Verdict] {
+            let chains: Vec<Cow<'_, str>> = elements.iter().map(chain_of).collect();
             let elements = elements.iter().zip(&chains);
             batch.add_elements(set.name(), elements.map(|(element, chain)| to_wire(element, chain, family)));
         } else {
             batch.add_elements(set.name(), elements.iter().map(|element| to_wire(element, "", family)));
         }
+    }
+}
+
+/// The name of the chain that an element of a verdict map leads to.
+fn chain_of(element: &Element) -> Cow<'static, str> {
+    match (element.set, element.data) {
+        (Set::Timeouts(by), Some(Data::AffinityChain(seconds))) => by.affinity_chain(seconds).into(),
+        (_, Some(Data::Chain(target))) => target.name(),
+        _ => "".into(),
     }
 }
 
@@ -102,13 +114,14 @@ fn to_wire<'a>(element: &Element, chain: &'a str, family: Family) -> nft::Elemen
     let endpoint = |ip: &[u8], port: Port| {
         nft::Element::pair(key, Value::concatenation(&[ip, &port.get().to_be_bytes()]))
     };
+    let verdict = |verdict| nft::Element { data: Some(Datum::Verdict(verdict)), ..nft::Element::new(key) };
     match element.data {
         Some(Data::Endpoint(IpAddr::V4(ip), port)) => endpoint(&ip.octets(), port),
         Some(Data::Endpoint(IpAddr::V6(ip), port)) => endpoint(&ip.octets(), port),
+        Some(Data::List(list)) => nft::Element::pair(key, list.to_wire()),
         Some(Data::Sticky(sticky)) => nft::Element::pair(key, sticky.to_wire()),
-        Some(Data::AffinityChain(_)) => {
-            nft::Element { data: Some(Datum::Verdict(Verdict::Goto(chain))), ..nft::Element::new(key) }
-        }
+        Some(Data::Chain(target)) if target.returns() => verdict(Verdict::Jump(chain)),
+        Some(Data::Chain(_) | Data::AffinityChain(_)) => verdict(Verdict::Goto(chain)),
         None => nft::Element::new(key),
     }
 }

@@ -10,7 +10,7 @@ use netlink::nftables::{FoundChain, FoundRule, FoundSet, NftablesSocket};
 use plan::difference::{Class, Difference, DifferenceKind, KernelObject};
 use plan::nftables::desired::{DesiredTable, RoutingChange, difference};
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
-use plan::nftables::sets::{Element, ElementKey, LookupBy, Set, SetKind};
+use plan::nftables::sets::{Clients, Element, ElementKey, LookupBy, Set, SetKind};
 use plan::nftables::steps::{ActualState, ActualTable, TableContent};
 use plan::served::KernelComparison;
 
@@ -97,7 +97,7 @@ pub fn present(family: Family) -> io::Result<Option<PresentTable>> {
     }
     let sets = reader.sets()?;
     let has = |name: &str| sets.iter().any(|set| set.name == name);
-    let of_either_mode = has(Set::Endpoints(LookupBy::Address).name()) || has(Set::BoundIps.name());
+    let of_either_mode = has(Set::Endpoints.name()) || has(Set::BoundIps.name());
     let is_ours = has(Set::Frontends(LookupBy::Address).name()) && of_either_mode;
     // Upstream's set of the same name has elements of the same type.
     let node_port_ips = has(Set::NodePortIps.name()).then(|| reader.node_port_ips()).transpose()?;
@@ -123,7 +123,8 @@ impl TableInspection {
     }
 
     pub fn parts(&self) -> Vec<Part> {
-        let compared = self.program().sets.into_iter().filter(|set| set.kind() != SetKind::Dynamic);
+        let compared = self.program().sets.into_iter();
+        let compared = compared.filter(|set| !matches!(set.kind(), SetKind::Dynamic | SetKind::Fixed));
         [Part::Program].into_iter().chain(compared.map(Part::Elements)).collect()
     }
 
@@ -144,9 +145,9 @@ impl TableInspection {
 
     /// The number of desired objects.
     pub fn objects(&self) -> usize {
-        let Program { sets, chains, .. } = self.program();
+        let Program { sets, verdicts, chains, .. } = self.program();
         let rules: usize = chains.iter().map(|chain| chain.rules.len()).sum();
-        1 + sets.len() + chains.len() + rules + self.elements.len()
+        1 + sets.len() + verdicts.len() + chains.len() + rules + self.elements.len()
     }
 
     /// The differences of everything, within one generation of the ruleset unless it keeps changing.
@@ -188,9 +189,9 @@ impl TableInspection {
             }
             Ok(elements)
         };
-        let ids = read(&LookupBy::BOTH.map(Set::Sticky))?;
-        let slots = LookupBy::BOTH.map(|by| [Set::Endpoints(by), Set::EndpointsInside(by)]);
-        let mut elements = read(slots.as_flattened())?;
+        let lists = LookupBy::BOTH.map(|by| Clients::BOTH.map(|clients| Set::Lists(by, clients)));
+        let ids = read(lists.as_flattened())?;
+        let mut elements = read(&[Set::Endpoints])?;
         elements.sort_unstable();
         let content = TableContent { elements, ids, ..TableContent::default() };
         self.desired.table.steps_from(&ActualState { generation: None, table: ActualTable::Ours(content) });
@@ -222,6 +223,11 @@ impl TableInspection {
         }
         let sets = self.reader().sets()?;
         let mut all = self.compare_sets(&program, &sets);
+        if all.is_empty() {
+            let mut found = self.reader().verdicts(&program)?;
+            found.sort_unstable();
+            all.extend(element_differences(&found, &program.verdicts, self.family()));
+        }
         let chains = self.socket.chains(family, TABLE)?;
         let mut rules: BTreeMap<String, Vec<FoundRule>> = BTreeMap::new();
         for rule in self.socket.rules(family, TABLE)? {
@@ -276,14 +282,7 @@ impl TableInspection {
             None => (Vec::new(), 0),
         };
         actual.sort_unstable();
-        let (unexpected, missing) = difference(&actual, of_set(&self.elements, set));
-        let family = self.family();
-        let of_kind = |kind, elements: Vec<Element>| {
-            elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
-        };
-        let mut all: Vec<Difference> = of_kind(DifferenceKind::Unexpected, unexpected)
-            .chain(of_kind(DifferenceKind::Missing, missing))
-            .collect();
+        let mut all = element_differences(&actual, of_set(&self.elements, set), self.family());
         if unread > 0 {
             let text = format!("{unread} elements of {}", set.name());
             all.push(Difference::new(DifferenceKind::Unexpected, KernelObject::Other(Class::Element, text)));
@@ -327,6 +326,15 @@ impl TableInspection {
             max_listed: MAX_LISTED,
         }
     }
+}
+
+/// Both slices are sorted.
+fn element_differences(actual: &[Element], desired: &[Element], family: Family) -> Vec<Difference> {
+    let (unexpected, missing) = difference(actual, desired);
+    let of_kind = |kind, elements: Vec<Element>| {
+        elements.into_iter().map(move |it| Difference::new(kind, KernelObject::Element(family, it)))
+    };
+    of_kind(DifferenceKind::Unexpected, unexpected).chain(of_kind(DifferenceKind::Missing, missing)).collect()
 }
 
 /// Compares rules by the fingerprints that we store with them. Foreign rules have none.

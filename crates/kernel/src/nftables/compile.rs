@@ -12,8 +12,11 @@ use netlink::nftables::{
 };
 use plan::mark::Mark;
 use plan::nftables::program::{HookKind, PacketHook, ProgramChain};
-use plan::nftables::sets::{EndpointList, LookupBy, Set, SetKind, Type};
-use plan::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
+use plan::nftables::sets::{Clients, EndpointList, LookupBy, Set, SetKind, Type};
+use plan::nftables::slots::SlotRange;
+use plan::nftables::statements::{
+    Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
+};
 
 use crate::wire_family;
 
@@ -130,11 +133,7 @@ fn compile<'a>(statement: &'a Statement, family: Family, out: &mut Vec<Expressio
         }
         Statement::SetMark(mark) => rewrite_mark(!mark.get(), *mark, out),
         Statement::ClearMark(mark) => rewrite_mark(u32::MAX, *mark, out),
-        Statement::Dnat(fields, set) => {
-            let key = load(fields, family, &mut Registers::default(), out);
-            out.push(Expression::LookupData { map: set.name().into(), key, to: FIRST });
-            dnat_from_first(family, out);
-        }
+        Statement::List(by, clients, what) => use_list(*by, *clients, *what, family, out),
         Statement::Affinity(by, what) => AffinityRegisters::new(*by, *what, family).compile(*what, out),
         Statement::Masquerade => out.push(Expression::Masquerade { flags: NatFlags::FullyRandom }),
         Statement::Jump(chain) => out.push(Expression::Verdict(Verdict::Jump(chain))),
@@ -152,6 +151,48 @@ fn dnat_from_first(family: Family, out: &mut Vec<Expression<'_>>) {
     let port = Some(registers.take(2));
     let family = wire_family(family);
     out.push(Expression::Nat { kind: NatKind::Destination, family, address, port, flags: NatFlags::None });
+}
+
+/// Looks up the endpoint list of a frontend, and uses it. The map stores its data in the first four registers: service port,
+/// list, first chain, chain that draws a slot. As [`AffinityRegisters`] explains, `nft` shows what was loaded before.
+fn use_list(by: LookupBy, clients: Clients, what: ListUse, family: Family, out: &mut Vec<Expression<'_>>) {
+    let mut registers = Registers::default();
+    let mut take = || registers.take(4);
+    let (service_port, list, first, draw) = (take(), take(), take(), take());
+    let shown = match what {
+        ListUse::Has => None,
+        ListUse::GotoFirst => Some(first),
+        ListUse::JumpDraw => Some(draw),
+        ListUse::Dnat(_) => Some(list),
+    };
+    out.extend(shown.map(|to| Expression::Meta { key: MetaKey::Mark, to }));
+    let key = load(frontend_fields(by, false), family, &mut frontend_registers(), out);
+    let map = Set::Lists(by, clients).name().into();
+    out.push(Expression::LookupData { map, key, to: service_port });
+    match what {
+        ListUse::Has => {}
+        ListUse::GotoFirst => {
+            out.push(Expression::LookupVerdict { map: Set::FirstChains(by).name().into(), key: first });
+        }
+        ListUse::JumpDraw => {
+            let map = Set::DrawChains(by, clients).name().into();
+            out.push(Expression::LookupVerdict { map, key: draw });
+        }
+        ListUse::Dnat(SlotRange { count: modulus, first: offset }) => {
+            let (generator, to) = (NumberGenerator::Random, first);
+            out.push(Expression::Numgen { generator, modulus, offset, to });
+            let map = Set::Endpoints.name().into();
+            out.push(Expression::LookupData { map, key: list, to: Register::FIRST });
+            dnat_from_first(family, out);
+        }
+    }
+}
+
+/// An IPv6 frontend takes the last six of the sixteen registers.
+fn frontend_registers() -> Registers {
+    let mut registers = Registers::default();
+    registers.take(4 * 10);
+    registers
 }
 
 /// The registers that the rules of session affinity use:
@@ -188,9 +229,8 @@ impl AffinityRegisters {
         let mut take = |length| registers.take(length);
         let length = address_length(family);
         let (protocol, address, port, id, client) = (take(1), take(length), take(2), take(4), take(length));
-        // An IPv6 frontend takes six of the sixteen registers. It overlaps with the client, which is loaded later.
-        let mut frontend = Registers::default();
-        frontend.take(4 * 10);
+        // It overlaps with the client, which is loaded later.
+        let frontend = frontend_registers();
         let is_translated = !matches!(what, Affinity::Dnat(_));
         Self { by, family, is_translated, list: what.list(), protocol, address, port, id, client, frontend }
     }
@@ -251,18 +291,7 @@ impl AffinityRegisters {
     /// `shown` is the register that the listing shows as `meta mark`.
     fn look_up_frontend(&self, shown: Register, out: &mut Vec<Expression<'_>>) {
         out.push(Expression::Meta { key: MetaKey::Mark, to: shown });
-        let fields: &[PacketField] = match (self.by, self.is_translated) {
-            (LookupBy::Address, false) => {
-                &[PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort]
-            }
-            (LookupBy::Address, true) => &[
-                PacketField::OriginalDestination,
-                PacketField::Protocol,
-                PacketField::OriginalDestinationPort,
-            ],
-            (LookupBy::NodePort, false) => &[PacketField::Protocol, PacketField::DestinationPort],
-            (LookupBy::NodePort, true) => &[PacketField::Protocol, PacketField::OriginalDestinationPort],
-        };
+        let fields = frontend_fields(self.by, self.is_translated);
         let key = load(fields, self.family, &mut self.frontend.clone(), out);
         out.push(Expression::LookupData { map: Set::Sticky(self.by).name().into(), key, to: self.port });
     }
@@ -313,12 +342,6 @@ fn load(
                 direction: Some(Direction::Original),
                 to,
             },
-            PacketField::Slot(draw) => Expression::Numgen {
-                generator: NumberGenerator::Random,
-                modulus: draw.count,
-                offset: draw.first,
-                to,
-            },
         });
     }
     first.unwrap_or(Register::FIRST)
@@ -331,7 +354,6 @@ fn length(field: PacketField, family: Family) -> u32 {
         }
         PacketField::Protocol => 1,
         PacketField::DestinationPort | PacketField::OriginalDestinationPort => 2,
-        PacketField::Slot(_) => 4,
     }
 }
 

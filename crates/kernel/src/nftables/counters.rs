@@ -11,9 +11,9 @@ use netlink::nftables::NftablesSocket;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
 use plan::nftables::program::Balancer;
-use plan::nftables::sets::{LookupBy, Set};
+use plan::nftables::sets::{EndpointList, LookupBy};
 
-use super::read::{Counted, Reader};
+use super::read::{CountedSlot, Reader};
 use crate::ipvs::endpoint_connections;
 
 /// How long to retry. A large set takes long to list, and any change of any table of the node interrupts that; meanwhile a client
@@ -30,8 +30,16 @@ pub struct Connections {
     pub service: ServicePortName,
     /// `None` for the sum over all endpoints of the frontend.
     pub endpoint: Option<(IpAddr, Port)>,
-    pub frontend: FrontendKey,
+    pub counter: CounterOf,
     pub count: u64,
+}
+
+/// What a counter belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CounterOf {
+    Frontend(FrontendKey),
+    /// An endpoint list, which all frontends of its service port may use.
+    List(u32),
 }
 
 impl From<DesiredTable> for CounterOwners {
@@ -47,24 +55,27 @@ pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Con
     let mut socket = NftablesSocket::open()?.retrying_for(READ_TIMEOUT);
     let mut reader = Reader { family, socket: &mut socket, max_listed: 0 };
     let mut all = Vec::new();
-    let balancer = owners.settings().balancer;
-    let of_program = Set::fixed(balancer);
     for by in LookupBy::BOTH {
-        let sets = [Set::Frontends(by), Set::Endpoints(by), Set::EndpointsInside(by)].into_iter();
-        for set in sets.filter(|set| of_program.contains(set)) {
-            let counted = match reader.counters(set, by) {
-                // No sync has created the table yet.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                counted => counted?,
-            };
-            all.extend(counted.into_iter().filter_map(|Counted { frontend, endpoint, count }| {
-                let service = owners.owner(&frontend)?.clone();
-                Some(Connections { service, endpoint, frontend, count })
+        let counted = match reader.counted_frontends(by) {
+            // No sync has created the table yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            counted => counted?,
+        };
+        all.extend(counted.into_iter().filter_map(|(frontend, count)| {
+            let service = owners.owner(&frontend)?.clone();
+            Some(Connections { service, endpoint: None, counter: CounterOf::Frontend(frontend), count })
+        }));
+    }
+    match owners.settings().balancer {
+        Balancer::Slots => {
+            let ids = owners.ids();
+            let counted = reader.counted_slots()?.into_iter();
+            all.extend(counted.filter_map(|CountedSlot { list, endpoint, count }| {
+                let service = (*ids.get(&EndpointList::Cluster.of(list))?).clone();
+                Some(Connections { service, endpoint: Some(endpoint), counter: CounterOf::List(list), count })
             }));
         }
-    }
-    if balancer == Balancer::Ipvs {
-        all.extend(endpoint_connections(owners)?);
+        Balancer::Ipvs => all.extend(endpoint_connections(owners)?),
     }
     all.sort();
     Ok(all)

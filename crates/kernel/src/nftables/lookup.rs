@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 
 use model::address::Family;
 use netlink::nftables::{NftablesSocket, Value};
-use plan::nftables::elements::FrontendKey;
 use plan::nftables::interpreter::{Sets, Slots};
 use plan::nftables::sets::{Element, ElementKey, Set, Type, address};
 use plan::nftables::slots::{SlotRange, slot_ranges};
@@ -21,8 +20,8 @@ pub struct Lookup {
     socket: NftablesSocket,
     family: Family,
     sets: BTreeSet<String>,
-    /// The slots that were read. The program looks up the same frontend for each slot range.
-    slots: BTreeMap<(Set, ElementKey), Slots>,
+    /// The slots that were read. The program looks up the same list several times.
+    slots: BTreeMap<u32, Slots>,
 }
 
 impl Lookup {
@@ -69,28 +68,29 @@ impl Sets for Lookup {
     }
 
     /// Slot ranges are filled from their first slot on, so that the first slot shows whether a large range is in use.
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> io::Result<Slots> {
-        if let Some(slots) = self.slots.get(&(map, frontend)) {
+    fn slots(&mut self, list: u32) -> io::Result<Slots> {
+        if let Some(slots) = self.slots.get(&list) {
             return Ok(slots.clone());
         }
-        let firsts = slot_ranges().map(|table| frontend.slot(table.first)).collect();
+        let key = ElementKey::EMPTY.number(list);
+        let firsts = slot_ranges().map(|table| key.slot(table.first)).collect();
         let used: BTreeSet<u32> =
-            self.at(map, firsts)?.iter().filter_map(slot).map(|(slot, _)| slot).collect();
+            self.at(Set::Endpoints, firsts)?.iter().filter_map(slot).map(|(slot, _)| slot).collect();
         let mut slots = Vec::new();
         for SlotRange { first, count } in slot_ranges().filter(|table| used.contains(&table.first)) {
-            let all = (first..first.saturating_add(count)).map(|slot| frontend.slot(slot)).collect();
-            slots.extend(self.at(map, all)?.iter().filter_map(slot));
+            let all = (first..first.saturating_add(count)).map(|slot| key.slot(slot)).collect();
+            slots.extend(self.at(Set::Endpoints, all)?.iter().filter_map(slot));
         }
         slots.sort_unstable();
         let slots: Slots = slots.into();
-        self.slots.insert((map, frontend), slots.clone());
+        self.slots.insert(list, slots.clone());
         Ok(slots)
     }
 }
 
 fn slot(element: &Element) -> Option<(u32, SocketAddr)> {
-    let (_, slot, endpoint) = FrontendKey::of_endpoint(element)?;
-    Some((slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
+    let (_, slot, (ip, port)) = element.slot()?;
+    Some((slot, SocketAddr::new(ip, port.get())))
 }
 
 impl Lookup {

@@ -10,8 +10,11 @@ use model::names::Port;
 use netlink::nftables::{FoundChain, FoundDatum, FoundElement, FoundSet, NftablesSocket, Value, Verdict};
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
+use plan::nftables::frontend_chains::FrontendChain;
 use plan::nftables::program::{Program, ProgramChain, ProgramSettings};
-use plan::nftables::sets::{Data, Element, ElementKey, LookupBy, Set, SetKind, Sticky, Type, address};
+use plan::nftables::sets::{
+    Data, Element, ElementKey, ListOfFrontend, LookupBy, Set, SetKind, Sticky, Type, address,
+};
 use plan::nftables::steps::{Boundaries, TableContent, Unexpected};
 
 use super::TABLE;
@@ -57,11 +60,11 @@ impl Reading {
     }
 }
 
-/// The connections that an element has counted.
+/// The connections that an element of [`Set::Endpoints`] has counted.
 #[derive(Debug)]
-pub struct Counted {
-    pub frontend: FrontendKey,
-    pub endpoint: Option<(IpAddr, Port)>,
+pub struct CountedSlot {
+    pub list: u32,
+    pub endpoint: (IpAddr, Port),
     pub count: u64,
 }
 
@@ -86,11 +89,15 @@ impl Reader<'_> {
         let chains = self.socket.chains(wire_family(self.family), TABLE)?;
         let timeouts = timeouts(&chains);
         let program = Program::new(settings, &timeouts);
-        if !self.has_sets_of(&program, &found) || !self.has_chains_of(&program, &chains)? {
+        if !self.has_sets_of(&program, &found)
+            || !self.has_chains_of(&program, &chains)?
+            || !self.has_verdicts_of(&program)?
+        {
             return Ok(Found::Foreign);
         }
         let count = |set: &Set| found.iter().find(|found| found.name == set.name())?.count;
-        let sets = program.sets.iter().map(|set| (*set, count(set))).collect();
+        let sets = program.sets.iter().filter(|set| set.kind() != SetKind::Fixed);
+        let sets = sets.map(|set| (*set, count(set))).collect();
         let unexpected = unexpected(&program, &found, &chains);
         let (owner, persistent) = (table.owner, table.persistent);
         Ok(Found::Ours(Ours { sets, timeouts, unexpected, owner, persistent }))
@@ -105,7 +112,7 @@ impl Reader<'_> {
         reading: &mut Reading,
     ) -> io::Result<()> {
         let (ids, rest): (Vec<_>, Vec<_>) =
-            sets.iter().copied().partition(|(set, _)| matches!(set, Set::Sticky(_)));
+            sets.iter().copied().partition(|(set, _)| matches!(set, Set::Lists(..)));
         self.read_sets(&ids, desired, reading)?;
         let mut desired = desired.clone();
         desired.adopt_ids(&reading.content.ids);
@@ -145,7 +152,7 @@ impl Reader<'_> {
             content.node_port_ips = self.node_port_ips()?;
         } else if set.kind() != SetKind::Dynamic {
             let elements = self.elements(set, count, &desired)?;
-            if matches!(set, Set::Sticky(_)) {
+            if matches!(set, Set::Lists(..)) {
                 content.ids.extend(match &elements {
                     Some(elements) => elements.clone(),
                     None => self.look_up(set, desired())?,
@@ -217,18 +224,27 @@ impl Reader<'_> {
         }
     }
 
-    /// The new connections that each element of a set of `by` has counted.
-    pub fn counters(&mut self, set: Set, by: LookupBy) -> io::Result<Vec<Counted>> {
+    /// The new connections that each frontend has counted.
+    pub fn counted_frontends(&mut self, by: LookupBy) -> io::Result<Vec<(FrontendKey, u64)>> {
         let family = self.family;
-        self.read(set, |element| {
+        self.read(Set::Frontends(by), |element| {
             let (frontend, _) = FrontendKey::from_key(element.key, by, family)?;
-            Some(Counted { frontend, endpoint: endpoint(element, family), count: element.counter?.packets })
+            Some((frontend, element.counter?.packets))
+        })
+    }
+
+    /// The new connections that each slot has counted.
+    pub fn counted_slots(&mut self) -> io::Result<Vec<CountedSlot>> {
+        let family = self.family;
+        self.read(Set::Endpoints, |element| {
+            let (list, _, endpoint) = element_of(Set::Endpoints, element, family)?.slot()?;
+            Some(CountedSlot { list, endpoint, count: element.counter?.packets })
         })
     }
 
     /// The new connections that a frontend has counted. `None` if the kernel has no such frontend.
     pub fn count(&mut self, frontend: FrontendKey) -> io::Result<Option<u64>> {
-        let by = if frontend.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort };
+        let by = frontend.lookup_by();
         let key = Value::concatenation(&[frontend.key().as_bytes()]);
         let read = |element: FoundElement<'_>| element.counter.map(|counter| counter.packets);
         let name = Set::Frontends(by).name();
@@ -259,6 +275,24 @@ impl Reader<'_> {
             chains.get(&*chain.name).is_some_and(|found| has_hook_of(found, chain))
                 && rules.get(&*chain.name).map_or(desired.is_empty(), |found| *found == desired)
         }))
+    }
+
+    fn has_verdicts_of(&mut self, program: &Program) -> io::Result<bool> {
+        let mut found = self.verdicts(program)?;
+        found.sort_unstable();
+        Ok(found == program.verdicts)
+    }
+
+    /// The elements of the sets of kind [`SetKind::Fixed`], as far as they can be ours.
+    pub fn verdicts(&mut self, program: &Program) -> io::Result<Vec<Element>> {
+        let mut all = Vec::new();
+        for set in program.sets.iter().filter(|set| set.kind() == SetKind::Fixed) {
+            let family = self.family;
+            let found: Vec<Option<Element>> =
+                self.read(*set, |element| Some(element_of(*set, element, family)))?;
+            all.extend(found.into_iter().flatten());
+        }
+        Ok(all)
     }
 
     /// Applies `read` to all elements of a set. An error if it returns `None` for one: then the set is not ours.
@@ -323,7 +357,16 @@ pub fn element_of(set: Set, element: &FoundElement<'_>, family: Family) -> Optio
             let (ip, port) = endpoint(element, family)?;
             Some(Data::Endpoint(ip, port))
         }
+        ([Type::Number, _, _, _], Some(FoundDatum::Value(bytes))) => {
+            Some(Data::List(ListOfFrontend::from_wire(bytes)?))
+        }
         ([Type::Number, ..], Some(FoundDatum::Value(bytes))) => Some(Data::Sticky(Sticky::from_wire(bytes)?)),
+        ([Type::Verdict], Some(FoundDatum::Verdict(verdict))) if !matches!(set, Set::Timeouts(_)) => {
+            let target = FrontendChain::from_number(u32::from_ne_bytes(element.key.try_into().ok()?))?;
+            let name = target.name();
+            let desired = if target.returns() { Verdict::Jump(&name) } else { Verdict::Goto(&name) };
+            (verdict == desired && target.set() == set).then_some(Data::Chain(target))
+        }
         ([Type::Verdict], Some(FoundDatum::Verdict(Verdict::Goto(chain)))) => {
             let seconds = LookupBy::BOTH
                 .into_iter()

@@ -139,7 +139,8 @@ pub const NOTHING: (i32, String) = (0, String::new());
 pub fn without_privileges(cluster: &Cluster, tool: &str, more: &[&str]) -> (i32, String) {
     // The build folder may be closed to others.
     let copy = cluster.folder.path().join("kube-proxy");
-    fs::copy(env!("CARGO_BIN_EXE_kube-proxy"), &copy).unwrap();
+    // By another process: a test in another thread that starts one meanwhile would pass on the open file, which then is busy.
+    run(&format!("cp {} {}", env!("CARGO_BIN_EXE_kube-proxy"), copy.display()));
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--clear-groups"]).arg(&copy).arg(tool).args(cluster.flags()).args(more);
     let output = command.output();

@@ -31,12 +31,9 @@ fn verify_names_the_damage_and_only_that() {
         ),
         (
             "nftables",
-            "nft delete element ip kube-proxy endpoints { 10.96.0.53 . tcp . 53 . 0 }",
-            "  missing element endpoints { 10.96.0.53 . tcp . 53 . 0 : 10.244.0.9 . 8080 } (default/dns:http)\n",
-            &[
-                "ipv4: effects on services:",
-                "  default/dns:http: missing endpoint 10.244.0.9:8080 at 10.96.0.53:53/TCP",
-            ],
+            "nft delete element ip kube-proxy endpoints { 0x2 . 0 }",
+            "  missing element endpoints { 0x00000002 . 0 : 10.244.0.9 . 8080 } (default/dns:http)\n",
+            &["ipv4: effects on services:", "  default/dns:http: missing endpoint 10.244.0.9:8080"],
         ),
         (
             "iptables",

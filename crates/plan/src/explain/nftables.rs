@@ -14,8 +14,8 @@ use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::SlotAssignment;
 use crate::nftables::interpreter::{ProgramPath, ProgramWalk, run};
 use crate::nftables::program::{self, Program};
-use crate::nftables::sets::{LookupBy, Set};
-use crate::nftables::statements::{Affinity, PacketField, ProgramRule, Statement};
+use crate::nftables::sets::{Clients, LookupBy, Set};
+use crate::nftables::statements::{Affinity, ListUse, PacketField, ProgramRule, Statement};
 use crate::walk::PacketVerdict;
 
 pub(super) fn answer<'q, 's>(
@@ -83,10 +83,8 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
 
 /// The chains to show: without base chains, and without those that only try random slots.
 fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
-    let tries_slot = |rule: &ProgramRule| {
-        let has_slot = |fields: &[PacketField]| matches!(fields.last(), Some(PacketField::Slot(_)));
-        matches!(&rule.statements[..], [Statement::Dnat(fields, _)] if has_slot(fields))
-    };
+    let tries_slot =
+        |rule: &ProgramRule| matches!(rule.statements[..], [Statement::List(_, _, ListUse::Dnat(_))]);
     let is_shown = |name: &&&str| {
         let chain = program.chains.iter().find(|chain| chain.name == **name);
         chain.is_some_and(|chain| chain.hook.is_none() && !chain.rules.iter().all(tries_slot))
@@ -97,8 +95,7 @@ fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
 /// If a rule translates: how it looks up frontends, and whether it is only for traffic from inside.
 fn translation(rule: &ProgramRule) -> Option<(LookupBy, bool)> {
     rule.statements.iter().find_map(|statement| match statement {
-        Statement::Dnat(_, Set::Endpoints(by)) => Some((*by, false)),
-        Statement::Dnat(_, Set::EndpointsInside(by)) => Some((*by, true)),
+        Statement::List(by, clients, ListUse::Dnat(_)) => Some((*by, *clients == Clients::Inside)),
         Statement::Affinity(by, Affinity::Dnat(list)) => Some((*by, list.is_some())),
         _ => None,
     })

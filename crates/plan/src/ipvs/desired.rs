@@ -132,8 +132,8 @@ impl Sets for DesiredIpvs<'_> {
         self.sets.find(set, key)
     }
 
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
-        self.sets.slots(map, frontend)
+    fn slots(&mut self, list: u32) -> Result<Slots, Infallible> {
+        self.sets.slots(list)
     }
 
     fn real_servers(

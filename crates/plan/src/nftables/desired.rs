@@ -5,10 +5,11 @@
 //!   actual state ─────▶ steps_from ─▶ the steps for every difference
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use ipnet::IpNet;
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing};
@@ -18,7 +19,7 @@ use crate::nftables::elements::{
     ElementUnit, FrontendKey, SharedElement, SlotAssignment, frontends, shared_elements,
 };
 use crate::nftables::program::{Balancer, Program, ProgramSettings, affinity_chains};
-use crate::nftables::sets::{Data, Element, LookupBy, Set};
+use crate::nftables::sets::{Data, Element, ElementKey, EndpointList, LookupBy, Set};
 use crate::nftables::steps::{ActualState, ActualTable, Boundaries, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;
@@ -35,10 +36,13 @@ pub struct DesiredTable {
     claims: Shards<FrontendKey, Vec<ServicePortName>>,
     /// The number of service ports that use a shared element. Never zero.
     shared: Shards<SharedElement, usize>,
-    /// The id that was assigned last to a service port with session affinity. An id is reused after 2^31 others, or after a
-    /// restart if no service port in the kernel has it. Elements of `Set::Affinity` that another service port left under the
-    /// id apply only if they lead to an endpoint of the new one: `Set::StickyEndpoints` has no other under this id.
+    /// The id that was assigned last to a service port. An id is reused after 2^31 others, or after a restart if no service
+    /// port in the kernel has it: a packet between the lookups of a list and of its slot never reaches another Service.
+    /// Elements of `Set::Affinity` that another service port left under the id apply only if they lead to an endpoint of the
+    /// new one: `Set::StickyEndpoints` has no other under this id.
     last_id: u32,
+    /// Whether it knows the ids in the kernel: all of them are its own.
+    has_adopted: bool,
     /// Service ports with more than [`MAX_SLOTS`] endpoints, and how many endpoints of each have no slot.
     ///
     /// [`MAX_SLOTS`]: crate::nftables::slots::MAX_SLOTS
@@ -63,6 +67,7 @@ impl DesiredTable {
             claims: Shards::default(),
             shared: Shards::default(),
             last_id: 0,
+            has_adopted: false,
             left_out: BTreeMap::new(),
             service_cidrs: Vec::new(),
             node_port_ips: Vec::new(),
@@ -221,7 +226,10 @@ impl DesiredTable {
                 unit.elements_of(&frontend, &mut all);
             }
         }
-        self.units.iter().for_each(|(name, unit)| self.sticky_endpoints(name, unit, &mut all));
+        // The bytes of an id are in host order.
+        let mut units: Vec<_> = self.units.iter().collect();
+        units.sort_unstable_by_key(|(_, unit)| unit.id().to_ne_bytes());
+        units.into_iter().for_each(|(name, unit)| self.list_elements(name, unit, &mut all));
         // There are few sets, and the elements of each are nearly sorted: by the name of the protocol instead of its number.
         // So the second sort is fast.
         all.sort_by_key(|element| element.set);
@@ -267,17 +275,16 @@ impl DesiredTable {
         }
     }
 
-    /// Gives service ports the ids that they have in these elements of the kernel, which knows clients by these ids. New ids are
-    /// higher. Returns whether any id changes, and with it [`DesiredTable::elements`].
+    /// Gives service ports the ids that they have in these elements of the kernel, which has slots and clients under these ids.
+    /// New ids are higher. Returns whether any id changes, and with it [`DesiredTable::elements`].
     pub fn adopt_ids(&mut self, found: &[Element]) -> bool {
-        let mut ids: BTreeMap<ServicePortName, u32> = BTreeMap::new();
-        let (mut taken, mut highest) = (BTreeSet::new(), 0);
+        let mut ids: HashMap<&ServicePortName, u32, RandomState> = HashMap::default();
+        let (mut taken, mut highest): (HashSet<u32, RandomState>, u32) = Default::default();
         for element in found {
-            let Some(Data::Sticky(sticky)) = element.data else { continue };
-            let id = sticky.service_port();
+            let Some(Data::List(list)) = element.data else { continue };
+            let id = list.service_port();
             highest = id.max(highest);
-            let owner =
-                element.frontend(self.settings.family).and_then(|frontend| self.owner(&frontend)).cloned();
+            let owner = element.frontend(self.settings.family).and_then(|frontend| self.owner(&frontend));
             // A frontend may have moved from one service port to another: no two of them get the same id.
             if let Some(owner) = owner.filter(|owner| !ids.contains_key(owner))
                 && taken.insert(id)
@@ -285,20 +292,21 @@ impl DesiredTable {
                 ids.insert(owner, id);
             }
         }
+        let others = self.units.iter().filter(|(name, unit)| ids.get(name) != Some(&unit.id()));
+        // In the order of names, so that new ids do not depend on hashes.
+        let others: BTreeMap<ServicePortName, (ElementUnit, Option<u32>)> =
+            others.map(|(name, unit)| (name.clone(), (unit.clone(), ids.get(name).copied()))).collect();
+        // Frontends that a foreign writer deleted do not change an id.
+        let is_free = |id| id > highest || (self.has_adopted && !taken.contains(&id));
+        let others: Vec<_> =
+            others.into_iter().filter(|(_, (unit, found))| found.is_some() || !is_free(unit.id())).collect();
+        self.has_adopted = true;
         self.last_id = self.last_id.max(highest);
-        let sticky = self.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?)));
         let mut has_changed = false;
-        for (name, id) in sticky.collect::<BTreeMap<_, _>>() {
-            let new = match ids.get(&name) {
-                Some(found) => *found,
-                None if id > highest => id,
-                None => self.new_id(),
-            };
-            if let Some(unit) = self.units.get(&name).filter(|_| new != id) {
-                let unit = unit.with_id(new);
-                self.units.insert(name, unit);
-                has_changed = true;
-            }
+        for (name, (unit, found)) in others {
+            let new = found.unwrap_or_else(|| self.new_id());
+            self.units.insert(name, unit.with_id(new));
+            has_changed = true;
         }
         has_changed
     }
@@ -355,11 +363,19 @@ impl DesiredTable {
         self.units.get(self.owner(frontend)?)
     }
 
-    /// The elements of [`Set::StickyEndpoints`] of the service port with this id.
-    pub fn sticky_endpoints_of(&self, id: u32, out: &mut Vec<Element>) {
-        for (name, unit) in self.units.iter().filter(|(_, unit)| unit.id() == Some(id)) {
-            self.sticky_endpoints(name, unit, out);
+    /// The elements of both lists of the service port that this list belongs to, sorted. Walks all service ports.
+    pub fn list_elements_of(&self, list: u32) -> Vec<Element> {
+        let id = EndpointList::Cluster.of(list);
+        let mut elements = Vec::new();
+        if let Some((name, unit)) = self.units.iter().find(|(_, unit)| unit.id() == id) {
+            self.list_elements(name, unit, &mut elements);
         }
+        elements
+    }
+
+    /// The service port of each id. Walks all service ports.
+    pub fn ids(&self) -> HashMap<u32, &ServicePortName, RandomState> {
+        self.units.iter().map(|(name, unit)| (unit.id(), name)).collect()
     }
 
     /// Adds a service port whose endpoints already have these slots.
@@ -369,26 +385,28 @@ impl DesiredTable {
 
     /// Timeouts of session affinity in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        let sticky = self.units.iter().filter(|(_, unit)| unit.id().is_some());
-        sticky.filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
+        let is_slots = self.settings.balancer == Balancer::Slots;
+        let units = self.units.iter().filter(|_| is_slots);
+        units.filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
     }
 
     /// Gives endpoints the slots that they have in the kernel, for service ports with a slot that differs from the desired one.
     /// Returns whether there are any. Both slices are sorted.
     fn keep_slots(&mut self, found: &[Element], different: &[Element]) -> bool {
-        let different =
-            different.iter().filter_map(FrontendKey::of_endpoint).map(|(frontend, _, _)| frontend);
-        let owners: BTreeSet<_> = different.filter_map(|frontend| self.owner(&frontend).cloned()).collect();
+        let slots_of = |list| slots(found, list);
+        let lists: BTreeSet<u32> = different.iter().filter_map(|element| Some(element.slot()?.0)).collect();
+        if lists.is_empty() {
+            return false;
+        }
+        let ids = self.ids();
+        let lists: BTreeSet<u32> = lists.into_iter().map(|list| EndpointList::Cluster.of(list)).collect();
+        let owners = lists.iter().filter_map(|id| ids.get(id)).map(|name| (*name).clone());
+        let owners: Vec<ServicePortName> = owners.collect();
         for owner in &owners {
             let Some(unit) = self.units.get(owner) else { continue };
-            let [cluster, local] = unit.slots_in(|set, frontend| {
-                (self.owner(frontend) == Some(owner)).then(|| slots(found, set, frontend))?
-            });
-            let unit = ElementUnit::new(
-                unit.routing.clone(),
-                SlotAssignment { cluster: &cluster, local: &local },
-                unit.id(),
-            );
+            let [cluster, local] = EndpointList::BOTH.map(|list| slots_of(list.of(unit.id())));
+            let slots = SlotAssignment { cluster: &cluster, local: &local };
+            let unit = ElementUnit::new(unit.routing.clone(), slots, unit.id());
             self.units.insert(owner.clone(), unit);
         }
         !owners.is_empty()
@@ -401,7 +419,7 @@ impl DesiredTable {
     ) -> Vec<Element> {
         let mut elements = Vec::new();
         for (name, unit) in names.iter().filter_map(|name| Some((name, self.units.get(name)?))) {
-            self.sticky_endpoints(name, unit, &mut elements);
+            self.list_elements(name, unit, &mut elements);
         }
         for frontend in frontends {
             let owner = self.owner(frontend);
@@ -412,8 +430,8 @@ impl DesiredTable {
         elements
     }
 
-    fn sticky_endpoints(&self, name: &ServicePortName, unit: &ElementUnit, out: &mut Vec<Element>) {
-        unit.sticky_endpoints(|frontend| self.owner(frontend) == Some(name), out);
+    fn list_elements(&self, name: &ServicePortName, unit: &ElementUnit, out: &mut Vec<Element>) {
+        unit.list_elements(|frontend| self.owner(frontend) == Some(name), out);
     }
 
     /// Endpoints keep their slots, unless `slots` replace them.
@@ -426,13 +444,10 @@ impl DesiredTable {
     ) {
         let old = self.units.remove(&name);
         let slots = slots.or(old.as_ref().map(ElementUnit::slots)).unwrap_or_default();
-        let id = old.as_ref().and_then(ElementUnit::id);
+        let id = old.as_ref().map(ElementUnit::id);
         let balancer = self.settings.balancer;
         let unit = routing.map(|routing| match balancer {
-            Balancer::Slots => {
-                let id = routing.affinity.map(|_| id.unwrap_or_else(|| self.new_id()));
-                ElementUnit::new(routing, slots, id)
-            }
+            Balancer::Slots => ElementUnit::new(routing, slots, id.unwrap_or_else(|| self.new_id())),
             Balancer::Ipvs => ElementUnit::without_slots(routing),
         });
         let (old, new) = (old.as_ref().map(|unit| &*unit.routing), unit.as_ref().map(|unit| &*unit.routing));
@@ -517,7 +532,7 @@ impl DesiredTable {
 fn timeouts(elements: &[Element]) -> BTreeSet<u32> {
     let seconds = |element: &Element| match element.data {
         Some(Data::AffinityChain(seconds)) => Some(seconds),
-        Some(Data::Endpoint(..) | Data::Sticky(_)) | None => None,
+        Some(Data::Endpoint(..) | Data::List(_) | Data::Chain(_) | Data::Sticky(_)) | None => None,
     };
     elements.iter().filter_map(seconds).collect()
 }
@@ -542,18 +557,15 @@ pub fn boundaries(ranges: &[IpNet]) -> Boundaries {
     begin.chain(ends.difference(&begins).map(|address| (*address, true))).collect()
 }
 
-/// The endpoints in the slots of a frontend; `None` if it has none. The elements are sorted.
-fn slots(found: &[Element], set: Set, frontend: &FrontendKey) -> Option<Vec<Endpoint>> {
-    let key = frontend.key();
-    let start = found.partition_point(|element| (element.set, element.key) < (set, key));
-    let its_own = found
-        .get(start..)?
-        .iter()
-        .take_while(|element| element.set == set && element.key.as_bytes().starts_with(key.as_bytes()));
-    let slots: BTreeMap<u32, Endpoint> = its_own
-        .filter_map(|element| FrontendKey::of_endpoint(element).map(|(_, slot, endpoint)| (slot, endpoint)))
-        .collect();
-    (!slots.is_empty()).then(|| slots.into_values().collect())
+/// The endpoints in the slots of a list, in their order. The elements are sorted.
+fn slots(found: &[Element], list: u32) -> Vec<Endpoint> {
+    let key = ElementKey::EMPTY.number(list);
+    let start = found.partition_point(|element| (element.set, element.key) < (Set::Endpoints, key));
+    let its_own = found.get(start..).unwrap_or_default().iter().map_while(Element::slot);
+    let its_own = its_own.take_while(|(of, ..)| *of == list);
+    let slots: BTreeMap<u32, Endpoint> =
+        its_own.map(|(_, slot, (ip, port))| (slot, Endpoint { ip, local: false, port })).collect();
+    slots.into_values().collect()
 }
 
 /// The elements that are only in `before`, and those that are only in `after`. All slices are sorted.

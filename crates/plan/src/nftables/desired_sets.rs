@@ -10,8 +10,9 @@ use model::address::Family;
 
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::{ElementUnit, FrontendKey, SharedElement};
+use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::interpreter::{Sets, Slots};
-use crate::nftables::sets::{Element, ElementKey, EndpointList, LookupBy, Set, Type, address};
+use crate::nftables::sets::{Element, ElementKey, LookupBy, Set, Type, address};
 
 /// The sets of the desired table. [`Set::Affinity`] is empty.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub struct DesiredSets<'a> {
     family: Family,
     /// The elements of each frontend that was looked up, sorted.
     frontends: HashMap<FrontendKey, Arc<[Element]>, RandomState>,
-    slots: HashMap<(Set, ElementKey), Slots, RandomState>,
+    slots: HashMap<u32, Slots, RandomState>,
 }
 
 impl<'a> DesiredSets<'a> {
@@ -50,12 +51,14 @@ impl<'a> DesiredSets<'a> {
                 let seconds = SharedElement::Timeout(by, u32::from_ne_bytes(bytes.try_into().ok()?));
                 return self.table.shares(&seconds).then(|| seconds.element());
             }
-            Set::StickyEndpoints => {
-                let (_, list) = bytes.split_last_chunk::<4>()?;
-                let mut elements = Vec::new();
-                self.table
-                    .sticky_endpoints_of(EndpointList::Cluster.of(u32::from_ne_bytes(*list)), &mut elements);
-                return elements.into_iter().find(|element| element.key == key);
+            Set::FirstChains(_) | Set::DrawChains(..) => {
+                let target = FrontendChain::from_number(u32::from_ne_bytes(bytes.try_into().ok()?))?;
+                return Some(target.element()).filter(|element| element.set == set);
+            }
+            Set::Endpoints | Set::StickyEndpoints => {
+                let list = Element::new(set, key).list()?;
+                let elements = self.table.list_elements_of(list);
+                return elements.into_iter().find(|element| (element.set, element.key) == (set, key));
             }
             Set::AllowedSources => {
                 let (frontend, source) = FrontendKey::from_key(bytes, LookupBy::Address, self.family)?;
@@ -67,8 +70,7 @@ impl<'a> DesiredSets<'a> {
             }
             Set::Frontends(by)
             | Set::ExternalLocal(by)
-            | Set::Endpoints(by)
-            | Set::EndpointsInside(by)
+            | Set::Lists(by, _)
             | Set::Sticky(by)
             | Set::NoEndpoints(by)
             | Set::NoLocalEndpoints(by) => return self.of_frontend(set, by, key),
@@ -111,23 +113,15 @@ impl Sets for DesiredSets<'_> {
         Ok(self.lookup(set, key))
     }
 
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Infallible> {
-        if let Some(slots) = self.slots.get(&(map, frontend)) {
-            return Ok(slots.clone());
-        }
-        let (Set::Endpoints(by) | Set::EndpointsInside(by)) = map else { return Ok(Slots::default()) };
-        let Some((asked, _)) = FrontendKey::from_key(frontend.as_bytes(), by, self.family) else {
-            return Ok(Slots::default());
+    fn slots(&mut self, list: u32) -> Result<Slots, Infallible> {
+        let read = || {
+            let elements = self.table.list_elements_of(list);
+            let slots = elements.iter().filter_map(Element::slot).filter(|(of, ..)| *of == list);
+            let mut slots: Vec<(u32, SocketAddr)> =
+                slots.map(|(_, slot, (ip, port))| (slot, SocketAddr::new(ip, port.get()))).collect();
+            slots.sort_unstable();
+            slots.into()
         };
-        let elements = self.elements(asked);
-        let of_map = elements.iter().filter(|element| element.set == map);
-        let mut slots: Vec<(u32, SocketAddr)> = of_map
-            .filter_map(FrontendKey::of_endpoint)
-            .map(|(_, slot, endpoint)| (slot, SocketAddr::new(endpoint.ip, endpoint.port.get())))
-            .collect();
-        slots.sort_unstable();
-        let slots: Slots = slots.into();
-        self.slots.insert((map, frontend), slots.clone());
-        Ok(slots)
+        Ok(self.slots.entry(list).or_insert_with(read).clone())
     }
 }

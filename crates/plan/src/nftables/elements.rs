@@ -10,8 +10,11 @@ use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 use model::service::Addresses;
 
+use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::program::Balancer;
-use crate::nftables::sets::{Data, Element, ElementKey, EndpointList, LookupBy, Set, Sticky, Type, protocol};
+use crate::nftables::sets::{
+    Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set, Sticky, Type, protocol,
+};
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
@@ -20,8 +23,8 @@ use crate::nftables::timeouts::rounded;
 pub struct ElementUnit {
     pub routing: Arc<Routing>,
     balancer: Balancer,
-    /// The id of its cluster list, if it has session affinity. Always even.
-    id: Option<u32>,
+    /// The id of its cluster list, which is even. Zero in the ipvs mode.
+    id: u32,
     /// The endpoints of [`Routing::cluster`] and [`Routing::local`], each in the order of its slots. Empty in the ipvs mode.
     cluster: Arc<[Endpoint]>,
     local: Arc<[Endpoint]>,
@@ -102,7 +105,7 @@ fn ipvs_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
 
 impl ElementUnit {
     /// Renders a routing; endpoints keep the slots that they have in `before`.
-    pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: Option<u32>) -> Self {
+    pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: u32) -> Self {
         let cluster = assign(before.cluster, &routing.cluster);
         let local = assign(before.local, &routing.local);
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
@@ -112,16 +115,17 @@ impl ElementUnit {
     /// Renders a routing for the ipvs mode, in which IPVS has the endpoints and session affinity.
     pub fn without_slots(routing: Arc<Routing>) -> Self {
         let (cluster, local) = Default::default();
-        Self { routing, balancer: Balancer::Ipvs, id: None, cluster, local }
+        Self { routing, balancer: Balancer::Ipvs, id: 0, cluster, local }
     }
 
-    pub fn id(&self) -> Option<u32> {
+    /// The id of its cluster list.
+    pub fn id(&self) -> u32 {
         self.id
     }
 
     /// The same unit with another id.
     pub fn with_id(&self, id: u32) -> Self {
-        Self { id: Some(id), ..self.clone() }
+        Self { id, ..self.clone() }
     }
 
     /// The number of endpoints without a slot, in the longer of the two lists.
@@ -137,36 +141,19 @@ impl ElementUnit {
         SlotAssignment { cluster: &self.cluster, local: &self.local }
     }
 
-    /// The endpoints of [`Routing::cluster`] and [`Routing::local`] in the order of the slots that they have in the kernel.
-    /// `find` returns what a map has for a frontend.
-    pub fn slots_in(
-        &self,
-        mut find: impl FnMut(Set, &FrontendKey) -> Option<Vec<Endpoint>>,
-    ) -> [Vec<Endpoint>; 2] {
-        let (mut cluster, mut local) = (None, None);
-        for frontend in frontends(&self.routing) {
-            for (set, traffic) in self.maps_of(&frontend).into_iter().flatten() {
-                let found = find(set, &frontend);
-                match traffic {
-                    Traffic::ToCluster => cluster = cluster.or(found),
-                    Traffic::ToLocal => local = local.or(found),
-                    Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => {}
-                }
-            }
+    /// What connections of these clients to a frontend get; `None` if the frontend has no list of its own for them.
+    fn traffic_of(&self, frontend: &FrontendKey, clients: Clients) -> Option<Traffic> {
+        let routing = &self.routing;
+        match clients {
+            Clients::All if self.is_cluster_ip(frontend) => Some(routing.internal),
+            Clients::All => Some(routing.external),
+            Clients::Inside => (self.keeps_clients(frontend)).then(|| routing.external_from_inside()),
         }
-        [cluster.unwrap_or_default(), local.unwrap_or_default()]
     }
 
-    /// The maps that a frontend has endpoints in, each with its traffic; the second is for traffic from inside.
-    fn maps_of(&self, frontend: &FrontendKey) -> [Option<(Set, Traffic)>; 2] {
-        let routing = &self.routing;
-        let by = frontend.lookup_by();
-        if self.is_cluster_ip(frontend) {
-            return [Some((Set::Endpoints(by), routing.internal)), None];
-        }
-        let inside =
-            routing.preserves_client.then(|| (Set::EndpointsInside(by), routing.external_from_inside()));
-        [Some((Set::Endpoints(by), routing.external)), inside]
+    /// Whether the clients of a frontend keep their address.
+    fn keeps_clients(&self, frontend: &FrontendKey) -> bool {
+        self.routing.preserves_client && !self.is_cluster_ip(frontend)
     }
 
     fn slots_for(&self, traffic: Traffic) -> Option<&[Endpoint]> {
@@ -181,27 +168,35 @@ impl ElementUnit {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
-    /// Adds the elements of [`Set::StickyEndpoints`], sorted: one for each endpoint that a frontend uses which the service port
-    /// gets.
-    pub fn sticky_endpoints(&self, is_owned: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
-        let Some(id) = self.id else { return };
+    /// Adds the elements of its endpoint lists, sorted: of each list that a frontend uses which the service port gets.
+    pub fn list_elements(&self, is_owned: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
+        if self.balancer == Balancer::Ipvs {
+            return;
+        }
         let used: Vec<Traffic> = frontends(&self.routing)
             .iter()
             .filter(|frontend| is_owned(frontend))
-            .flat_map(|frontend| self.maps_of(frontend))
+            .flat_map(|frontend| Clients::BOTH.map(|clients| self.traffic_of(frontend, clients)))
             .flatten()
-            .map(|(_, traffic)| traffic)
             .collect();
         let start = out.len();
         for (list, traffic) in
             [(EndpointList::Cluster, Traffic::ToCluster), (EndpointList::Local, Traffic::ToLocal)]
         {
             let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
-            out.extend(endpoints.iter().map(|endpoint| {
-                let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(list.of(id));
-                Element::pair(Set::StickyEndpoints, key, endpoint)
+            let list = list.of(self.id);
+            let first = slot_range(endpoints.len()).map_or(0, |range| range.first);
+            out.extend((first..).zip(endpoints).map(|(slot, endpoint)| {
+                Element::pair(Set::Endpoints, ElementKey::EMPTY.number(list).slot(slot), endpoint)
             }));
+            if self.routing.affinity.is_some() {
+                out.extend(endpoints.iter().map(|endpoint| {
+                    let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(list);
+                    Element::pair(Set::StickyEndpoints, key, endpoint)
+                }));
+            }
         }
+        // The bytes of a slot are in host order, so elements are not sorted by its number.
         sort_from(start, out);
     }
 
@@ -209,7 +204,7 @@ impl ElementUnit {
     pub fn elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         match self.balancer {
             Balancer::Slots => self.slot_elements_of(frontend, out),
-            Balancer::Ipvs => self.add_frontend(frontend, out),
+            Balancer::Ipvs => self.ipvs_elements_of(frontend, out),
         }
         let routing = &self.routing;
         if frontend.ip.is_some_and(|ip| routing.addresses.load_balancer_ips.contains(&ip)) {
@@ -217,49 +212,74 @@ impl ElementUnit {
         }
     }
 
-    /// Adds the frontend itself, without its endpoints.
-    fn add_frontend(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
+    /// Adds the elements of a frontend whose endpoints IPVS has.
+    fn ipvs_elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         let (key, by) = (frontend.key(), frontend.lookup_by());
         out.push(Element::new(Set::Frontends(by), key));
-        let keeps_clients = self.routing.preserves_client && !self.is_cluster_ip(frontend);
-        out.extend(keeps_clients.then(|| Element::new(Set::ExternalLocal(by), key)));
+        out.extend(self.keeps_clients(frontend).then(|| Element::new(Set::ExternalLocal(by), key)));
     }
 
     fn slot_elements_of(&self, frontend: &FrontendKey, out: &mut Vec<Element>) {
         let routing = &self.routing;
-        let key = frontend.key();
-        let by = frontend.lookup_by();
+        let (key, by) = (frontend.key(), frontend.lookup_by());
         let traffic = if self.is_cluster_ip(frontend) { routing.internal } else { routing.external };
-
-        let used = self.maps_of(frontend).map(|map| {
-            let (set, traffic) = map?;
-            self.slots_for(traffic).map(|slots| (set, slots))
+        let lists = Clients::BOTH.map(|clients| {
+            let slots = self.slots_for(self.traffic_of(frontend, clients)?)?;
+            slot_range(slots.len()).map(|range| FrontendChain::Draw(by, clients, range))
         });
-        for (set, slots) in used.into_iter().flatten() {
-            let start = out.len();
-            let first = slot_range(slots.len()).map_or(0, |range| range.first);
-            out.extend(
-                (first..).zip(slots).map(|(slot, endpoint)| Element::pair(set, key.slot(slot), endpoint)),
-            );
-            // The bytes of a slot are in host order, so elements are not sorted by its number.
-            sort_from(start, out);
-        }
-        if used.iter().any(Option::is_some) {
-            if let Some((id, seconds)) = self.id.zip(routing.affinity.map(rounded)) {
-                let list = match traffic {
-                    Traffic::ToCluster | Traffic::RejectNoEndpoints => EndpointList::Cluster,
-                    Traffic::ToLocal | Traffic::DropNoLocalEndpoints => EndpointList::Local,
-                };
-                let data = Some(Data::Sticky(Sticky { list: list.of(id), seconds }));
-                out.push(Element { set: Set::Sticky(by), key, data });
-            }
-            self.add_frontend(frontend, out);
+        if let [draw, inside] = lists
+            && (draw.is_some() || inside.is_some())
+        {
+            let list = list_of(traffic).of(self.id);
+            let first = self.first(frontend, draw);
+            out.push(Element::new(Set::Frontends(by), key));
+            out.push(Element {
+                set: Set::Lists(by, Clients::All),
+                key,
+                data: Some(Data::List(ListOfFrontend { list, first, draw })),
+            });
+            let from_inside = self.traffic_of(frontend, Clients::Inside).filter(|_| inside.is_some());
+            out.extend(from_inside.map(|traffic| Element {
+                set: Set::Lists(by, Clients::Inside),
+                key,
+                data: Some(Data::List(ListOfFrontend {
+                    list: list_of(traffic).of(self.id),
+                    first,
+                    draw: inside,
+                })),
+            }));
+            out.extend(routing.affinity.map(rounded).map(|seconds| Element {
+                set: Set::Sticky(by),
+                key,
+                data: Some(Data::Sticky(Sticky { list, seconds })),
+            }));
         }
         out.extend(match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
             Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(by), key)),
             Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(by), key)),
         });
+    }
+
+    /// The first chain for packets to a frontend.
+    fn first(&self, frontend: &FrontendKey, draw: Option<FrontendChain>) -> FrontendChain {
+        let by = frontend.lookup_by();
+        match draw {
+            _ if self.keeps_clients(frontend) => FrontendChain::ExternalLocal(by),
+            _ if !self.is_cluster_ip(frontend) => FrontendChain::External(by),
+            Some(FrontendChain::Draw(_, _, range)) if self.routing.affinity.is_none() => {
+                FrontendChain::ClusterIp(range)
+            }
+            _ => FrontendChain::StickyClusterIp,
+        }
+    }
+}
+
+/// The endpoint list that traffic to a frontend uses, or would use if it had endpoints.
+fn list_of(traffic: Traffic) -> EndpointList {
+    match traffic {
+        Traffic::ToCluster | Traffic::RejectNoEndpoints => EndpointList::Cluster,
+        Traffic::ToLocal | Traffic::DropNoLocalEndpoints => EndpointList::Local,
     }
 }
 
@@ -316,8 +336,7 @@ impl Element {
         let by = match self.set {
             Set::Frontends(by)
             | Set::ExternalLocal(by)
-            | Set::Endpoints(by)
-            | Set::EndpointsInside(by)
+            | Set::Lists(by, _)
             | Set::Sticky(by)
             | Set::NoEndpoints(by)
             | Set::NoLocalEndpoints(by) => by,
@@ -328,6 +347,9 @@ impl Element {
             | Set::Hairpin
             | Set::BoundIps
             | Set::HealthCheckPorts
+            | Set::FirstChains(_)
+            | Set::DrawChains(..)
+            | Set::Endpoints
             | Set::StickyEndpoints
             | Set::Affinity
             | Set::Timeouts(_) => return None,
@@ -346,15 +368,6 @@ impl Element {
 }
 
 impl FrontendKey {
-    /// The frontend, slot and endpoint of an element of an endpoint map.
-    pub fn of_endpoint(element: &Element) -> Option<(Self, u32, Endpoint)> {
-        let (Set::Endpoints(by) | Set::EndpointsInside(by)) = element.set else { return None };
-        let (ip, port) = element.endpoint()?;
-        let (frontend, slot) = Self::from_key(element.key.as_bytes(), by, Family::of(ip))?;
-        let slot = u32::from_ne_bytes(slot.try_into().ok()?);
-        Some((frontend, slot, Endpoint { ip, local: false, port }))
-    }
-
     /// The frontend at the start of a key, and the rest of the key.
     pub fn from_key(key: &[u8], by: LookupBy, family: Family) -> Option<(Self, &[u8])> {
         let (ip, rest) = match (by, family) {
@@ -380,7 +393,7 @@ impl FrontendKey {
         key.protocol(self.protocol).port(self.port)
     }
 
-    fn lookup_by(&self) -> LookupBy {
+    pub fn lookup_by(&self) -> LookupBy {
         if self.ip.is_some() { LookupBy::Address } else { LookupBy::NodePort }
     }
 }

@@ -18,10 +18,13 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use model::names::{Port, Protocol};
 
+use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::program::{Balancer, HookKind, PacketHook, Program, ProgramChain};
-use crate::nftables::sets::{Data, Element, ElementKey, LookupBy, Set};
+use crate::nftables::sets::{Clients, Data, Element, ElementKey, ListOfFrontend, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
-use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
+use crate::nftables::statements::{
+    Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
+};
 use crate::walk::{self, Matched, Packet, PacketContext, PacketVerdict};
 
 pub type ProgramWalk<'a> = walk::Walk<'a, ProgramRule, AffinityChange>;
@@ -34,8 +37,8 @@ pub trait Sets {
     /// The element with this key or, in a set of ranges, the one whose range contains it.
     fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Self::Error>;
 
-    /// The endpoints that a map has for a frontend.
-    fn slots(&mut self, map: Set, frontend: ElementKey) -> Result<Slots, Self::Error>;
+    /// The endpoints of an endpoint list.
+    fn slots(&mut self, list: u32) -> Result<Slots, Self::Error>;
 
     /// The real servers of IPVS that take new connections to this destination, each as likely as the others; `None` if there is no
     /// virtual server. Only a program for IPVS needs them.
@@ -357,12 +360,34 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                     path.mark ^= mark.get();
                     true
                 }
-                Statement::Dnat(fields, map) => {
-                    if self.dnat(fields, *map, stack, path, ended)? {
-                        return Ok(Effect::End);
-                    }
-                    false
-                }
+                Statement::List(by, clients, what) => match self.list_of(*by, *clients, path)? {
+                    None => false,
+                    Some(found) => match what {
+                        ListUse::Has => true,
+                        ListUse::GotoFirst => {
+                            return self.chain_by_number(
+                                Set::FirstChains(*by),
+                                Some(found.first),
+                                path,
+                                before,
+                            );
+                        }
+                        ListUse::JumpDraw => {
+                            return self.chain_by_number(
+                                Set::DrawChains(*by, *clients),
+                                found.draw,
+                                path,
+                                before,
+                            );
+                        }
+                        ListUse::Dnat(range) => {
+                            if self.dnat(found.list, *range, stack, path, ended)? {
+                                return Ok(Effect::End);
+                            }
+                            false
+                        }
+                    },
+                },
                 Statement::Affinity(by, what) => match self.affinity(*by, *what, path)? {
                     Outcome::Matches(matches) => matches,
                     Outcome::Goto(chain) => return Ok(Effect::Goto(chain)),
@@ -394,26 +419,61 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         Ok(Effect::Next)
     }
 
-    /// Translates the part of the path for which the map has an endpoint, and leaves the rest. Returns whether nothing is left.
+    /// What [`Set::Lists`] has for the destination of the packet.
+    fn list_of(
+        &mut self,
+        by: LookupBy,
+        clients: Clients,
+        path: &ProgramPath<'_>,
+    ) -> Result<Option<ListOfFrontend>, S::Error> {
+        let found = self.find(Set::Lists(by, clients), frontend_fields(by, false), path)?;
+        Ok(found.and_then(|element| match element.data? {
+            Data::List(list) => Some(list),
+            Data::Endpoint(..) | Data::Chain(_) | Data::Sticky(_) | Data::AffinityChain(_) => None,
+        }))
+    }
+
+    /// The effect of a rule that looks up a chain by its number. Without a match, the path has no rules after the first `before`.
+    fn chain_by_number(
+        &mut self,
+        set: Set,
+        number: Option<FrontendChain>,
+        path: &mut ProgramPath<'p>,
+        before: usize,
+    ) -> Result<Effect<'p>, S::Error> {
+        let key = ElementKey::EMPTY.number(number.map_or(0, FrontendChain::number));
+        let found = self.sets.find(set, key)?.and_then(|element| element.data);
+        let Some(Data::Chain(target)) = found else {
+            path.rules.truncate(before);
+            return Ok(Effect::Next);
+        };
+        Ok(match self.named(&target.name()) {
+            Some(chain) if target.returns() => Effect::Jump(chain),
+            Some(chain) => Effect::Goto(chain),
+            None => Effect::Next,
+        })
+    }
+
+    /// The name of a chain, which the program should have.
+    fn named(&mut self, name: &str) -> Option<&'p str> {
+        let chain = self.chains.get(name).map(|chain| &*chain.name);
+        if chain.is_none() {
+            self.not_understood.push(format!("a jump to {name}"));
+        }
+        chain
+    }
+
+    /// Translates the part of the path for which the slots have an endpoint, and leaves the rest. Returns whether nothing is left.
     fn dnat(
         &mut self,
-        fields: &[PacketField],
-        map: Set,
+        list: u32,
+        range: SlotRange,
         stack: &[&'p str],
         path: &mut ProgramPath<'p>,
         ended: &mut Ended<'p>,
     ) -> Result<bool, S::Error> {
-        let Some((PacketField::Slot(range), frontend)) = fields.split_last() else {
-            let Some((ip, port)) = self.find(map, fields, path)?.and_then(|found| found.endpoint()) else {
-                return Ok(false);
-            };
-            let path = ProgramPath { chains: stack.to_vec(), ..path.clone() };
-            ended.translate(&path, SocketAddr::new(ip, port.get()), path.probability);
-            return Ok(true);
-        };
-        let Some(key) = self.key(frontend, path) else { return Ok(false) };
-        let slots = self.sets.slots(map, key)?;
-        let SlotRange { first, count } = *range;
+        let slots = self.sets.slots(list)?;
+        let SlotRange { first, count } = range;
         let start = slots.partition_point(|(slot, _)| *slot < first);
         let end = slots.partition_point(|(slot, _)| *slot < first.saturating_add(count));
         let hit = slots.get(start..end).unwrap_or_default();
@@ -437,18 +497,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
         path: &mut ProgramPath<'p>,
     ) -> Result<Outcome<'p>, S::Error> {
         const NO: Outcome<'_> = Outcome::Matches(false);
-        let frontend: &[PacketField] = match (by, what) {
-            (LookupBy::Address, Affinity::Dnat(_)) => {
-                &[PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort]
-            }
-            (LookupBy::Address, _) => &[
-                PacketField::OriginalDestination,
-                PacketField::Protocol,
-                PacketField::OriginalDestinationPort,
-            ],
-            (LookupBy::NodePort, Affinity::Dnat(_)) => &[PacketField::Protocol, PacketField::DestinationPort],
-            (LookupBy::NodePort, _) => &[PacketField::Protocol, PacketField::OriginalDestinationPort],
-        };
+        let frontend = frontend_fields(by, !matches!(what, Affinity::Dnat(_)));
         let found = self.find(Set::Sticky(by), frontend, path)?;
         let Some(Data::Sticky(sticky)) = found.and_then(|element| element.data) else { return Ok(NO) };
         let list = what.list().map_or(sticky.list, |list| list.of(sticky.list));
@@ -459,14 +508,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 let seconds = ElementKey::EMPTY.number(sticky.seconds);
                 let found = self.sets.find(Set::Timeouts(by), seconds)?.and_then(|element| element.data);
                 let Some(Data::AffinityChain(seconds)) = found else { return Ok(NO) };
-                let name = by.affinity_chain(seconds);
-                match self.chains.get(name.as_str()) {
-                    Some(chain) => Ok(Outcome::Goto(&chain.name)),
-                    None => {
-                        self.not_understood.push(format!("a jump to {name}"));
-                        Ok(NO)
-                    }
-                }
+                Ok(self.named(&by.affinity_chain(seconds)).map_or(NO, Outcome::Goto))
             }
             Affinity::Dnat(_) | Affinity::IsValid(_) => {
                 let Some((ip, port)) = self.last_endpoint(client, path)? else { return Ok(NO) };
@@ -537,7 +579,6 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 PacketField::Protocol => key.protocol(packet.protocol),
                 PacketField::DestinationPort => key.port(port(path.destination(packet).port())?),
                 PacketField::OriginalDestinationPort => key.port(port(packet.destination.port())?),
-                PacketField::Slot(_) => return None,
             })
         })
     }
@@ -549,10 +590,9 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             PacketField::Source => Some(packet.source),
             PacketField::Destination => Some(path.destination(packet).ip()),
             PacketField::OriginalDestination => Some(packet.destination.ip()),
-            PacketField::Protocol
-            | PacketField::DestinationPort
-            | PacketField::OriginalDestinationPort
-            | PacketField::Slot(_) => None,
+            PacketField::Protocol | PacketField::DestinationPort | PacketField::OriginalDestinationPort => {
+                None
+            }
         }
     }
 }

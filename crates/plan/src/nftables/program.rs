@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   prerouting, output  -110  firewall-check        load-balancer source ranges
-//!   prerouting, output  -100  services ─▶ frontend ─▶ cluster-ip | external-local ─▶ pick | pick-inside ─▶ draw
-//!                                      └▶ nodeport ─▶ nodeport-local ─▶ nodeport-pick | nodeport-pick-inside ─▶ draw
+//!   prerouting, output  -100  services ─┬▶ cluster-ip-N ─▶ draw-N
+//!                                      ├▶ cluster-ip | external | external-local ─▶ pick | pick-inside ─▶ draw-N
+//!                                      └▶ nodeport-external | nodeport-external-local ─▶ nodeport-pick ...
 //!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
 //!   input, postrouting     0  learn ─▶ remember | nodeport-remember ─▶ learn-N   updates session affinity
 //!   postrouting          100  masquerading
@@ -26,9 +27,10 @@ use model::address::Family;
 use model::local::FromPod;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{EndpointList, LookupBy, Set};
-use crate::nftables::slots::random_slots;
-use crate::nftables::statements::{Affinity, Interface, PacketField, ProgramRule, Statement};
+use crate::nftables::frontend_chains::FrontendChain;
+use crate::nftables::sets::{Clients, Element, EndpointList, LookupBy, Set};
+use crate::nftables::slots::{SlotRange, random_slots, slot_ranges};
+use crate::nftables::statements::{Affinity, Interface, ListUse, PacketField, ProgramRule, Statement};
 
 /// What the program depends on, besides the timeouts in use. Constant while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +98,10 @@ pub struct Program {
     pub family: Family,
     pub balancer: Balancer,
     pub sets: Vec<Set>,
+    /// The elements of sets of kind [`SetKind::Fixed`], sorted.
+    ///
+    /// [`SetKind::Fixed`]: crate::nftables::sets::SetKind::Fixed
+    pub verdicts: Vec<Element>,
     /// Ordered so that each chain comes after those it leads to.
     pub chains: Vec<ProgramChain>,
 }
@@ -110,7 +116,12 @@ impl Program {
             Balancer::Slots => slot_chains(settings, timeouts),
             Balancer::Ipvs => ipvs::chains(settings),
         };
-        Self { family, balancer, sets, chains }
+        let mut verdicts: Vec<Element> = match balancer {
+            Balancer::Slots => FrontendChain::all().map(FrontendChain::element).collect(),
+            Balancer::Ipvs => Vec::new(),
+        };
+        verdicts.sort_unstable();
+        Self { family, balancer, sets, verdicts, chains }
     }
 }
 
@@ -133,55 +144,43 @@ const NODE_PORT: [PacketField; 2] = [PacketField::Protocol, PacketField::Destina
 
 /// The chains from a client's destination to an endpoint.
 fn translation(settings: &ProgramSettings) -> Vec<ProgramChain> {
-    let mark = settings.mark;
-    let mut services = vec![rule([
-        Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
-        Statement::Goto("frontend"),
-    ])];
-    services.push(rule(at_node_port_address(settings, true).into_iter().chain([
-        Statement::In(NODE_PORT.into(), Set::Frontends(LookupBy::NodePort)),
-        Statement::Goto("nodeport"),
-    ])));
-    vec![
-        draw("draw", LookupBy::Address, Set::Endpoints),
-        draw("draw-inside", LookupBy::Address, Set::EndpointsInside),
-        draw("nodeport-draw", LookupBy::NodePort, Set::Endpoints),
-        draw("nodeport-draw-inside", LookupBy::NodePort, Set::EndpointsInside),
-        pick("pick", LookupBy::Address, None, "draw"),
-        pick("pick-inside", LookupBy::Address, Some(EndpointList::Cluster), "draw-inside"),
-        pick("nodeport-pick", LookupBy::NodePort, None, "nodeport-draw"),
-        pick("nodeport-pick-inside", LookupBy::NodePort, Some(EndpointList::Cluster), "nodeport-draw-inside"),
-        chain("cluster-ip", cluster_ip(settings)),
-        chain("external-local", external_local(settings, "pick", "pick-inside")),
-        chain("nodeport-local", external_local(settings, "nodeport-pick", "nodeport-pick-inside")),
-        chain(
-            "frontend",
-            vec![
-                rule([
-                    Statement::In(vec![PacketField::Destination], Set::ClusterIps),
-                    Statement::Goto("cluster-ip"),
-                ]),
-                rule([
-                    Statement::In(FRONTEND.into(), Set::ExternalLocal(LookupBy::Address)),
-                    Statement::Goto("external-local"),
-                ]),
-                rule([Statement::SetMark(mark), Statement::Goto("pick")])
-                    .because("masquerade external traffic"),
-            ],
-        ),
-        chain(
-            "nodeport",
-            vec![
-                rule([
-                    Statement::In(NODE_PORT.into(), Set::ExternalLocal(LookupBy::NodePort)),
-                    Statement::Goto("nodeport-local"),
-                ]),
-                rule([Statement::SetMark(mark), Statement::Goto("nodeport-pick")])
-                    .because("masquerade external traffic"),
-            ],
-        ),
-        chain("services", services),
-    ]
+    let to_first = |by| Statement::List(by, Clients::All, ListUse::GotoFirst);
+    let by_address =
+        [Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)), to_first(LookupBy::Address)];
+    let by_node_port =
+        [Statement::In(NODE_PORT.into(), Set::Frontends(LookupBy::NodePort)), to_first(LookupBy::NodePort)];
+    let by_node_port = at_node_port_address(settings, true).into_iter().chain(by_node_port);
+    let services = vec![
+        rule(by_address).because("the first chain that @lists has for the frontend"),
+        rule(by_node_port).because("the first chain that @nodeport-lists has for the node port"),
+    ];
+    let mut chains = Vec::new();
+    for (by, clients) in LookupBy::BOTH.into_iter().flat_map(|by| Clients::BOTH.map(|clients| (by, clients)))
+    {
+        chains.extend(slot_ranges().map(|range| draw(by, clients, range)));
+        chains.push(pick(by, clients));
+    }
+    chains.extend(slot_ranges().map(|range| cluster_ip_with(range, settings)));
+    chains.push(frontend_chain(FrontendChain::StickyClusterIp, cluster_ip(settings)));
+    for by in LookupBy::BOTH {
+        chains.push(frontend_chain(FrontendChain::External(by), vec![external(settings, by)]));
+        chains.push(frontend_chain(FrontendChain::ExternalLocal(by), external_local(settings, by)));
+    }
+    chains.push(chain("services", services));
+    chains
+}
+
+fn frontend_chain(chain: FrontendChain, rules: Vec<ProgramRule>) -> ProgramChain {
+    ProgramChain { name: chain.name(), hook: None, rules }
+}
+
+/// Draws a slot at once. Should that fail, the endpoints have moved meanwhile to another slot range.
+fn cluster_ip_with(range: SlotRange, settings: &ProgramSettings) -> ProgramChain {
+    let draw = FrontendChain::Draw(LookupBy::Address, Clients::All, range);
+    let mut rules: Vec<ProgramRule> = mark_cluster_ip_traffic(settings).into_iter().collect();
+    rules.push(rule([Statement::Jump(draw.name())]));
+    rules.push(rule([Statement::Goto("pick")]).because("should endpoints have moved meanwhile"));
+    frontend_chain(FrontendChain::ClusterIp(range), rules)
 }
 
 fn cluster_ip(settings: &ProgramSettings) -> Vec<ProgramRule> {
@@ -198,49 +197,59 @@ fn mark_cluster_ip_traffic(settings: &ProgramSettings) -> Option<ProgramRule> {
     Some(rule([not(from_pod), mark]).because("masquerade cluster IP traffic from outside the cluster"))
 }
 
+fn external(settings: &ProgramSettings, by: LookupBy) -> ProgramRule {
+    let pick = Statement::Goto(pick_name(by, Clients::All));
+    rule([Statement::SetMark(settings.mark), pick]).because("masquerade external traffic")
+}
+
 /// Clients from outside keep their address, so only this node can serve them. Pods and the node itself get the endpoints of the
 /// cluster IP.
-fn external_local(
-    settings: &ProgramSettings,
-    outside: &'static str,
-    inside: &'static str,
-) -> Vec<ProgramRule> {
+fn external_local(settings: &ProgramSettings, by: LookupBy) -> Vec<ProgramRule> {
+    let pick = |clients| Statement::Goto(pick_name(by, clients));
     let mut rules = Vec::new();
     if let Some(from_pod) = &settings.from_pod {
-        rules.push(rule([is(from_pod), Statement::Goto(inside)]).because("short-circuit pod traffic"));
+        rules.push(rule([is(from_pod), pick(Clients::Inside)]).because("short-circuit pod traffic"));
     }
     let from_node = Statement::IsLocal(PacketField::Source);
     rules.push(
-        rule([from_node, Statement::SetMark(settings.mark), Statement::Goto(inside)])
+        rule([from_node, Statement::SetMark(settings.mark), pick(Clients::Inside)])
             .because("short-circuit node traffic"),
     );
-    rules.push(rule([Statement::Goto(outside)]));
+    rules.push(rule([pick(Clients::All)]));
     rules
 }
 
 /// The endpoint that the client used last, or else a random one. A commit may move the endpoints to another slot range while a
-/// packet is between the lookups in both ranges: a packet that finds no endpoint tries once more.
-fn pick(name: &'static str, by: LookupBy, list: Option<EndpointList>, draw: &'static str) -> ProgramChain {
+/// packet is between the lookups of the range and of a slot: a packet that finds no endpoint tries once more.
+fn pick(by: LookupBy, clients: Clients) -> ProgramChain {
+    let list = match clients {
+        Clients::All => None,
+        Clients::Inside => Some(EndpointList::Cluster),
+    };
     let before = affinity(by, Affinity::Dnat(list))
         .because("where @affinity has the client, if @sticky has the frontend");
-    let again = rule([Statement::Jump(draw)]).because("should endpoints have moved meanwhile");
-    chain(name, vec![before, rule([Statement::Jump(draw)]), again])
+    let draw = || rule([Statement::List(by, clients, ListUse::JumpDraw)]);
+    let first = draw().because("the chain that @lists has for the frontend");
+    let again = draw().because("should endpoints have moved meanwhile");
+    chain(pick_name(by, clients), vec![before, first, again])
+}
+
+fn pick_name(by: LookupBy, clients: Clients) -> &'static str {
+    match (by, clients) {
+        (LookupBy::Address, Clients::All) => "pick",
+        (LookupBy::Address, Clients::Inside) => "pick-inside",
+        (LookupBy::NodePort, Clients::All) => "nodeport-pick",
+        (LookupBy::NodePort, Clients::Inside) => "nodeport-pick-inside",
+    }
 }
 
 /// A random endpoint: see [`random_slots`].
-fn draw(name: &'static str, by: LookupBy, endpoints: fn(LookupBy) -> Set) -> ProgramChain {
-    let rules = random_slots()
+fn draw(by: LookupBy, clients: Clients, range: SlotRange) -> ProgramChain {
+    let rules = random_slots(range)
         .into_iter()
-        .map(|range| rule([Statement::Dnat([key(by), &[PacketField::Slot(range)]].concat(), endpoints(by))]));
-    chain(name, rules.collect())
-}
-
-/// The fields that frontends are looked up by.
-fn key(by: LookupBy) -> &'static [PacketField] {
-    match by {
-        LookupBy::Address => &FRONTEND,
-        LookupBy::NodePort => &NODE_PORT,
-    }
+        .map(|random| rule([Statement::List(by, clients, ListUse::Dnat(random))]))
+        .collect();
+    frontend_chain(FrontendChain::Draw(by, clients, range), rules)
 }
 
 /// Drops packets to a frontend, given by these fields, that its source ranges do not allow.
@@ -290,10 +299,10 @@ fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
                 // endpoint may be at another Service's external address, but not at a cluster IP.
                 rule([
                     Statement::In(vec![PacketField::Destination], Set::ClusterIps),
-                    Statement::In(FRONTEND.into(), Set::Frontends(LookupBy::Address)),
+                    Statement::List(LookupBy::Address, Clients::All, ListUse::Has),
                     Statement::Drop,
                 ])
-                .because("Drop what was first sent before there were rules for it"),
+                .because("Drop what was first sent before @lists had the frontend"),
                 rule([Statement::In(vec![PacketField::Destination], Set::ClusterIps), Statement::Reject])
                     .because("Reject traffic to invalid ports of ClusterIPs"),
                 rule([Statement::In(vec![PacketField::Destination], Set::ServiceCidrs), Statement::Drop])
@@ -315,8 +324,8 @@ fn affinity_update(settings: &ProgramSettings) -> Vec<ProgramChain> {
             chain(
                 remember,
                 vec![
-                    rule([Statement::Jump(cluster)]),
-                    rule([Statement::Jump(local)]),
+                    rule([Statement::Jump(cluster.into())]),
+                    rule([Statement::Jump(local.into())]),
                     affinity(by, Affinity::GotoUpdate).because("by the seconds that @sticky has"),
                 ],
             ),
@@ -395,7 +404,7 @@ fn hairpin() -> Statement {
 fn entries() -> Vec<ProgramChain> {
     use HookKind::{Filter, Nat};
     use PacketHook::{Forward, Input, Output, Postrouting, Prerouting};
-    let learn = || rule([Statement::StateNew, Statement::StatusDnat, Statement::Jump("learn")]);
+    let learn = || rule([Statement::StateNew, Statement::StatusDnat, Statement::Jump("learn".into())]);
     vec![
         entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
         entry("filter-output-pre-dnat", Filter, Output, -110, vec![new("firewall-check")]),
@@ -422,9 +431,9 @@ fn entries() -> Vec<ProgramChain> {
             vec![new("service-endpoints-check"), new("cluster-ips-check")],
         ),
         entry("filter-postrouting", Filter, Postrouting, 0, vec![learn()]),
-        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Statement::Jump("services")])]),
-        entry("nat-output", Nat, Output, -100, vec![rule([Statement::Jump("services")])]),
-        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading")])]),
+        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Statement::Jump("services".into())])]),
+        entry("nat-output", Nat, Output, -100, vec![rule([Statement::Jump("services".into())])]),
+        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading".into())])]),
     ]
 }
 
@@ -439,7 +448,7 @@ fn entry(
 }
 
 fn new(check: &'static str) -> ProgramRule {
-    rule([Statement::StateNew, Statement::Jump(check)])
+    rule([Statement::StateNew, Statement::Jump(check.into())])
 }
 
 /// Loopback addresses never serve node ports in this mode. Only before routing do rules need to match that the destination is an

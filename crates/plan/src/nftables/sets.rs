@@ -8,6 +8,7 @@ use model::address::Family;
 use model::names::{Port, Protocol};
 use model::routing::Endpoint;
 
+use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::program::Balancer;
 
 /// A set or map of the table. A frontend is an address, a protocol and a port that clients use; node ports are frontends
@@ -19,12 +20,17 @@ pub enum Set {
     NodePortIps,
     /// Frontends that have endpoints for any client, or all in the ipvs mode; counts new connections.
     Frontends(LookupBy),
-    /// Frontends whose clients keep their address (external traffic policy Local).
+    /// Frontends whose clients keep their address (external traffic policy Local), in the ipvs mode.
     ExternalLocal(LookupBy),
-    /// Maps frontend and slot to an endpoint; counts new connections.
-    Endpoints(LookupBy),
-    /// The same for traffic from inside, to which policy Local does not apply.
-    EndpointsInside(LookupBy),
+    /// Maps frontends to their endpoint list, and to the chains that use it.
+    Lists(LookupBy, Clients),
+    /// Maps the numbers of first chains in `Lists` to the chains.
+    FirstChains(LookupBy),
+    /// Maps the numbers of chains in `Lists` that draw a slot to the chains. If they shared a map with first chains, the kernel
+    /// would see a loop.
+    DrawChains(LookupBy, Clients),
+    /// Maps endpoint list and slot to an endpoint; counts new connections.
+    Endpoints,
     /// Maps frontends with session affinity to their endpoint list and timeout.
     Sticky(LookupBy),
     /// Every endpoint of a list with session affinity. Only these are added to `Affinity`, or used from it.
@@ -56,6 +62,19 @@ pub enum LookupBy {
     NodePort,
 }
 
+/// Whose connections to a frontend use an endpoint list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Clients {
+    /// Those of all clients or, with external traffic policy Local, of those from outside.
+    All,
+    /// Those of pods and of the node itself, to which policy Local does not apply.
+    Inside,
+}
+
+impl Clients {
+    pub const BOTH: [Self; 2] = [Self::All, Self::Inside];
+}
+
 /// The type of one field of a key or of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
@@ -64,7 +83,7 @@ pub enum Type {
     Port,
     /// A random number.
     Slot,
-    /// An id or a number of seconds. `nft` has no better type for a plain number than `mark`.
+    /// An id, the number of a chain, or a number of seconds. `nft` has no better type for a plain number than `mark`.
     Number,
     /// A chain to go to.
     Verdict,
@@ -80,6 +99,8 @@ pub enum SetKind {
     Ranges,
     /// Rules add elements that expire.
     Dynamic,
+    /// The elements are part of the program.
+    Fixed,
 }
 
 impl Set {
@@ -111,9 +132,11 @@ impl Set {
     fn of_slots() -> impl Iterator<Item = Self> {
         let paired = [
             Self::Frontends,
-            Self::ExternalLocal,
-            Self::Endpoints,
-            Self::EndpointsInside,
+            Self::FirstChains,
+            |by| Self::Lists(by, Clients::All),
+            |by| Self::Lists(by, Clients::Inside),
+            |by| Self::DrawChains(by, Clients::All),
+            |by| Self::DrawChains(by, Clients::Inside),
             Self::Sticky,
             Self::Timeouts,
             Self::NoEndpoints,
@@ -122,6 +145,7 @@ impl Set {
         let alone = [
             Self::ClusterIps,
             Self::ServiceCidrs,
+            Self::Endpoints,
             Self::StickyEndpoints,
             Self::Affinity,
             Self::Firewalled,
@@ -143,10 +167,17 @@ impl Set {
             Self::Frontends(NodePort) => "nodeports",
             Self::ExternalLocal(Address) => "external-local",
             Self::ExternalLocal(NodePort) => "nodeports-local",
-            Self::Endpoints(Address) => "endpoints",
-            Self::Endpoints(NodePort) => "nodeport-endpoints",
-            Self::EndpointsInside(Address) => "endpoints-inside",
-            Self::EndpointsInside(NodePort) => "nodeport-endpoints-inside",
+            Self::Lists(Address, Clients::All) => "lists",
+            Self::Lists(NodePort, Clients::All) => "nodeport-lists",
+            Self::Lists(Address, Clients::Inside) => "lists-inside",
+            Self::Lists(NodePort, Clients::Inside) => "nodeport-lists-inside",
+            Self::FirstChains(Address) => "first-chains",
+            Self::FirstChains(NodePort) => "nodeport-first-chains",
+            Self::DrawChains(Address, Clients::All) => "draw-chains",
+            Self::DrawChains(NodePort, Clients::All) => "nodeport-draw-chains",
+            Self::DrawChains(Address, Clients::Inside) => "draw-chains-inside",
+            Self::DrawChains(NodePort, Clients::Inside) => "nodeport-draw-chains-inside",
+            Self::Endpoints => "endpoints",
             Self::Sticky(Address) => "sticky",
             Self::Sticky(NodePort) => "nodeport-sticky",
             Self::StickyEndpoints => "sticky-endpoints",
@@ -171,13 +202,14 @@ impl Set {
             Self::ClusterIps | Self::ServiceCidrs | Self::NodePortIps | Self::BoundIps => vec![Address],
             Self::Frontends(by)
             | Self::ExternalLocal(by)
+            | Self::Lists(by, _)
             | Self::Sticky(by)
             | Self::NoEndpoints(by)
             | Self::NoLocalEndpoints(by) => by.key().into(),
-            Self::Endpoints(by) | Self::EndpointsInside(by) => [by.key(), &[Slot]].concat(),
+            Self::Endpoints => vec![Number, Slot],
             Self::StickyEndpoints => vec![Address, Port, Number],
             Self::Affinity => vec![Number, Address],
-            Self::Timeouts(_) => vec![Number],
+            Self::FirstChains(_) | Self::DrawChains(..) | Self::Timeouts(_) => vec![Number],
             Self::Firewalled => LookupBy::Address.key().into(),
             Self::AllowedSources => [LookupBy::Address.key(), &[Address]].concat(),
             Self::Hairpin => vec![Address, Address, Protocol, Port],
@@ -188,12 +220,11 @@ impl Set {
     /// Empty for a set; the types of the values for a map.
     pub fn data(self) -> &'static [Type] {
         match self {
-            Self::Endpoints(_) | Self::EndpointsInside(_) | Self::StickyEndpoints => {
-                &[Type::Address, Type::Port]
-            }
+            Self::Endpoints | Self::StickyEndpoints => &[Type::Address, Type::Port],
+            Self::Lists(..) => &[Type::Number, Type::Number, Type::Number, Type::Number],
             Self::Sticky(_) => &[Type::Number, Type::Number, Type::Number],
             Self::Affinity => &[Type::Protocol, Type::Address, Type::Port],
-            Self::Timeouts(_) => &[Type::Verdict],
+            Self::FirstChains(_) | Self::DrawChains(..) | Self::Timeouts(_) => &[Type::Verdict],
             Self::ClusterIps
             | Self::ServiceCidrs
             | Self::NodePortIps
@@ -211,12 +242,14 @@ impl Set {
 
     pub fn kind(self) -> SetKind {
         match self {
-            Self::Frontends(_) | Self::Endpoints(_) | Self::EndpointsInside(_) => SetKind::Counting,
+            Self::Frontends(_) | Self::Endpoints => SetKind::Counting,
             Self::ServiceCidrs | Self::AllowedSources => SetKind::Ranges,
             Self::Affinity => SetKind::Dynamic,
+            Self::FirstChains(_) | Self::DrawChains(..) => SetKind::Fixed,
             Self::ClusterIps
             | Self::NodePortIps
             | Self::ExternalLocal(_)
+            | Self::Lists(..)
             | Self::Sticky(_)
             | Self::StickyEndpoints
             | Self::Timeouts(_)
@@ -238,10 +271,15 @@ impl Set {
             Self::Frontends(LookupBy::Address) => "what clients connect to; counts new connections",
             Self::Frontends(LookupBy::NodePort) => "node ports that have endpoints; counts new connections",
             Self::ExternalLocal(_) => "external traffic policy Local",
-            Self::Endpoints(_) => "where connections go, by frontend and slot; counts new connections",
-            Self::EndpointsInside(_) => {
+            Self::Lists(_, Clients::All) => {
+                "service port, endpoint list, first chain, chain that draws a slot"
+            }
+            Self::Lists(_, Clients::Inside) => {
                 "the same for traffic from inside to external addresses with policy Local"
             }
+            Self::FirstChains(_) => "where packets to a frontend go, by the number of the first chain",
+            Self::DrawChains(..) => "the chains that draw a slot, by number",
+            Self::Endpoints => "where connections go, by endpoint list and slot; counts new connections",
             Self::Sticky(_) => "session affinity: service port, endpoint list, seconds",
             Self::StickyEndpoints => "endpoints that clients may stick to, by endpoint list",
             Self::Affinity => "where a client went before, by endpoint list",
@@ -298,9 +336,23 @@ pub struct Element {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Data {
     Endpoint(IpAddr, Port),
+    List(ListOfFrontend),
+    /// The chain that a number in [`Set::Lists`] leads to.
+    Chain(FrontendChain),
     Sticky(Sticky),
     /// The chain that updates [`Set::Affinity`] with this timeout in seconds.
     AffinityChain(u32),
+}
+
+/// The value of an element of [`Set::Lists`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListOfFrontend {
+    /// The id of the endpoint list: see [`EndpointList`].
+    pub list: u32,
+    /// The chain that packets to the frontend go to first.
+    pub first: FrontendChain,
+    /// The chain that draws a slot of the list; `None` if the list has no endpoints.
+    pub draw: Option<FrontendChain>,
 }
 
 /// The value of an element of [`Set::Sticky`].
@@ -311,7 +363,7 @@ pub struct Sticky {
     pub seconds: u32,
 }
 
-/// The two endpoint lists of a service port with session affinity. Their ids differ in the lowest bit.
+/// The two endpoint lists of a service port. Their ids differ in the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointList {
     Cluster,
@@ -332,6 +384,43 @@ impl EndpointList {
     }
 }
 
+impl ListOfFrontend {
+    /// The id of the service port that the list belongs to, which is that of its cluster list.
+    pub fn service_port(self) -> u32 {
+        EndpointList::Cluster.of(self.list)
+    }
+
+    /// The bytes in the kernel. The first number is there for the reason that [`Sticky::to_wire`] has.
+    pub fn to_wire(self) -> [u8; 16] {
+        to_wire(self.numbers())
+    }
+
+    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
+        let [_, list, first, draw] = from_wire(bytes)?;
+        let draw = if draw == 0 { None } else { Some(FrontendChain::from_number(draw)?) };
+        Some(Self { list, first: FrontendChain::from_number(first)?, draw })
+    }
+
+    fn numbers(self) -> [u32; 4] {
+        [self.service_port(), self.list, self.first.number(), self.draw.map_or(0, FrontendChain::number)]
+    }
+}
+
+/// Numbers, in host order.
+fn to_wire<const COUNT: usize, const BYTES: usize>(numbers: [u32; COUNT]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (to, from) in bytes.iter_mut().zip(numbers.into_iter().flat_map(u32::to_ne_bytes)) {
+        *to = from;
+    }
+    bytes
+}
+
+fn from_wire<const COUNT: usize>(bytes: &[u8]) -> Option<[u32; COUNT]> {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let words: &[[u8; 4]; COUNT] = words.try_into().ok().filter(|_| rest.is_empty())?;
+    Some(words.map(u32::from_ne_bytes))
+}
+
 impl Sticky {
     /// The id of the service port that the list belongs to, which is that of its cluster list.
     pub fn service_port(self) -> u32 {
@@ -341,19 +430,12 @@ impl Sticky {
     /// The bytes in the kernel. The first number exists for `nft`, which cannot list a rule that uses the first part of a map's
     /// value in another key.
     pub fn to_wire(self) -> [u8; 12] {
-        let mut bytes = [0; 12];
-        let words = [self.service_port(), self.list, self.seconds];
-        for (to, from) in bytes.iter_mut().zip(words.into_iter().flat_map(u32::to_ne_bytes)) {
-            *to = from;
-        }
-        bytes
+        to_wire([self.service_port(), self.list, self.seconds])
     }
 
     pub fn from_wire(bytes: &[u8]) -> Option<Self> {
-        let (_, rest) = bytes.split_first_chunk::<4>()?;
-        let (list, rest) = rest.split_first_chunk::<4>()?;
-        let seconds = <[u8; 4]>::try_from(rest).ok()?;
-        Some(Self { list: u32::from_ne_bytes(*list), seconds: u32::from_ne_bytes(seconds) })
+        let [_, list, seconds] = from_wire(bytes)?;
+        Some(Self { list, seconds })
     }
 }
 
@@ -370,14 +452,25 @@ impl Element {
     pub fn endpoint(&self) -> Option<(IpAddr, Port)> {
         match self.data? {
             Data::Endpoint(ip, port) => Some((ip, port)),
-            Data::Sticky(_) | Data::AffinityChain(_) => None,
+            Data::List(_) | Data::Chain(_) | Data::Sticky(_) | Data::AffinityChain(_) => None,
         }
     }
 
-    /// The id of the service port that an element of [`Set::StickyEndpoints`] belongs to.
-    pub fn service_port(&self) -> Option<u32> {
-        let (_, list) = self.key.as_bytes().split_last_chunk::<4>()?;
-        (self.set == Set::StickyEndpoints).then(|| EndpointList::Cluster.of(u32::from_ne_bytes(*list)))
+    /// The id of the endpoint list that an element of [`Set::Endpoints`] or [`Set::StickyEndpoints`] belongs to.
+    pub fn list(&self) -> Option<u32> {
+        let key = self.key.as_bytes();
+        let list = if self.set == Set::Endpoints {
+            key.first_chunk()
+        } else {
+            key.last_chunk().filter(|_| self.set == Set::StickyEndpoints)
+        };
+        list.map(|list| u32::from_ne_bytes(*list))
+    }
+
+    /// The endpoint list, slot and endpoint of an element of [`Set::Endpoints`].
+    pub fn slot(&self) -> Option<(u32, u32, (IpAddr, Port))> {
+        let [list, slot] = from_wire(self.key.as_bytes()).filter(|_| self.set == Set::Endpoints)?;
+        Some((list, slot, self.endpoint()?))
     }
 
     /// The element as `nft` prints it in its set.
@@ -390,6 +483,14 @@ impl Element {
             }
             (Some(range), _) => show_range(range),
             (None, Some(Data::Endpoint(ip, port))) => format!("{key} : {ip} . {port}"),
+            (None, Some(Data::List(list))) => {
+                let [service_port, list, first, draw] = list.numbers();
+                format!("{key} : {service_port:#010x} . {list:#010x} . {first:#010x} . {draw:#010x}")
+            }
+            (None, Some(Data::Chain(target))) => {
+                let verdict = if target.returns() { "jump" } else { "goto" };
+                format!("{key} : {verdict} {}", target.name())
+            }
             (None, Some(Data::Sticky(sticky))) => {
                 let Sticky { list, seconds } = sticky;
                 let service_port = sticky.service_port();

@@ -1,13 +1,14 @@
 //! The statements of rules. The same statements are sent to the kernel, printed, and followed by `interpreter`, so that the three
 //! cannot disagree.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use ipnet::IpNet;
 use model::address::Family;
 
 use crate::mark::Mark;
-use crate::nftables::sets::{EndpointList, LookupBy, Set};
+use crate::nftables::sets::{Clients, EndpointList, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 
 /// A rule. The kernel evaluates its statements in order, and stops at the first that does not match.
@@ -36,24 +37,38 @@ pub enum Statement {
     Marked(Mark),
     SetMark(Mark),
     ClearMark(Mark),
-    /// Translates to the endpoint that the map has for the key; no match if it has none.
-    Dnat(Vec<PacketField>, Set),
+    /// Uses the endpoint list of the frontend for these clients; no match for a destination without one.
+    List(LookupBy, Clients, ListUse),
     /// Session affinity; no match for a frontend without it.
     Affinity(LookupBy, Affinity),
     Masquerade,
-    Jump(&'static str),
+    Jump(Cow<'static, str>),
     Goto(&'static str),
     Return,
     Reject,
     Drop,
 }
 
-/// A statement of session affinity. Each starts with the same lookup in [`Set::Sticky`], since a rule cannot pass a value to the
-/// next one. Without a list, it uses that of the frontend.
+/// A statement about the endpoint list of a frontend. Each starts with the same lookup in [`Set::Lists`], since a rule cannot pass
+/// a value to the next one.
 ///
 /// The syntax of `nft` cannot express that the value of a map is part of another key, and `nft` aborts when it lists such a
 /// rule. So the program hides these lookups: the listing shows `meta mark` instead of each id and number of seconds, and
 /// omits lookups of which it would show nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListUse {
+    /// Only the lookup.
+    Has,
+    /// Goes to the first chain of the frontend.
+    GotoFirst,
+    /// Jumps to the chain that draws a slot of the list.
+    JumpDraw,
+    /// Translates to the endpoint in a random slot of this range; no match if the slot is empty.
+    Dnat(SlotRange),
+}
+
+/// A statement of session affinity. Each starts with the same lookup in [`Set::Sticky`], as explained at [`ListUse`]. Without a
+/// list, it uses that of the frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Affinity {
     /// Only the lookup. After the translation, it uses the original destination.
@@ -71,7 +86,7 @@ pub enum Affinity {
     Update(EndpointList, u32),
 }
 
-/// A field of a packet or of its connection, or a random number.
+/// A field of a packet or of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketField {
     Source,
@@ -81,8 +96,17 @@ pub enum PacketField {
     /// The destination before it was translated.
     OriginalDestination,
     OriginalDestinationPort,
-    /// A random slot of this range.
-    Slot(SlotRange),
+}
+
+/// The fields of a frontend, with the destination before or after it was translated.
+pub fn frontend_fields(by: LookupBy, is_translated: bool) -> &'static [PacketField] {
+    use PacketField::{Destination, DestinationPort, OriginalDestination, OriginalDestinationPort, Protocol};
+    match (by, is_translated) {
+        (LookupBy::Address, false) => &[Destination, Protocol, DestinationPort],
+        (LookupBy::Address, true) => &[OriginalDestination, Protocol, OriginalDestinationPort],
+        (LookupBy::NodePort, false) => &[Protocol, DestinationPort],
+        (LookupBy::NodePort, true) => &[Protocol, OriginalDestinationPort],
+    }
 }
 
 /// An interface, by its name or by a prefix of its name.
@@ -106,7 +130,6 @@ impl ProgramRule {
 
 impl Statement {
     fn show(&self, family: Family) -> String {
-        let ip = protocol_name(family);
         let concat = |fields: &[PacketField]| {
             let fields: Vec<_> = fields.iter().map(|field| field.show(family)).collect();
             fields.join(" . ")
@@ -125,7 +148,7 @@ impl Statement {
             Self::Marked(mark) => format!("meta mark & {mark} != 0x00000000"),
             Self::SetMark(mark) => format!("meta mark set meta mark | {mark}"),
             Self::ClearMark(mark) => format!("meta mark set meta mark ^ {mark}"),
-            Self::Dnat(key, map) => format!("dnat {ip} to {} map @{}", concat(key), map.name()),
+            Self::List(by, clients, what) => what.show(*by, *clients, family),
             Self::Affinity(by, what) => what.show(*by, family),
             Self::Masquerade => "masquerade fully-random".into(),
             Self::Jump(chain) => format!("jump {chain}"),
@@ -133,6 +156,22 @@ impl Statement {
             Self::Return => "return".into(),
             Self::Reject => "reject".into(),
             Self::Drop => "drop".into(),
+        }
+    }
+}
+
+impl ListUse {
+    fn show(self, by: LookupBy, clients: Clients, family: Family) -> String {
+        let ip = protocol_name(family);
+        match self {
+            Self::Has => String::new(),
+            Self::GotoFirst => format!("meta mark vmap @{}", Set::FirstChains(by).name()),
+            Self::JumpDraw => format!("meta mark vmap @{}", Set::DrawChains(by, clients).name()),
+            Self::Dnat(SlotRange { count, first }) => {
+                let offset = if first == 0 { String::new() } else { format!(" offset {first}") };
+                let endpoints = Set::Endpoints.name();
+                format!("dnat {ip} to meta mark . numgen random mod {count}{offset} map @{endpoints}")
+            }
         }
     }
 }
@@ -180,8 +219,6 @@ impl PacketField {
             Self::DestinationPort => "th dport".into(),
             Self::OriginalDestination => format!("ct original {ip} daddr"),
             Self::OriginalDestinationPort => "ct original proto-dst".into(),
-            Self::Slot(SlotRange { count, first: 0 }) => format!("numgen random mod {count}"),
-            Self::Slot(SlotRange { count, first }) => format!("numgen random mod {count} offset {first}"),
         }
     }
 }

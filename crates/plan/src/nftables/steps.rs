@@ -34,7 +34,7 @@ pub struct TableContent {
     pub elements: Vec<Element>,
     /// Sets with elements that cannot be read, or with too many elements: `elements` has none of theirs.
     pub unreadable: Vec<Set>,
-    /// The elements with the ids of service ports with session affinity, as far as they could be read.
+    /// The elements with the ids of service ports, as far as they could be read.
     pub ids: Vec<Element>,
     pub service_cidrs: Boundaries,
     pub node_port_ips: BTreeSet<IpAddr>,

@@ -26,7 +26,8 @@ pub fn table(name: &str, comment: &str, program: &Program, content: SetContents<
     // Writing to a string cannot fail.
     let _ = writeln!(text, "table {family} {name} {{\n\tcomment \"{comment}\"");
     for set in &program.sets {
-        write_set(*set, program.family, content, &mut text);
+        let elements = if set.kind() == SetKind::Fixed { &program.verdicts } else { content.elements };
+        write_set(*set, program.family, SetContents { elements, ..content }, &mut text);
     }
     for chain in &program.chains {
         write_chain(chain, program.family, &mut text);
@@ -46,7 +47,7 @@ fn write_set(set: Set, family: Family, content: SetContents<'_>, text: &mut Stri
     let data = if set.data().is_empty() { String::new() } else { format!(" : {}", of(set.data())) };
     let _ = writeln!(text, "\t\t{verb} {}{data}", of(&key));
     match set.kind() {
-        SetKind::Plain => {}
+        SetKind::Plain | SetKind::Fixed => {}
         SetKind::Counting => text.push_str("\t\tcounter\n"),
         SetKind::Ranges => text.push_str("\t\tflags interval\n"),
         SetKind::Dynamic => text.push_str("\t\tsize 1048576\n\t\tflags dynamic,timeout\n"),
@@ -87,7 +88,8 @@ fn example(kind: Type, family: Family) -> String {
         Type::Port => "th dport".into(),
         // The modulus does not matter.
         Type::Slot => "numgen random mod 65536".into(),
-        Type::Number | Type::Verdict => type_name(kind, family),
+        Type::Number => "meta mark".into(),
+        Type::Verdict => type_name(kind, family),
     }
 }
 

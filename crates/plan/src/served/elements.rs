@@ -1,16 +1,17 @@
 //! What the elements of the nftables sets serve. Elements have no names of service ports.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{KernelComparison, RefusalReason, Served, ServedFrontend};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend};
 use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
-use crate::nftables::sets::{Data, Element, Set, show_range};
+use crate::nftables::frontend_chains::FrontendChain;
+use crate::nftables::sets::{Clients, Data, Element, ListOfFrontend, Set, show_range};
 
 impl KernelComparison {
     /// Compares the desired elements with the actual ones, given their differences.
@@ -51,8 +52,45 @@ impl Served {
 
     pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
         let mut served = Self::default();
-        elements.into_iter().for_each(|element| _ = served.add_element(element, family));
+        let mut slots: BTreeMap<u32, BTreeSet<ServedEndpoint>> = BTreeMap::new();
+        let mut uses: Vec<(FrontendKey, Clients, ListOfFrontend)> = Vec::new();
+        for element in elements {
+            match (element.set, element.data) {
+                (Set::Endpoints, _) => {
+                    if let Some((list, _, endpoint)) = element.slot() {
+                        slots.entry(list).or_default().insert(endpoint);
+                    }
+                }
+                (Set::Lists(_, clients), Some(Data::List(list))) => {
+                    uses.extend(element.frontend(family).map(|frontend| (frontend, clients, list)));
+                }
+                _ => _ = served.add_element(element, family),
+            }
+        }
+        for (frontend, clients, list) in uses {
+            let endpoints =
+                slots.get(&list.list).filter(|_| list.draw.is_some()).cloned().unwrap_or_default();
+            served.use_list(frontend, clients, list, endpoints);
+        }
         served
+    }
+
+    fn use_list(
+        &mut self,
+        frontend: FrontendKey,
+        clients: Clients,
+        list: ListOfFrontend,
+        endpoints: BTreeSet<ServedEndpoint>,
+    ) {
+        self.lists.entry(list.list).or_insert(frontend);
+        let service = self.frontends.entry(frontend).or_default();
+        if matches!(list.first, FrontendChain::ExternalLocal(_)) {
+            service.inside.get_or_insert_default();
+        }
+        match clients {
+            Clients::All => service.endpoints = endpoints,
+            Clients::Inside => service.inside = Some(endpoints),
+        }
     }
 
     /// Adds the names of the service ports that claim the frontends.
@@ -71,15 +109,10 @@ impl Served {
         let frontend = element.frontend(family)?;
         let service = self.frontends.entry(frontend).or_default();
         match element.set {
-            Set::Endpoints(_) => _ = service.endpoints.insert(element.endpoint()?),
-            Set::EndpointsInside(_) => {
-                _ = service.inside.get_or_insert_default().insert(element.endpoint()?);
-            }
             Set::ExternalLocal(_) => _ = service.inside.get_or_insert_default(),
             Set::Sticky(_) => {
                 let Data::Sticky(sticky) = element.data? else { return None };
                 service.affinity = Some(sticky.seconds);
-                self.affinity_ids.entry(sticky.service_port()).or_insert(frontend);
             }
             Set::NoEndpoints(_) => service.refusal = Some(RefusalReason::NoEndpoints),
             Set::NoLocalEndpoints(_) => service.refusal = Some(RefusalReason::NoLocalEndpoints),
@@ -92,6 +125,10 @@ impl Served {
             Set::ClusterIps
             | Set::ServiceCidrs
             | Set::NodePortIps
+            | Set::Lists(..)
+            | Set::FirstChains(_)
+            | Set::DrawChains(..)
+            | Set::Endpoints
             | Set::StickyEndpoints
             | Set::Affinity
             | Set::Timeouts(_)

@@ -80,8 +80,8 @@ impl<'a> Owners<'a> {
         if let Some((_, owner)) = shared {
             return Some(owner);
         }
-        let frontend = match element.service_port() {
-            Some(id) => *self.served.iter().find_map(|served| served.affinity_ids.get(&id))?,
+        let frontend = match element.list() {
+            Some(list) => *self.served.iter().find_map(|served| served.lists.get(&list))?,
             None => element.frontend(family)?,
         };
         self.served.iter().find_map(|served| served.owner(&frontend))

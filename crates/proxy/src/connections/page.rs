@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kernel::nftables::Connections;
+use kernel::nftables::{Connections, CounterOf};
 use model::address::host_port;
 use model::names::ServicePortName;
 use plan::nftables::elements;
@@ -32,6 +32,7 @@ pub struct ServicePortConnections {
     pub port: String,
     pub protocol: String,
     pub frontends: Vec<FrontendConnections>,
+    pub endpoints: Vec<EndpointConnections>,
 }
 
 /// The connections to one frontend.
@@ -42,38 +43,60 @@ pub struct FrontendConnections {
     pub address: String,
     /// Since its element was added to the kernel.
     pub connections: u64,
-    pub endpoints: Vec<EndpointConnections>,
 }
 
-/// The connections that an endpoint got through one frontend.
+/// The connections that an endpoint got. It may have several counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointConnections {
     pub address: String,
-    /// Since its element was added to the kernel, for this frontend. Connections that session affinity assigns are not counted.
+    /// The endpoint list in the nftables mode, the frontend in the ipvs mode.
+    pub counter: String,
+    /// Since the counter was added to the kernel. In the nftables mode, connections that session affinity assigns are not counted.
     pub connections: u64,
 }
 
-type Frontends = BTreeMap<String, (u64, BTreeMap<String, u64>)>;
+/// The connections of a service port: by frontend; by endpoint and counter.
+#[derive(Default)]
+struct Counts {
+    frontends: BTreeMap<String, u64>,
+    endpoints: BTreeMap<(String, String), u64>,
+}
 
 impl ConnectionsPage {
     /// `is_v6` distinguishes the node ports of the families.
     pub fn new(node: &str, mode: &str, counted: impl IntoIterator<Item = (Connections, bool)>) -> Self {
-        let mut found: BTreeMap<ServicePortName, Frontends> = BTreeMap::new();
-        for (Connections { service, endpoint, frontend, count }, is_v6) in counted {
-            let frontends = found.entry(service).or_default();
-            let (connections, endpoints) = frontends.entry(address(&frontend, is_v6)).or_default();
-            match endpoint {
-                None => *connections += count,
-                Some((ip, port)) => *endpoints.entry(host_port(ip, port.get())).or_default() += count,
-            }
+        let mut found: BTreeMap<ServicePortName, Counts> = BTreeMap::new();
+        for (Connections { service, endpoint, counter, count }, is_v6) in counted {
+            let counts = found.entry(service).or_default();
+            let counter = match counter {
+                CounterOf::Frontend(frontend) => address(&frontend, is_v6),
+                CounterOf::List(list) => format!("{list:#010x}"),
+            };
+            *match endpoint {
+                None => counts.frontends.entry(counter).or_default(),
+                Some((ip, port)) => counts.endpoints.entry((host_port(ip, port.get()), counter)).or_default(),
+            } += count;
         }
-        let service_ports = found.into_iter().map(|(name, frontends)| ServicePortConnections {
+        let service_ports = found.into_iter().map(|(name, counts)| ServicePortConnections {
             namespace: name.service.namespace.to_string(),
             service: name.service.name.to_string(),
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
-            frontends: frontends.into_iter().map(frontend).collect(),
+            frontends: counts
+                .frontends
+                .into_iter()
+                .map(|(address, connections)| FrontendConnections { address, connections })
+                .collect(),
+            endpoints: counts
+                .endpoints
+                .into_iter()
+                .map(|((address, counter), connections)| EndpointConnections {
+                    address,
+                    counter,
+                    connections,
+                })
+                .collect(),
         });
         Self {
             node: node.to_owned(),
@@ -82,14 +105,6 @@ impl ConnectionsPage {
             ..Self::default()
         }
     }
-}
-
-fn frontend(
-    (address, (connections, endpoints)): (String, (u64, BTreeMap<String, u64>)),
-) -> FrontendConnections {
-    let endpoints =
-        endpoints.into_iter().map(|(address, connections)| EndpointConnections { address, connections });
-    FrontendConnections { address, connections, endpoints: endpoints.collect() }
 }
 
 fn address(frontend: &elements::FrontendKey, is_v6: bool) -> String {
@@ -109,30 +124,31 @@ mod tests {
     #[test]
     fn counters_of_both_families_become_one_page() {
         let port = |number| Port::from_api(number).unwrap();
-        let counted = |endpoint: Option<&str>, ip: Option<&str>, number, count| Connections {
+        let frontend = |ip: Option<&str>, number| {
+            let ip = ip.map(|ip| ip.parse().unwrap());
+            CounterOf::Frontend(elements::FrontendKey { ip, protocol: Protocol::Tcp, port: port(number) })
+        };
+        let counted = |endpoint: Option<&str>, counter, count| Connections {
             service: ServicePortName {
                 service: NamespacedName::new("shop", "cart"),
                 port: "http".into(),
                 protocol: Protocol::Tcp,
             },
             endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(8080))),
-            frontend: elements::FrontendKey {
-                ip: ip.map(|ip| ip.parse().unwrap()),
-                protocol: Protocol::Tcp,
-                port: port(number),
-            },
+            counter,
             count,
         };
         let mut page = ConnectionsPage::new(
             "node-1",
             "nftables",
             [
-                (counted(None, Some("10.96.0.10"), 80, 5), false),
-                (counted(Some("10.244.0.5"), Some("10.96.0.10"), 80, 3), false),
-                (counted(Some("10.244.0.5"), Some("10.96.0.10"), 80, 2), false),
-                (counted(None, None, 30080, 1), false),
-                (counted(None, None, 30080, 2), true),
-                (counted(Some("fd00::5"), None, 30080, 2), true),
+                (counted(None, frontend(Some("10.96.0.10"), 80), 5), false),
+                (counted(Some("10.244.0.5"), CounterOf::List(2), 3), false),
+                (counted(Some("10.244.0.5"), CounterOf::List(2), 2), false),
+                (counted(Some("10.244.0.5"), CounterOf::List(3), 1), false),
+                (counted(None, frontend(None, 30080), 1), false),
+                (counted(None, frontend(None, 30080), 2), true),
+                (counted(Some("fd00::5"), frontend(None, 30080), 2), true),
             ],
         );
         page.counted_at = Duration::from_millis(1_500);
@@ -144,11 +160,14 @@ mod tests {
             "servicePorts": [{
                 "namespace": "shop", "service": "cart", "port": "http", "protocol": "TCP",
                 "frontends": [
-                    {"address": "*:30080", "connections": 1, "endpoints": []},
-                    {"address": "10.96.0.10:80", "connections": 5,
-                     "endpoints": [{"address": "10.244.0.5:8080", "connections": 5}]},
-                    {"address": "[*]:30080", "connections": 2,
-                     "endpoints": [{"address": "[fd00::5]:8080", "connections": 2}]},
+                    {"address": "*:30080", "connections": 1},
+                    {"address": "10.96.0.10:80", "connections": 5},
+                    {"address": "[*]:30080", "connections": 2},
+                ],
+                "endpoints": [
+                    {"address": "10.244.0.5:8080", "counter": "0x00000002", "connections": 5},
+                    {"address": "10.244.0.5:8080", "counter": "0x00000003", "connections": 1},
+                    {"address": "[fd00::5]:8080", "counter": "[*]:30080", "connections": 2},
                 ],
             }]})
         );

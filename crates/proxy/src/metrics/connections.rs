@@ -4,10 +4,9 @@
 use std::net::IpAddr;
 use std::{fmt, io};
 
-use kernel::nftables::Connections;
+use kernel::nftables::{Connections, CounterOf};
 use model::address::{Family, host_port};
 use model::names::{Port, ServicePortName};
-use plan::nftables::elements::FrontendKey;
 
 use crate::totals::Totals;
 
@@ -73,12 +72,11 @@ type Endpoint = (IpAddr, Port);
 
 /// Totals since the first scrape. A key without an endpoint has all connections of the service port.
 #[derive(Debug, Default)]
-struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), FrontendKey>);
+struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), CounterOf>);
 
 impl ByEndpoint {
     fn add(&mut self, connections: Vec<Connections>) {
-        let each =
-            |Connections { service, endpoint, frontend, count }| ((service, endpoint), frontend, count);
+        let each = |Connections { service, endpoint, counter, count }| ((service, endpoint), counter, count);
         self.0.add(connections.into_iter().map(each));
     }
 
@@ -122,6 +120,7 @@ mod tests {
     use super::*;
 
     use model::names::{NamespacedName, Protocol};
+    use plan::nftables::elements::FrontendKey;
 
     fn connections(service: &str, endpoint: Option<&str>, node_port: i64, count: u64) -> Connections {
         let port = |number| Port::from_api(number).unwrap();
@@ -132,7 +131,11 @@ mod tests {
                 protocol: Protocol::Tcp,
             },
             endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(80))),
-            frontend: FrontendKey { ip: None, protocol: Protocol::Tcp, port: port(node_port) },
+            counter: CounterOf::Frontend(FrontendKey {
+                ip: None,
+                protocol: Protocol::Tcp,
+                port: port(node_port),
+            }),
             count,
         }
     }

@@ -77,9 +77,7 @@ fn a_replaced_endpoint_is_the_only_difference() {
         assert_eq!(facts, ["unexpected endpoint 10.244.1.3:8080", "missing endpoint 10.244.1.4:8080"]);
         let text = texts(&found).join("\n");
         assert!(
-            text.contains(
-                "missing: element endpoints { 10.96.1.1 . tcp . 80 . 5 : 10.244.1.4 . 8080 } (ns/a:http)"
-            ),
+            text.contains("missing: element endpoints { 0x00000002 . 5 : 10.244.1.4 . 8080 } (ns/a:http)"),
             "{text}"
         );
     });
@@ -172,7 +170,8 @@ fn objects_of_affinity_are_unexpected_without_it() {
         table.sync(all(Family::V4)).unwrap();
         let found = compare_in_another_process(Family::V4, all_with(Family::V4, "")).differences;
         assert!(!found.is_empty());
-        for it in &found {
+        // Without affinity, the frontends have other first chains.
+        for it in found.iter().filter(|it| !it.text().contains("lists {")) {
             let parts = [
                 "chain learn-10800",
                 "chain nodeport-learn-10800",

@@ -188,24 +188,15 @@ fn any_text() -> impl Strategy<Value = String> {
 }
 
 fn any_page() -> impl Strategy<Value = ConnectionsPage> {
-    let endpoint = (any_text(), any::<u32>());
-    let frontend = (any_text(), any::<u32>(), vec(endpoint, 0..12));
-    let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4));
-    let endpoint =
-        |(address, count): (String, u32)| EndpointConnections { address, connections: count.into() };
-    let frontend = move |(address, count, endpoints): (String, u32, Vec<_>)| FrontendConnections {
-        address,
-        connections: count.into(),
-        endpoints: endpoints.into_iter().map(endpoint).collect(),
-    };
-    let port = move |(namespace, service, port, frontends): (String, String, String, Vec<_>)| {
-        ServicePortConnections {
-            namespace,
-            service,
-            port,
-            protocol: "SCTP".to_owned(),
-            frontends: frontends.into_iter().map(frontend).collect(),
-        }
+    let endpoint = (any_text(), any_text(), any::<u32>()).prop_map(|(address, counter, count)| {
+        EndpointConnections { address, counter, connections: count.into() }
+    });
+    let frontend = (any_text(), any::<u32>())
+        .prop_map(|(address, count)| FrontendConnections { address, connections: count.into() });
+    let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4), vec(endpoint, 0..12));
+    let port = |(namespace, service, port, frontends, endpoints)| {
+        let protocol = "SCTP".to_owned();
+        ServicePortConnections { namespace, service, port, protocol, frontends, endpoints }
     };
     (any_text(), any_text(), vec(ports.prop_map(port), 0..8)).prop_map(|(node, mode, service_ports)| {
         ConnectionsPage { node, mode, service_ports, ..ConnectionsPage::default() }

@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
-use crate::nftables::slots::MAX_SLOTS;
+use crate::nftables::frontend_chains::FrontendChain;
+use crate::nftables::sets::ListOfFrontend;
+use crate::nftables::slots::{MAX_SLOTS, slot_range};
 
 /// A table made of a map. It rejects what the kernel rejects.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,7 +48,7 @@ impl FakeTable {
     pub fn actual(&self, unreadable: &[Set]) -> ActualState {
         let mut elements = self.elements();
         elements.retain(|element| !unreadable.contains(&element.set));
-        let ids = elements.iter().filter(|element| matches!(element.set, Set::Sticky(_))).copied().collect();
+        let ids = elements.iter().filter(|element| matches!(element.set, Set::Lists(..))).copied().collect();
         let timeouts = timeouts(&self.elements());
         let content = TableContent {
             timeouts,
@@ -152,14 +154,19 @@ fn routings(plan: &DesiredTable) -> Vec<RoutingChange> {
 }
 
 fn ids(plan: &DesiredTable) -> BTreeMap<ServicePortName, u32> {
-    plan.units.iter().filter_map(|(name, unit)| Some((name.clone(), unit.id()?))).collect()
+    plan.units.iter().map(|(name, unit)| (name.clone(), unit.id())).collect()
 }
 
-/// The frontend and the id of the service port of an element of [`Set::Sticky`].
-fn sticky_key(element: &Element) -> Option<(FrontendKey, u32)> {
-    let (Set::Sticky(by), Some(Data::Sticky(sticky))) = (element.set, element.data) else { return None };
+/// The frontend and the list of an element of [`Set::Lists`].
+fn list_of(element: &Element) -> Option<(FrontendKey, ListOfFrontend)> {
+    let (Set::Lists(by, _), Some(Data::List(list))) = (element.set, element.data) else { return None };
     let (frontend, _) = FrontendKey::from_key(element.key.as_bytes(), by, Family::V4)?;
-    Some((frontend, sticky.service_port()))
+    Some((frontend, list))
+}
+
+/// The frontend and the id of the service port of an element of [`Set::Lists`].
+fn id_of(element: &Element) -> Option<(FrontendKey, u32)> {
+    list_of(element).map(|(frontend, list)| (frontend, list.service_port()))
 }
 
 pub fn changes() -> impl Strategy<Value = Vec<RoutingChange>> {
@@ -226,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn a_service_port_keeps_its_id_while_it_has_affinity(
+    fn a_service_port_keeps_its_id(
         syncs in proptest::collection::vec(changes(), 1..8),
         last_id: u32,
     ) {
@@ -237,8 +244,7 @@ proptest! {
             plan.replace(sync);
             let after = ids(&plan);
             for (name, unit) in plan.units.iter() {
-                prop_assert_eq!(unit.id().is_some(), unit.routing.affinity.is_some());
-                prop_assert_eq!(unit.id().unwrap_or_default() % 2, 0);
+                prop_assert_eq!(unit.id() % 2, 0);
                 let is_new = before.get(name) != after.get(name);
                 prop_assert!(!is_new || after.get(name).is_none_or(|id| given.insert(*id)), "never twice");
                 prop_assert!(!is_new || !before.contains_key(name) || !after.contains_key(name), "never changed");
@@ -259,9 +265,8 @@ proptest! {
         let mut successor = desired();
         successor.accept(routings(&plan));
         successor.adopt_ids(&found);
-        let actual: BTreeMap<_, _> = found.iter().filter_map(sticky_key).collect();
-        let now: BTreeMap<_, _> =
-            successor.elements().iter().filter_map(sticky_key).collect();
+        let actual: BTreeMap<_, _> = found.iter().filter_map(id_of).collect();
+        let now: BTreeMap<_, _> = successor.elements().iter().filter_map(id_of).collect();
         let by_id: BTreeMap<u32, BTreeSet<&ServicePortName>> = now.iter().fold(BTreeMap::new(), |mut all, (at, id)| {
             all.entry(*id).or_default().extend(successor.owner(at));
             all
@@ -287,25 +292,43 @@ proptest! {
     }
 
     #[test]
-    fn sticky_endpoints_are_those_that_a_frontend_of_the_service_port_uses(change in changes()) {
+    fn the_lists_in_use_have_slots_and_no_others_do(change in changes()) {
         let mut plan = desired();
         plan.accept(change);
         let elements = plan.elements();
-        let used = |set: fn(LookupBy) -> Set, id| {
-            let ids: BTreeMap<_, _> = elements.iter().filter_map(sticky_key).filter(|(_, its)| *its == id).collect();
-            let its = elements.iter().filter(|element| LookupBy::BOTH.iter().any(|by| element.set == set(*by)));
-            let its = its.filter(|element| FrontendKey::of_endpoint(element).is_some_and(|(at, _, _)| ids.contains_key(&at)));
-            its.filter_map(Element::endpoint).collect::<BTreeSet<_>>()
+        let lists = |set: Set| {
+            let its = elements.iter().filter(move |element| element.set == set);
+            let mut lists: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+            its.filter_map(|element| Some((element.list()?, element.endpoint()?)))
+                .for_each(|(list, endpoint)| lists.entry(list).or_default().push(endpoint));
+            lists.values_mut().for_each(|endpoints| endpoints.sort_unstable());
+            lists
         };
-        for id in elements.iter().filter_map(sticky_key).map(|(_, id)| id).collect::<BTreeSet<_>>() {
-            let may = elements.iter().filter(|element| element.service_port() == Some(id));
-            let may: BTreeSet<_> = may.filter_map(Element::endpoint).collect();
-            let all: BTreeSet<_> = used(Set::Endpoints, id).union(&used(Set::EndpointsInside, id)).copied().collect();
-            prop_assert_eq!(may, all);
+        let slots = lists(Set::Endpoints);
+        let used: BTreeMap<u32, Option<FrontendChain>> = elements
+            .iter()
+            .filter_map(list_of)
+            .filter(|(_, list)| list.draw.is_some())
+            .map(|(_, ListOfFrontend { list, draw, .. })| (list, draw))
+            .collect();
+        prop_assert!(used.keys().eq(slots.keys()), "{:?} {:?}", used, slots);
+        for (list, draw) in &used {
+            let Some(FrontendChain::Draw(_, _, range)) = *draw else { panic!("{draw:?}") };
+            let its = elements.iter().filter_map(Element::slot).filter(|(of, ..)| of == list);
+            prop_assert_eq!(Some(range), slot_range(slots[list].len()));
+            prop_assert_eq!(
+                its.map(|(_, slot, _)| slot).collect::<BTreeSet<_>>(),
+                (range.first..).take(slots[list].len()).collect()
+            );
         }
-        let orphans = elements.iter().filter_map(Element::service_port);
-        let ids: BTreeSet<u32> = elements.iter().filter_map(sticky_key).map(|(_, id)| id).collect();
-        prop_assert!(orphans.into_iter().all(|id| ids.contains(&id)));
+        let sticky: BTreeSet<u32> = plan
+            .units
+            .iter()
+            .filter(|(_, unit)| unit.routing.affinity.is_some())
+            .flat_map(|(_, unit)| EndpointList::BOTH.map(|list| list.of(unit.id())))
+            .collect();
+        let may: BTreeMap<_, _> = slots.into_iter().filter(|(list, _)| sticky.contains(list)).collect();
+        prop_assert_eq!(lists(Set::StickyEndpoints), may, "clients stick to the endpoints in slots");
     }
 
     #[test]
@@ -482,8 +505,7 @@ fn endpoints_beyond_the_last_slot_are_counted() {
     ] {
         plan.replace(vec![(name(1), routing(cluster, local))]);
         assert_eq!(plan.left_out().get(&name(1)).copied().unwrap_or_default(), left_out);
-        let used =
-            plan.elements().iter().filter(|element| element.set == Set::Endpoints(LookupBy::Address)).count();
+        let used = plan.elements().iter().filter(|element| element.set == Set::Endpoints).count();
         assert_eq!(used, cluster.min(MAX_SLOTS));
     }
     assert!(plan.left_out().is_empty());

@@ -28,7 +28,7 @@ const ORIGINAL_FRONTEND: [PacketField; 3] =
     [PacketField::OriginalDestination, PacketField::Protocol, PacketField::OriginalDestinationPort];
 
 pub(super) fn chains(settings: &ProgramSettings) -> Vec<ProgramChain> {
-    let services = || vec![rule([Statement::Jump("services")])];
+    let services = || vec![rule([Statement::Jump("services".into())])];
     vec![
         chain("cluster-ip", vec![cluster_ip(settings)]),
         chain("frontend", frontend(settings)),
@@ -43,7 +43,7 @@ pub(super) fn chains(settings: &ProgramSettings) -> Vec<ProgramChain> {
         entry("filter-output", Filter, Output, 0, vec![new("translated-firewall-check")]),
         entry("nat-prerouting", Nat, Prerouting, -100, services()),
         entry("nat-output", Nat, Output, -100, services()),
-        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading")])]),
+        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading".into())])]),
     ]
 }
 

@@ -25,7 +25,7 @@ fn slot_ranges_do_not_overlap() {
 #[test]
 fn every_number_of_endpoints_has_the_smallest_slot_range_that_holds_it() {
     for (endpoints, size) in
-        [(1, 1), (2, 2), (8, 8), (9, 12), (12, 12), (13, 16), (1_000, 1_024), (65_536, 65_536)]
+        [(1, 1), (2, 2), (9, 9), (16, 16), (17, 24), (25, 32), (1_000, 1_024), (65_536, 65_536)]
     {
         assert_eq!(slot_range(endpoints).map(|range| range.count), Some(size), "{endpoints}");
     }
@@ -36,8 +36,7 @@ fn every_number_of_endpoints_has_the_smallest_slot_range_that_holds_it() {
 /// How many of all combinations of random numbers, each equally likely, hit each slot.
 fn hits(endpoints: usize) -> Vec<u32> {
     let range = slot_range(endpoints).unwrap();
-    let tries = random_slots().into_iter().filter(|random| random.first == range.first);
-    let tries: Vec<usize> = tries.map(|random| random.count as usize).collect();
+    let tries: Vec<usize> = random_slots(range).iter().map(|random| random.count as usize).collect();
     let mut hits = vec![0; endpoints];
     for mut combination in 0..tries.iter().product() {
         let numbers = tries.iter().map(|count| {
@@ -81,7 +80,7 @@ fn connections_are_spread_evenly() {
         let shares = shares(endpoints);
         let fair = 1.0 / endpoints as f64;
         let worst = shares.iter().map(|share| (share / fair - 1.0).abs()).fold(0.0, f64::max);
-        let allowed = if endpoints <= 8 { 1e-9 } else { 0.04 };
+        let allowed = if endpoints <= 16 { 1e-9 } else { 0.04 };
         assert!(worst < allowed, "{endpoints} endpoints: off by {worst}");
     }
 }
