@@ -5,7 +5,7 @@
 //!   prerouting, output  -100  services ─┬▶ cluster-ip-N ─▶ draw-N
 //!                                      ├▶ cluster-ip | external | external-local ─▶ pick | pick-inside ─▶ draw-N
 //!                                      └▶ nodeport-external | nodeport-external-local ─▶ nodeport-pick ...
-//!   input, forward, output 0  nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
+//!   input, forward, output 0  input-check | forward-check ─▶ nodeport-endpoints-check, service-endpoints-check, cluster-ips-check
 //!   input, postrouting     0  learn ─▶ remember | nodeport-remember ─▶ learn-N   updates session affinity
 //!   postrouting          100  masquerading
 //! ```
@@ -400,41 +400,33 @@ fn hairpin() -> Statement {
     Statement::In(fields, Set::Hairpin)
 }
 
-/// The base chains.
+/// The base chains. Every packet enters those of filters, so that each of them has one rule, which most packets do not match; only
+/// the first packet of a connection enters those of nat.
 fn entries() -> Vec<ProgramChain> {
     use HookKind::{Filter, Nat};
     use PacketHook::{Forward, Input, Output, Postrouting, Prerouting};
-    let learn = || rule([Statement::StateNew, Statement::StatusDnat, Statement::Jump("learn".into())]);
+    let learn = || vec![rule([Statement::StatusDnat, Statement::Jump("learn".into())])];
+    let jump = |chain: &'static str| vec![rule([Statement::Jump(chain.into())])];
     vec![
+        chain("input-check", checks_of(["nodeport-endpoints-check", "service-endpoints-check"])),
+        chain("forward-check", checks_of(["service-endpoints-check", "cluster-ips-check"])),
         entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
         entry("filter-output-pre-dnat", Filter, Output, -110, vec![new("firewall-check")]),
-        entry(
-            "filter-input",
-            Filter,
-            Input,
-            0,
-            // Packets to an endpoint at an address of the node are delivered here, and never reach postrouting.
-            vec![new("nodeport-endpoints-check"), new("service-endpoints-check"), learn()],
-        ),
-        entry(
-            "filter-forward",
-            Filter,
-            Forward,
-            0,
-            vec![new("service-endpoints-check"), new("cluster-ips-check")],
-        ),
-        entry(
-            "filter-output",
-            Filter,
-            Output,
-            0,
-            vec![new("service-endpoints-check"), new("cluster-ips-check")],
-        ),
-        entry("filter-postrouting", Filter, Postrouting, 0, vec![learn()]),
-        entry("nat-prerouting", Nat, Prerouting, -100, vec![rule([Statement::Jump("services".into())])]),
-        entry("nat-output", Nat, Output, -100, vec![rule([Statement::Jump("services".into())])]),
-        entry("nat-postrouting", Nat, Postrouting, 100, vec![rule([Statement::Jump("masquerading".into())])]),
+        entry("filter-input", Filter, Input, 0, vec![new("input-check")]),
+        entry("filter-forward", Filter, Forward, 0, vec![new("forward-check")]),
+        entry("filter-output", Filter, Output, 0, vec![new("forward-check")]),
+        entry("nat-prerouting", Nat, Prerouting, -100, jump("services")),
+        entry("nat-output", Nat, Output, -100, jump("services")),
+        // Before any chain that translates the source, since the kernel enters no other chain after that. Packets to an endpoint
+        // at an address of the node never reach postrouting.
+        entry("nat-input-learn", Nat, Input, 0, learn()),
+        entry("nat-postrouting-learn", Nat, Postrouting, 0, learn()),
+        entry("nat-postrouting", Nat, Postrouting, 100, jump("masquerading")),
     ]
+}
+
+fn checks_of(chains: [&'static str; 2]) -> Vec<ProgramRule> {
+    chains.map(|chain| rule([Statement::Jump(chain.into())])).into()
 }
 
 fn entry(

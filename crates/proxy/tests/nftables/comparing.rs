@@ -110,7 +110,7 @@ fn differences_name_the_object() {
                 "missing: rule firewall-check ip daddr . meta l4proto . th dport @firewalled ip daddr . meta l4proto . th dport . ip saddr != @allowed-sources drop",
             ],
         ),
-        ("delete chain ip kube-proxy filter-postrouting", &["missing: chain filter-postrouting"]),
+        ("delete chain ip kube-proxy nat-postrouting-learn", &["missing: chain nat-postrouting-learn"]),
         // Entries of clients are not compared.
         ("add element ip kube-proxy affinity { 0x00000002 . 192.0.2.9 : tcp . 10.244.1.1 . 8080 }", &[]),
         // Has no effect, since no rule leads there.
