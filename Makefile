@@ -5,11 +5,11 @@ CARGO ?= cargo
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help demo build static emulate image cluster cluster-test swap conformance cluster-down dist check test e2e vm soak fuzz bench \
-  bench-e2e bench-ipvs charts docs fmt setup layers words typos deny clean
+  bench-e2e bench-upstream bench-ipvs charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # In the dev profile, which builds sooner: the kernel forwards the packets, so the speed of the proxy does not matter.
 demo: ## scale a Service and restart the proxy under real connections, in network namespaces; needs root
@@ -110,6 +110,18 @@ bench-e2e: setup build ## benchmark against a real API server: latency from its 
 	$(CARGO) build --bin control-plane --bin bench-cluster
 	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
 	  SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/release/kube-proxy $(CARGO) run --quiet --bin bench-cluster
+
+# Each size starts a control plane of its own, so that an interrupted run continues with the sizes that are missing.
+SIZES ?= 1000x5 10000x5 44000x1 5000x50
+MODES ?= nftables iptables
+DATA_PATH ?= 1 10000 44000
+bench-upstream: setup ## compare with upstream's kube-proxy in turns, for the book: SIZES=, MODES= and DATA_PATH= select; needs root, Go and hours
+	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
+	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
+	  bench=$${CARGO_TARGET_DIR:-target}/release/bench-cluster && \
+	  for size in $(SIZES); do $$bench upstream $$size $(MODES) || exit 1; done && \
+	  for services in $(DATA_PATH); do $$bench data-path $$services || exit 1; done
+	@$(MAKE) --no-print-directory charts
 
 # Static, since it runs in the VM, too.
 KERNEL ?= 6.1

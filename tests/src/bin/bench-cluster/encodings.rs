@@ -6,7 +6,8 @@ use std::time::Duration;
 use tests::cluster::proxy::Mode;
 use tests::cluster::test_cluster::TestCluster;
 
-use crate::figures::FigureLog;
+use crate::competitors::device_counters;
+use crate::figures::{FigureLog, median};
 use crate::memory::{cpu_time, status};
 use crate::population::wait_for_within;
 
@@ -28,9 +29,7 @@ pub fn measure(cluster: &TestCluster, services: usize, endpoints: usize) {
     }
     let medians = starts.map(|starts| {
         std::array::from_fn::<_, { FIGURES.len() }, _>(|figure| {
-            let mut values: Vec<f64> = starts.iter().map(|start| start[figure]).collect();
-            values.sort_by(f64::total_cmp);
-            values[ROUNDS / 2]
+            median(&starts.iter().map(|start| start[figure]).collect::<Vec<_>>())
         })
     });
     for ((name, _), medians) in ENCODINGS.iter().zip(&medians) {
@@ -62,10 +61,7 @@ fn start(cluster: &TestCluster, content_type: &str, services: usize) -> [f64; FI
 
 /// The bytes that the node has received from the network of the control plane, with TLS and headers.
 fn received(cluster: &TestCluster) -> f64 {
-    let read = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let devices = cluster.lab.network.node.enter(read);
-    let line = devices.lines().find_map(|line| line.trim_start().strip_prefix("lan:"));
-    line.and_then(|line| line.split_whitespace().next()).unwrap().parse().unwrap()
+    device_counters(&cluster.lab.network.node, "lan").unwrap()[0]
 }
 
 /// The CPU time of the thread that receives and decodes objects.
@@ -78,7 +74,7 @@ fn source_thread(process: u32) -> Duration {
 }
 
 /// The process whose flags name files in the control plane's folder.
-fn api_server(folder: &Path) -> u32 {
+pub fn api_server(folder: &Path) -> u32 {
     let is_api_server = |process: &u32| {
         let command = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);

@@ -1,21 +1,28 @@
 //! Measures kube-proxy in a cluster with a real API server, and compares with goals. `make bench-e2e` runs it.
 //!
-//! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name;
+//! `bench-cluster upstream SERVICESxENDPOINTS MODE...` compares starts, changes and memory with upstream's kube-proxy, and
+//! `bench-cluster data-path SERVICES` the path of packets (`make bench-upstream`);
 //! `bench-cluster encodings SERVICES ENDPOINTS` compares starts with protobuf and with JSON;
 //! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`.
 
-mod compare;
+mod changes;
+mod competitors;
+mod data_path;
 mod encodings;
 mod figures;
 mod ipvs;
 mod latency;
+mod machine;
 mod memory;
 mod population;
+mod ruleset;
+mod starts;
+mod upstream;
 
 use std::path::PathBuf;
 
 use population::{PLACES, populate_with_tcp};
-use tests::cluster::proxy::binary;
+use tests::cluster::proxy::{Mode, binary};
 use tests::cluster::test_cluster::TestCluster;
 
 const SERVICES: usize = 10_000;
@@ -34,7 +41,7 @@ fn main() {
     if arguments.is_empty() {
         latency::measure(&TestCluster::new(&supervisor));
     }
-    let cluster = TestCluster::new(&supervisor);
+    let mut cluster = TestCluster::new(&supervisor);
     match arguments[..] {
         [] => {
             populate_with_tcp(&cluster, SERVICES, &PLACES);
@@ -46,9 +53,16 @@ fn main() {
             populate_with_tcp(&cluster, services, &PLACES[..endpoints]);
             encodings::measure(&cluster, services, endpoints);
         }
-        ["compare", name, services, endpoints] => {
+        ["upstream", size, ref modes @ ..] => {
+            let (services, endpoints) = size.split_once('x').expect("SERVICESxENDPOINTS");
             let [services, endpoints] = [services, endpoints].map(|number| number.parse().unwrap());
-            compare::measure(&cluster, name, services, endpoints);
+            let modes: Vec<Mode> = modes.iter().map(|mode| self::mode(mode)).collect();
+            machine::record();
+            upstream::measure(&mut cluster, services, endpoints, &modes);
+        }
+        ["data-path", services] => {
+            machine::record();
+            data_path::measure(&mut cluster, services.parse().unwrap());
         }
         ["ipvs", kernel, services] => ipvs::measure(&cluster, kernel, services.parse().unwrap()),
         _ => panic!("unknown arguments {arguments:?}"),
@@ -60,6 +74,19 @@ fn main() {
 /// process.
 fn exit() -> ! {
     std::process::exit(0)
+}
+
+fn mode(name: &str) -> Mode {
+    match name {
+        "nftables" => Mode::Nftables,
+        "iptables" => Mode::Iptables,
+        _ => panic!("unknown mode {name}"),
+    }
+}
+
+/// A number from the environment.
+fn setting(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
 fn sibling(name: &str) -> PathBuf {

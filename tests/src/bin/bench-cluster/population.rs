@@ -17,29 +17,43 @@ pub fn name(number: usize) -> String {
     format!("service-{number}")
 }
 
+/// The places of `count` endpoints. A pod answers at each of the first five.
+pub fn places(count: usize) -> Vec<Place> {
+    let more = (7..).map(Place::Remote);
+    PLACES.into_iter().chain(more).take(count).collect()
+}
+
 /// Creates IPv4 Services with five endpoints, a TCP port and a UDP port each.
 pub fn populate(cluster: &TestCluster, count: usize) {
-    create(cluster, count, &PLACES, &json!({}));
+    create_services(cluster, (0..count).map(name), &PLACES, &json!({}));
 }
 
 /// Creates IPv4 Services with a TCP port and endpoints at `places`.
 pub fn populate_with_tcp(cluster: &TestCluster, count: usize, places: &[Place]) {
-    create(
-        cluster,
-        count,
-        places,
-        &json!({"spec": {"ports": [{"name": "tcp", "protocol": "TCP", "port": 80, "targetPort": TARGET}]}}),
-    );
+    create_services(cluster, (0..count).map(name), places, &tcp_only());
 }
 
-fn create(cluster: &TestCluster, count: usize, places: &[Place], overrides: &Value) {
-    let single = json!({"spec": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"]}});
-    let objects = (0..count).flat_map(|number| {
-        let name = name(number);
-        let service = with(with(service(&name), single.clone()), overrides.clone());
+/// The fields of a Service with a TCP port only.
+pub fn tcp_only() -> Value {
+    json!({"spec": {"ports": [{"name": "tcp", "protocol": "TCP", "port": 80, "targetPort": TARGET}]}})
+}
+
+/// Creates IPv4 Services with these names, and with `fields` instead of the usual ones.
+pub fn create_services(
+    cluster: &TestCluster,
+    names: impl Iterator<Item = String>,
+    places: &[Place],
+    fields: &Value,
+) {
+    let objects = names.flat_map(|name| {
+        let service = with(with(service(&name), single_stack()), fields.clone());
         [(cluster.services(), service), (cluster.slices(), slice_at(&name, places))]
     });
     cluster.api().create_all(objects);
+}
+
+pub fn single_stack() -> Value {
+    json!({"spec": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"]}})
 }
 
 /// The slice of a Service with endpoints at `places`.

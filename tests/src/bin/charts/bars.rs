@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 pub struct Chart {
     pub title: &'static str,
-    pub note: &'static str,
+    /// Lines below the bars.
+    pub notes: Vec<String>,
     pub groups: Vec<Group>,
 }
 
@@ -16,6 +17,8 @@ pub struct Group {
 pub struct Bar {
     pub label: String,
     pub value: f64,
+    /// A thin line over the bar marks this range.
+    pub spread: Option<(f64, f64)>,
     /// The formatted value.
     pub shown: String,
     pub colour: Colour,
@@ -25,6 +28,13 @@ pub struct Bar {
 pub enum Colour {
     Ours,
     Other,
+}
+
+impl Bar {
+    /// The largest value that is drawn.
+    fn end(&self) -> f64 {
+        self.spread.map_or(self.value, |(_, high)| high.max(self.value))
+    }
 }
 
 impl Colour {
@@ -40,7 +50,7 @@ const WIDTH: f64 = 760.0;
 /// Room for the labels to the left of the bars.
 const LEFT: f64 = 170.0;
 /// Room for the value to the right of the longest bar.
-const RIGHT: f64 = 90.0;
+const RIGHT: f64 = 150.0;
 const BAR: f64 = 22.0;
 const GAP: f64 = 6.0;
 /// Keeps the smallest value visible.
@@ -48,7 +58,8 @@ const MIN_BAR: f64 = 2.0;
 
 impl Chart {
     pub fn svg(&self) -> String {
-        let most = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).fold(0.0, f64::max);
+        let most = self.groups.iter().flat_map(|group| &group.bars).map(Bar::end).fold(0.0, f64::max);
+        let scale = (WIDTH - LEFT - RIGHT) / most;
         let mut body = String::new();
         let mut y = 28.0;
         text(&mut body, 0.0, 18.0, "title", self.title);
@@ -57,19 +68,29 @@ impl Chart {
             text(&mut body, 0.0, y, "group", &group.title);
             y += 10.0;
             for bar in &group.bars {
-                let width = (bar.value / most * (WIDTH - LEFT - RIGHT)).max(MIN_BAR);
+                let width = (bar.value * scale).max(MIN_BAR);
                 let (middle, colour) = (y + BAR / 2.0 + 5.0, bar.colour.hex());
                 text(&mut body, 0.0, middle, "label", &bar.label);
                 _ = writeln!(
                     body,
                     r#"<rect x="{LEFT}" y="{y}" width="{width:.1}" height="{BAR}" rx="3" fill="{colour}"/>"#
                 );
-                text(&mut body, LEFT + width + 8.0, middle, "value", &bar.shown);
+                if let Some((low, high)) = bar.spread {
+                    let (x, width, y) = (LEFT + low * scale, (high - low) * scale, y + BAR / 2.0 - 1.0);
+                    _ = writeln!(
+                        body,
+                        r##"<rect x="{x:.1}" y="{y}" width="{width:.1}" height="2" fill="#475569"/>"##
+                    );
+                }
+                let end = (bar.end() * scale).max(MIN_BAR);
+                text(&mut body, LEFT + end + 8.0, middle, "value", &bar.shown);
                 y += BAR + GAP;
             }
         }
-        y += 20.0;
-        text(&mut body, 0.0, y, "note", self.note);
+        for note in &self.notes {
+            y += 20.0;
+            text(&mut body, 0.0, y, "note", note);
+        }
         let height = y + 10.0;
         format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-label="{title}">

@@ -16,16 +16,24 @@ struct FigureKey {
 }
 
 #[derive(Deserialize, Serialize)]
-struct Line {
-    #[serde(flatten)]
-    key: FigureKey,
-    value: f64,
+#[serde(untagged)]
+enum Line {
+    Figure {
+        #[serde(flatten)]
+        key: FigureKey,
+        value: f64,
+    },
+    Machine {
+        machine: String,
+    },
 }
 
 #[derive(Default)]
 pub struct RecordedFigures {
     all: BTreeMap<FigureKey, f64>,
     used: RefCell<BTreeSet<FigureKey>>,
+    /// The machine and the versions of a comparison with upstream.
+    pub machine: String,
 }
 
 impl RecordedFigures {
@@ -33,9 +41,11 @@ impl RecordedFigures {
     pub fn read(&mut self, file: &Path) {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         for line in text.lines() {
-            let Line { key, value } = serde_json::from_str(line)
-                .unwrap_or_else(|error| panic!("{}: {error}: {line}", file.display()));
-            self.all.insert(key, value);
+            match serde_json::from_str(line) {
+                Ok(Line::Figure { key, value }) => _ = self.all.insert(key, value),
+                Ok(Line::Machine { machine }) => self.machine = machine,
+                Err(error) => panic!("{}: {error}: {line}", file.display()),
+            }
         }
     }
 
@@ -46,14 +56,13 @@ impl RecordedFigures {
         value
     }
 
-    /// The figures that charts use, in the format of [`Self::read`].
+    /// The figures that charts and tables use, in the format of [`Self::read`].
     pub fn used(&self) -> String {
         let used = self.used.borrow();
         let lines = self.all.iter().filter(|(key, _)| used.contains(key));
-        let line = |(key, value): (&FigureKey, &f64)| {
-            let line = serde_json::to_string(&Line { key: key.clone(), value: *value });
-            line.expect("figures are numbers") + "\n"
-        };
-        lines.map(line).collect()
+        let line = |(key, value): (&FigureKey, &f64)| Line::Figure { key: key.clone(), value: *value };
+        let machine = Line::Machine { machine: self.machine.clone() };
+        let to_text = |line| serde_json::to_string(&line).expect("figures are numbers") + "\n";
+        lines.map(line).chain([machine]).map(to_text).collect()
     }
 }
