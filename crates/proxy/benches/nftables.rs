@@ -14,6 +14,7 @@
 
 mod affinity;
 
+use std::convert::Infallible;
 use std::env::args;
 use std::fs::read_to_string;
 use std::sync::Arc;
@@ -27,11 +28,16 @@ use model::address::Family;
 use model::cluster::{Changes, Cluster};
 use model::event::Event;
 use model::local::FromPod;
+use model::names::Protocol;
 use netlink::nftables::{Batch, NftablesSocket};
 use netlink::testing::in_fresh_netns;
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
+use plan::nftables::desired_sets::DesiredSets;
+use plan::nftables::interpreter::{self, Sets, Slots};
 use plan::nftables::program::{Balancer, ProgramSettings};
+use plan::nftables::sets::{Element, ElementKey, Set};
+use plan::walk::{Packet, PacketContext};
 
 use proxy::backend::{Backend as _, Nftables};
 use proxy::metrics::Metrics;
@@ -105,6 +111,10 @@ fn report() {
             },
         );
     }
+
+    println!("\na new connection to a cluster IP: most lookups in sets, by number of endpoints");
+    let of = |endpoints: usize| format!("{endpoints}: {}", lookups(endpoints));
+    println!("{:>12} {}", "", [1, 5, 9, 13, 50, 100, 1_000, 5_000].map(of).join("  "));
 
     println!("\none change, in microseconds: p50 / p99 of elapsed time (of processor time)");
     println!(
@@ -186,6 +196,47 @@ fn report() {
     }
 
     affinity::report();
+}
+
+/// The most lookups in sets that translate a packet of a pod to a cluster IP with this number of endpoints: by running the program,
+/// with all random numbers that hit an empty slot.
+fn lookups(endpoints: usize) -> u32 {
+    let mut cluster = Cluster::new(here());
+    [service(0), slice(0, endpoints, None)].iter().for_each(|event| _ = cluster.apply(event));
+    let mut table = DesiredTable::new(settings());
+    table.accept(cluster.take_changes().routings);
+    let at = table.frontends().find_map(|frontend| Some((frontend.ip?, frontend.port.get())));
+    let packet = Packet {
+        source: [10, 244, 0, 99].into(),
+        protocol: Protocol::Tcp,
+        destination: at.unwrap().into(),
+        interface: None,
+    };
+    let mut sets = CountedLookups { sets: DesiredSets::new(&table), count: 0 };
+    let Ok(_) = interpreter::run(&table.program(), &PacketContext::new(&packet, &[]), &mut sets);
+    sets.count
+}
+
+/// Counts the lookups in sets that only the translation uses.
+struct CountedLookups<'a> {
+    sets: DesiredSets<'a>,
+    count: u32,
+}
+
+impl Sets for CountedLookups<'_> {
+    type Error = Infallible;
+
+    fn find(&mut self, set: Set, key: ElementKey) -> Result<Option<Element>, Infallible> {
+        let is_counted =
+            matches!(set, Set::Frontends(_) | Set::Lists(..) | Set::FirstChains(_) | Set::DrawChains(..));
+        self.count += u32::from(is_counted);
+        self.sets.find(set, key)
+    }
+
+    fn slots(&mut self, list: u32) -> Result<Slots, Infallible> {
+        self.count += 1;
+        self.sets.slots(list)
+    }
 }
 
 // The measurements.

@@ -1,7 +1,7 @@
 //! Every endpoint gets an equal share of the connections.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use kernel::nftables::connections;
@@ -19,10 +19,12 @@ use crate::{cluster_ip, remote_pods};
 
 const CONNECTIONS: u32 = 3_000;
 
-/// The number of endpoints, and the 99.9th percentile of chi-square. Nine and fifty are no powers of two, so that their slot
-/// ranges have a remainder.
-const SIZES: [(u8, f64); 6] =
-    [(3, 13.816), (5, 18.467), (7, 22.458), (9, 26.124), (20, 43.820), (50, 85.351)];
+/// The number of endpoints, and the 99.9th percentile of chi-square. The slot ranges of the last three have gaps.
+const SIZES: [(u16, f64); 7] =
+    [(2, 10.828), (3, 13.816), (9, 26.124), (13, 32.909), (20, 43.820), (100, 148.230), (1_000, 1_142.848)];
+
+/// Above this number of endpoints, none of them answers, and the kernel counts the connections.
+const ANSWERING: u8 = 20;
 
 #[test]
 fn endpoints_get_equal_shares() {
@@ -36,17 +38,24 @@ fn endpoints_get_equal_shares() {
 }
 
 fn choose(network: &Network, family: Family) {
-    let _server = Server::start_all(&network.remote, &remote_pods(family, 50, 8080));
+    let _server = Server::start_all(&network.remote, &endpoints(family, ANSWERING.into()));
     let mut node = NftablesNode::new(&network.node, family, &Options::default());
     for (count, limit) in SIZES {
-        let endpoints = remote_pods(family, count, 8080);
+        let endpoints = endpoints(family, count);
         let mut found = Vec::new();
         // One sample in a thousand exceeds the limit; three in a row do once in a billion.
         for attempt in 0..3 {
-            let ip = cluster_ip(family, u16::from(count) + 256 * attempt);
+            let ip = cluster_ip(family, count + 2_000 * attempt);
             node.hold(&list(&[PlainService::new("web", ip, &endpoints)]));
-            let chosen = connect(network, SocketAddr::new(ip, 80));
-            assert_eq!(counted(network, &node), chosen, "the kernel's counters match the answers");
+            let to = SocketAddr::new(ip, 80);
+            let chosen = if count <= ANSWERING.into() {
+                let chosen = connect(network, to);
+                assert_eq!(counted(network, &node), chosen, "the kernel's counters match the answers");
+                chosen
+            } else {
+                send(network, to, 20 * count);
+                counted(network, &node)
+            };
             found.push(chi_square(&endpoints, &chosen));
             if found[usize::from(attempt)] < limit {
                 break;
@@ -58,6 +67,24 @@ fn choose(network: &Network, family: Family) {
             "{count} endpoints: {found:?} exceed {limit}"
         );
     }
+}
+
+fn endpoints(family: Family, count: u16) -> Vec<SocketAddr> {
+    let ports = (8080..).take(usize::from(count.div_ceil(ANSWERING.into())));
+    let pods = remote_pods(family, ANSWERING, 8080);
+    let all = ports.flat_map(|port| pods.iter().map(move |pod| SocketAddr::new(pod.ip(), port)));
+    all.take(count.into()).collect()
+}
+
+/// Sends this number of packets, each from a port of its own.
+fn send(network: &Network, to: SocketAddr, count: u16) {
+    let pod = &network.pods[0];
+    pod.namespace.enter(|| {
+        for port in (1_024..).take(count.into()) {
+            let from = SocketAddr::new(pod.ip(Family::of(to.ip())), port);
+            UdpSocket::bind(from).unwrap().send_to(b"x", to).unwrap();
+        }
+    });
 }
 
 /// The number of answers of each endpoint.
@@ -89,7 +116,7 @@ fn counted(network: &Network, node: &NftablesNode) -> BTreeMap<SocketAddr, u64> 
 
 fn chi_square(endpoints: &[SocketAddr], chosen: &BTreeMap<SocketAddr, u64>) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
-    let share = f64::from(CONNECTIONS) / endpoints.len() as f64;
+    let share = chosen.values().sum::<u64>() as f64 / endpoints.len() as f64;
     let each = endpoints.iter().map(|endpoint| chosen.get(endpoint).copied().unwrap_or(0));
     #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
     each.map(|count| (count as f64 - share).powi(2) / share).sum()

@@ -11,7 +11,7 @@ use super::*;
 use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::sets::ListOfFrontend;
+use crate::nftables::sets::{Clients, ListOfFrontend};
 use crate::nftables::slots::{MAX_SLOTS, slot_range};
 
 /// A table made of a map. It rejects what the kernel rejects.
@@ -364,6 +364,25 @@ pub fn plain(cluster_ip: [u8; 4], external: &[[u8; 4]], created: Created, endpoi
     let (_, mut routing) = testkit::routing(Family::V4, &lines);
     Arc::get_mut(&mut routing).unwrap().created = created;
     routing
+}
+
+#[test]
+fn a_service_port_holds_its_slots_once_whatever_number_of_frontends_it_has() {
+    let (_, routing) = testkit::routing(
+        Family::V4,
+        "service ns/s 10.96.0.1 NodePort p:80@30080 external-ips=198.51.100.1,198.51.100.2,198.51.100.3
+         slice ns/s-1 of s p:8080 | 10.1.0.1 | 10.1.0.2 | 10.1.0.3 | 10.1.0.4 | 10.1.0.5",
+    );
+    let mut plan = desired();
+    plan.replace(vec![(name(1), Some(routing))]);
+    let elements = plan.elements();
+    let count = |set: Set| elements.iter().filter(|element| element.set == set).count();
+    use LookupBy::{Address, NodePort};
+    assert_eq!(count(Set::Endpoints), 5);
+    assert_eq!((count(Set::Frontends(Address)), count(Set::Frontends(NodePort))), (4, 1));
+    let lists = [Address, NodePort].map(|by| count(Set::Lists(by, Clients::All)));
+    assert_eq!(lists, [4, 1]);
+    assert_eq!(elements.len(), 5 + 5 + 5 + count(Set::ClusterIps));
 }
 
 fn at(ip: [u8; 4]) -> FrontendKey {
