@@ -28,7 +28,7 @@ use crate::mark::Mark;
 use crate::mode::Mode;
 use crate::nftables::claims::{Precedence, Rank};
 use crate::nftables::elements::SlotAssignment;
-use crate::nftables::program::Balancer;
+use crate::nftables::sets::Balancer;
 use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::PacketContext;

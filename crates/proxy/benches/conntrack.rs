@@ -27,7 +27,8 @@ use netlink::conntrack::{ConntrackSocket, Flow, Tuple};
 use netlink::testing::{in_fresh_netns, run};
 use plan::flows::{Contended, Destination};
 use plan::mark::Mark;
-use plan::nftables::program::{Balancer, ProgramSettings};
+use plan::nftables::program::ProgramSettings;
+use plan::nftables::sets::Balancer;
 
 use proxy::backend::{Backend as _, Nftables};
 use proxy::flows::{FlowFollower, ScanReport};

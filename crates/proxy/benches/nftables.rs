@@ -35,8 +35,8 @@ use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::interpreter::{self, Sets, Slots};
-use plan::nftables::program::{Balancer, ProgramSettings};
-use plan::nftables::sets::{Element, ElementKey, Set};
+use plan::nftables::program::ProgramSettings;
+use plan::nftables::sets::{Balancer, Element, ElementKey, Set};
 use plan::walk::{Packet, PacketContext};
 
 use proxy::backend::{Backend as _, Nftables};

@@ -15,7 +15,7 @@ use plan::ipvs::desired::ServerSettings;
 use plan::ipvs::plan::IpvsPlan;
 use plan::mark::Mark;
 use plan::mode::Mode;
-use plan::nftables::program::Balancer;
+use plan::nftables::sets::Balancer;
 use settings::config::{Config, DetectLocalMode, ProxyMode};
 
 use crate::backend::{Backend, Iptables, Ipvs, Nftables};

@@ -21,8 +21,8 @@ use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
 use plan::nftables::interpreter::{AffinityChange, Sets, Slots};
-use plan::nftables::program::{Balancer, Program, ProgramSettings};
-use plan::nftables::sets::{Data, Element, ElementKey, Set};
+use plan::nftables::program::{Program, ProgramSettings};
+use plan::nftables::sets::{Balancer, Data, Element, ElementKey, Set};
 use plan::walk::{Packet, PacketContext, PacketVerdict, Path};
 
 use super::{Case, Expected, Mode, Probe, Reached, Step};

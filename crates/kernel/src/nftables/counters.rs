@@ -10,8 +10,7 @@ use model::names::{Port, ServicePortName};
 use netlink::nftables::NftablesSocket;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
-use plan::nftables::program::Balancer;
-use plan::nftables::sets::{EndpointList, LookupBy};
+use plan::nftables::sets::{Balancer, EndpointList, LookupBy};
 
 use super::read::{CountedSlot, Reader};
 use crate::ipvs::endpoint_connections;

@@ -22,8 +22,8 @@ use crate::nftables::claims::Contention;
 use crate::nftables::desired::{DesiredTable, RoutingChange};
 use crate::nftables::elements::{FrontendKey, frontends};
 use crate::nftables::plan::NftablesPlan;
-use crate::nftables::program::{Balancer, ProgramSettings};
-use crate::nftables::sets::{Element, Set, address};
+use crate::nftables::program::ProgramSettings;
+use crate::nftables::sets::{Balancer, Element, Set, address};
 use crate::nftables::steps::{ActualState, Steps};
 
 /// The plan for one family.

@@ -18,8 +18,8 @@ use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{
     ElementUnit, FrontendKey, SharedElement, SlotAssignment, frontends, shared_elements,
 };
-use crate::nftables::program::{Balancer, Program, ProgramSettings, affinity_chains};
-use crate::nftables::sets::{Data, Element, ElementKey, EndpointList, LookupBy, Set};
+use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
+use crate::nftables::sets::{Balancer, Data, Element, ElementKey, EndpointList, LookupBy, Set};
 use crate::nftables::steps::{ActualState, ActualTable, Boundaries, NewTable, Steps, TableContent};
 use crate::nftables::timeouts::rounded;
 use crate::shards::Shards;

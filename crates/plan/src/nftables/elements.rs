@@ -11,9 +11,9 @@ use model::routing::{self, Endpoint, Routing, Traffic};
 use model::service::Addresses;
 
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::program::Balancer;
 use crate::nftables::sets::{
-    Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set, Sticky, Type, protocol,
+    Balancer, Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set, Sticky, Type,
+    protocol,
 };
 use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
 use crate::nftables::timeouts::rounded;

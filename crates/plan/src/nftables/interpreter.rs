@@ -19,8 +19,8 @@ use foldhash::fast::RandomState;
 use model::names::{Port, Protocol};
 
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::program::{Balancer, HookKind, PacketHook, Program, ProgramChain};
-use crate::nftables::sets::{Clients, Data, Element, ElementKey, ListOfFrontend, LookupBy, Set};
+use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
+use crate::nftables::sets::{Balancer, Clients, Data, Element, ElementKey, ListOfFrontend, LookupBy, Set};
 use crate::nftables::slots::SlotRange;
 use crate::nftables::statements::{
     Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,

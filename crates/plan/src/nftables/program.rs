@@ -28,7 +28,7 @@ use model::local::FromPod;
 
 use crate::mark::Mark;
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::sets::{Clients, Element, EndpointList, LookupBy, Set};
+use crate::nftables::sets::{Balancer, Clients, Element, EndpointList, LookupBy, Set};
 use crate::nftables::slots::{SlotRange, random_slots, slot_ranges};
 use crate::nftables::statements::{Affinity, Interface, ListUse, PacketField, ProgramRule, Statement};
 
@@ -43,15 +43,6 @@ pub struct ProgramSettings {
     pub from_pod: Option<FromPod>,
     /// Whether every address of the node serves node ports, rather than those in [`Set::NodePortIps`].
     pub node_ports_everywhere: bool,
-}
-
-/// What chooses the endpoint of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Balancer {
-    /// The program itself, by random slots: the nftables mode.
-    Slots,
-    /// IPVS, between the hooks of the program: the ipvs mode.
-    Ipvs,
 }
 
 impl ProgramSettings {

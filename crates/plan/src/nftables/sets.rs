@@ -9,7 +9,6 @@ use model::names::{Port, Protocol};
 use model::routing::Endpoint;
 
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::program::Balancer;
 
 /// A set or map of the table. A frontend is an address, a protocol and a port that clients use; node ports are frontends
 /// without an address and have sets of their own.
@@ -60,6 +59,15 @@ pub enum LookupBy {
     Address,
     /// `protocol . port`, on the addresses that serve node ports
     NodePort,
+}
+
+/// What chooses the endpoint of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balancer {
+    /// The program itself, by random slots: the nftables mode.
+    Slots,
+    /// IPVS, between the hooks of the program: the ipvs mode.
+    Ipvs,
 }
 
 /// Whose connections to a frontend use an endpoint list.

@@ -56,7 +56,7 @@ fn sorted(lines: &str) -> Routings {
 fn table(lines: &str) -> DesiredTable {
     let mut table = DesiredTable::new(program::ProgramSettings {
         family: FAMILY,
-        balancer: program::Balancer::Slots,
+        balancer: crate::nftables::sets::Balancer::Slots,
         mark: Mark::from_bit(14).unwrap(),
         masquerade_all: false,
         from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),

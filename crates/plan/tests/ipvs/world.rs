@@ -8,7 +8,8 @@ use model::local::FromPod;
 use plan::ipvs::desired::ServerSettings;
 use plan::ipvs::plan::IpvsPlan;
 use plan::mark::Mark;
-use plan::nftables::program::{Balancer, ProgramSettings};
+use plan::nftables::program::ProgramSettings;
+use plan::nftables::sets::Balancer;
 use testkit::objects::events;
 
 /// The addresses of the node, its primary one first: two of eth0, one of cbr0.

@@ -19,7 +19,8 @@ use plan::flows::Contended;
 use plan::mark::Mark;
 use plan::mode::Mode;
 use plan::nftables::desired::DesiredTable;
-use plan::nftables::program::{Balancer, ProgramSettings};
+use plan::nftables::program::ProgramSettings;
+use plan::nftables::sets::Balancer;
 use watch::recorder::Recorder;
 
 use super::*;

@@ -37,8 +37,8 @@ use netlink::testing::{in_fresh_netns, run};
 use plan::flows::Destination;
 use plan::mark::Mark;
 use plan::nftables::desired::{RoutingChange, boundaries};
-use plan::nftables::program::{Balancer, ProgramSettings};
-use plan::nftables::sets::{LookupBy, Set};
+use plan::nftables::program::ProgramSettings;
+use plan::nftables::sets::{Balancer, LookupBy, Set};
 use plan::nftables::steps::{ActualTable, Steps, TableContent};
 
 use proxy::backend::{Backend as _, Nftables, SyncError};

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::nftables::desired::RoutingChange;
 use crate::nftables::desired::tests::{FakeTable, changes, settings};
-use crate::nftables::program::Balancer;
+use crate::nftables::sets::Balancer;
 
 /// How one sync ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
