@@ -78,7 +78,7 @@ fn source_thread(process: u32) -> Duration {
 }
 
 /// The process whose flags name files in the control plane's folder.
-fn api_server(folder: &Path) -> u32 {
+pub fn api_server(folder: &Path) -> u32 {
     let is_api_server = |process: &u32| {
         let command = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);

@@ -2,7 +2,8 @@
 //!
 //! `bench-cluster compare NAME SERVICES ENDPOINTS` measures any kube-proxy and records the figures under that name;
 //! `bench-cluster encodings SERVICES ENDPOINTS` compares starts with protobuf and with JSON;
-//! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`.
+//! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`;
+//! `bench-cluster nodes NAME COUNT SERVICES` measures many kube-proxies with one API server, upstream's if NAME is `upstream`.
 
 mod compare;
 mod encodings;
@@ -10,6 +11,7 @@ mod figures;
 mod ipvs;
 mod latency;
 mod memory;
+mod nodes;
 mod population;
 
 use std::path::PathBuf;
@@ -34,7 +36,7 @@ fn main() {
     if arguments.is_empty() {
         latency::measure(&TestCluster::new(&supervisor));
     }
-    let cluster = TestCluster::new(&supervisor);
+    let mut cluster = TestCluster::new(&supervisor);
     match arguments[..] {
         [] => {
             populate_with_tcp(&cluster, SERVICES, &PLACES);
@@ -51,6 +53,10 @@ fn main() {
             compare::measure(&cluster, name, services, endpoints);
         }
         ["ipvs", kernel, services] => ipvs::measure(&cluster, kernel, services.parse().unwrap()),
+        ["nodes", name, count, services] => {
+            let [count, services] = [count, services].map(|number| number.parse().unwrap());
+            nodes::measure(&mut cluster, name, count, services);
+        }
         _ => panic!("unknown arguments {arguments:?}"),
     }
     exit();
