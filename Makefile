@@ -5,7 +5,7 @@ CARGO ?= cargo
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help demo build static emulate image cluster cluster-test swap conformance cluster-down dist check test e2e vm soak fuzz bench \
-  bench-e2e bench-upstream bench-ipvs charts docs fmt setup layers words typos deny clean
+  bench-e2e bench-upstream bench-ipvs bench-nodes charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -131,6 +131,14 @@ bench-ipvs: ## compare one change in ipvs mode with upstream's, in a VM with KER
 	$(CARGO) build --release --target $(MUSL) --bin kube-proxy --bin control-plane --bin bench-cluster
 	components=$$(hack/control-plane) && for services in 1000 10000; do SLUICE_CONTROL_PLANE=$$components \
 	  $${CARGO_TARGET_DIR:-target}/$(MUSL)/release/bench-cluster ipvs $(KERNEL) $$services || exit 1; done
+
+COUNTS ?= 50 200
+SERVICES ?= 1000
+bench-nodes: setup ## compare 50 and 200 kube-proxies on one API server with upstream's; COUNTS="50 200" SERVICES=1000; needs root and 16 GiB
+	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
+	components=$$(hack/control-plane) && for nodes in $(COUNTS); do for proxy in sluice upstream; do \
+	  SLUICE_CONTROL_PLANE=$$components $${CARGO_TARGET_DIR:-target}/release/bench-cluster \
+	    nodes $$proxy $$nodes $(SERVICES) || exit 1; done; done
 
 fmt: ## format the code
 	$(CARGO) fmt --all

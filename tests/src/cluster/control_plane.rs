@@ -59,8 +59,8 @@ impl ControlPlane {
 
     /// Connects a node to the control plane. The veth pair goes away with the node's namespace.
     pub fn join(&mut self, node: &Namespace) -> IpAddr {
-        // Reuses numbers after 200 nodes; the earlier ones are gone by then.
-        self.nodes = self.nodes % 200 + 1;
+        // Reuses numbers after 240 nodes; the earlier ones are gone by then.
+        self.nodes = self.nodes % 240 + 1;
         let number = 10 + self.nodes;
         self.namespace.ip_all(&[
             format!("link add node{number} type veth peer name lan netns {}", node.path()),

@@ -3,7 +3,8 @@
 //! `bench-cluster upstream SERVICESxENDPOINTS MODE...` compares starts, changes and memory with upstream's kube-proxy, and
 //! `bench-cluster data-path SERVICES` the path of packets (`make bench-upstream`);
 //! `bench-cluster encodings SERVICES ENDPOINTS` compares starts with protobuf and with JSON;
-//! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`.
+//! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`;
+//! `bench-cluster nodes NAME COUNT SERVICES` measures many kube-proxies with one API server, upstream's if NAME is `upstream`.
 
 mod changes;
 mod competitors;
@@ -14,6 +15,7 @@ mod ipvs;
 mod latency;
 mod machine;
 mod memory;
+mod nodes;
 mod population;
 mod ruleset;
 mod starts;
@@ -65,6 +67,10 @@ fn main() {
             data_path::measure(&mut cluster, services.parse().unwrap());
         }
         ["ipvs", kernel, services] => ipvs::measure(&cluster, kernel, services.parse().unwrap()),
+        ["nodes", name, count, services] => {
+            let [count, services] = [count, services].map(|number| number.parse().unwrap());
+            nodes::measure(&mut cluster, name, count, services);
+        }
         _ => panic!("unknown arguments {arguments:?}"),
     }
     exit();

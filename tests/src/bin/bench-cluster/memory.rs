@@ -23,8 +23,22 @@ pub fn measure(cluster: &TestCluster, services: usize, endpoints: usize) {
 
 /// A line of `/proc/PID/status`, in MiB.
 pub fn status(process: u32, line: &str) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let found = status.lines().find_map(|text| text.strip_prefix(line));
+    mebibytes_of(&format!("/proc/{process}/status"), line)
+}
+
+/// The resident memory of a process, in MiB, where a page that n processes map counts as one nth of a page.
+pub fn pss(process: u32) -> f64 {
+    mebibytes_of(&format!("/proc/{process}/smaps_rollup"), "Pss:")
+}
+
+/// The memory that the machine can still provide, in MiB.
+pub fn available() -> f64 {
+    mebibytes_of("/proc/meminfo", "MemAvailable:")
+}
+
+fn mebibytes_of(file: &str, line: &str) -> f64 {
+    let content = std::fs::read_to_string(file).unwrap();
+    let found = content.lines().find_map(|text| text.strip_prefix(line));
     let kibibytes: u64 = found.and_then(|text| text.split_whitespace().next()).unwrap().parse().unwrap();
     mebibytes(kibibytes * 1024)
 }
