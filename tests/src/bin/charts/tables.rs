@@ -58,12 +58,19 @@ const ROWS: [Row; 12] = [
     ("their elements", "elements", count),
 ];
 
-/// One column per size, in which a cell has the figures of both.
+/// One column per size that was measured, in which a cell has the figures of both.
 fn by_size(figures: &RecordedFigures, pair: [&'static str; 2], rows: &[Row]) -> String {
-    let names = SIZES.map(|(services, endpoints)| format!("{} x {endpoints}", thousands(services)));
+    let is_measured = |(services, endpoints): &(usize, usize)| {
+        let (services, endpoints) = (*services, *endpoints);
+        let of = |bench| Cell { bench, services, endpoints }.get(figures, "served_s");
+        pair.into_iter().any(|bench| of(bench).is_some())
+    };
+    let sizes: Vec<(usize, usize)> = SIZES.into_iter().filter(is_measured).collect();
+    let name = |(services, endpoints): &(usize, usize)| format!("{} x {endpoints}", thousands(*services));
+    let names: Vec<String> = sizes.iter().map(name).collect();
     let mut table = header("Sluice / upstream", &names);
     for (title, figure, show) in rows {
-        let cell = |(services, endpoints)| {
+        let cell = |&(services, endpoints): &(usize, usize)| {
             let [ours, upstream] = pair.map(|bench| {
                 let cell = Cell { bench, services, endpoints };
                 let limit = || cell.limit(figures).filter(|_| *figure == "served_s");
@@ -71,12 +78,14 @@ fn by_size(figures: &RecordedFigures, pair: [&'static str; 2], rows: &[Row]) -> 
             });
             format!("{ours} / {upstream}")
         };
-        table += &line(title, &SIZES.map(cell));
+        table += &line(title, &sizes.iter().map(cell).collect::<Vec<_>>());
     }
     table
 }
 
-/// One line per number of Services and of endpoints, and one for a pod that is reached directly on the same nodes.
+const NOT_MEASURED: &str = "– / –";
+
+/// One line per number of Services and of endpoints that was measured, and one for a pod that is reached directly on the same nodes.
 fn by_path(figures: &RecordedFigures, pair: [(&str, Show); 2]) -> String {
     const COLUMNS: [[&str; 2]; 3] = [
         ["data-path-sluice-nftables", "direct-sluice-nftables"],
@@ -93,8 +102,12 @@ fn by_path(figures: &RecordedFigures, pair: [(&str, Show); 2]) -> String {
                 let shown = |(figure, show): (&str, Show)| cell.get(figures, figure).map(show);
                 pair.map(|of| shown(of).unwrap_or_else(|| "–".to_owned())).join(" / ")
             };
+            let cells = COLUMNS.map(cell);
+            if cells.iter().all(|cell| cell == NOT_MEASURED) {
+                continue;
+            }
             let endpoints = if endpoints == 0 { "a pod directly".to_owned() } else { thousands(endpoints) };
-            table += &line(&format!("{}, {endpoints}", thousands(services)), &COLUMNS.map(cell));
+            table += &line(&format!("{}, {endpoints}", thousands(services)), &cells);
         }
     }
     table
