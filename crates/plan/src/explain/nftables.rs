@@ -125,7 +125,9 @@ fn stop<'q>(
     path: &ProgramPath<'_>,
     owner: impl Fn(LookupBy) -> Option<(&'q CurrentServicePort<'q>, FrontendKind)>,
 ) -> (Reason, Option<(&'q CurrentServicePort<'q>, FrontendKind)>) {
-    let sets = path.rules.last().into_iter().flat_map(|matched| &matched.rule.statements);
+    // The last rule, or the one that leads to its chain.
+    let last = path.rules.get(path.rules.len().saturating_sub(2)..).unwrap_or_default();
+    let sets = last.iter().flat_map(|matched| &matched.rule.statements);
     let found = sets.filter_map(|statement| match statement {
         Statement::In(_, set) => Some(match set {
             Set::Firewalled => {

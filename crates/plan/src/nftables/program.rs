@@ -284,18 +284,22 @@ fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
             ],
         ),
         chain(
-            "cluster-ips-check",
+            "cluster-ports-check",
             vec![
                 // The conntrack entry is older than the rules and will be deleted, and the next packet is translated. An
                 // endpoint may be at another Service's external address, but not at a cluster IP.
+                rule([Statement::List(LookupBy::Address, Clients::All, ListUse::Has), Statement::Drop])
+                    .because("Drop what was first sent before @lists had the frontend"),
+                rule([Statement::Reject]).because("Reject traffic to invalid ports of ClusterIPs"),
+            ],
+        ),
+        chain(
+            "cluster-ips-check",
+            vec![
                 rule([
                     Statement::In(vec![PacketField::Destination], Set::ClusterIps),
-                    Statement::List(LookupBy::Address, Clients::All, ListUse::Has),
-                    Statement::Drop,
-                ])
-                .because("Drop what was first sent before @lists had the frontend"),
-                rule([Statement::In(vec![PacketField::Destination], Set::ClusterIps), Statement::Reject])
-                    .because("Reject traffic to invalid ports of ClusterIPs"),
+                    Statement::Goto("cluster-ports-check"),
+                ]),
                 rule([Statement::In(vec![PacketField::Destination], Set::ServiceCidrs), Statement::Drop])
                     .because("Drop traffic to unallocated ClusterIPs"),
             ],
