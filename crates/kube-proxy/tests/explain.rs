@@ -101,7 +101,7 @@ fn a_folder_is_explained_with_no_proxy_running() {
   unused cluster IP (nftables mode)
   from this node itself
   dropped: the client times out: it belongs to a service CIDR, and no service uses it
-  path: cluster-ips-check
+  path: forward-check > cluster-ips-check
 "
         );
     });
@@ -179,7 +179,7 @@ fn all_there_is_to_say_is_said() {
   cluster IP of shop/web-2 (nftables mode)
   from this node itself; internalTrafficPolicy Cluster
   refused at once: no usable endpoint exists
-  path: service-endpoints-check
+  path: forward-check > service-endpoints-check
 "
         );
     });
