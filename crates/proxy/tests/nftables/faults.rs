@@ -12,9 +12,6 @@ use netlink::faults::{Chance, Fault, Faults};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use proxy::rate_limit::Retry;
-use testkit::wait::eventually;
-
 use super::*;
 
 #[path = "../../../model/tests/laws/histories.rs"]
