@@ -375,11 +375,14 @@ fn own(namespace: &Namespace, ip: IpAddr) {
     namespace.enter(|| eventually("an address", || std::net::UdpSocket::bind((ip, 0)).is_ok()));
 }
 
-/// Sends probes at the same time. Probes that could receive each other's ICMP errors run one after the other.
+/// Sends probes at the same time. Probes that could receive each other's ICMP errors run one after the other, and so do those of a
+/// client that sticks: its first connections to two frontends at the same time may go to two endpoints.
 fn send(lab: &Lab, family: Family, mode: Mode, flows: &Flows, probes: &[&Probe]) -> Vec<String> {
     let mut lines: BTreeMap<_, Vec<&Probe>> = BTreeMap::new();
     for probe in probes {
-        lines.entry((probe.from, probe.protocol, probe.to.address)).or_default().push(probe);
+        let sticks = matches!(probe.expected.in_mode(mode), Expected::Sticks(_));
+        let address = (!sticks).then_some(probe.to.address);
+        lines.entry((probe.from, probe.protocol, address)).or_default().push(probe);
     }
     std::thread::scope(|scope| {
         let lines: Vec<_> = lines

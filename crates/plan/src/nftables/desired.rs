@@ -385,26 +385,27 @@ impl DesiredTable {
 
     /// Timeouts of session affinity in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        let is_slots = self.settings.balancer == Balancer::Slots;
-        let units = self.units.iter().filter(|_| is_slots);
+        if self.settings.balancer == Balancer::Ipvs {
+            return BTreeSet::new();
+        }
+        let units = self.units.iter();
         units.filter_map(|(_, unit)| unit.routing.affinity.map(rounded)).collect()
     }
 
     /// Gives endpoints the slots that they have in the kernel, for service ports with a slot that differs from the desired one.
     /// Returns whether there are any. Both slices are sorted.
     fn keep_slots(&mut self, found: &[Element], different: &[Element]) -> bool {
-        let slots_of = |list| slots(found, list);
-        let lists: BTreeSet<u32> = different.iter().filter_map(|element| Some(element.slot()?.0)).collect();
-        if lists.is_empty() {
+        let lists = different.iter().filter_map(|element| Some(element.slot()?.0));
+        let ids: BTreeSet<u32> = lists.map(|list| EndpointList::Cluster.of(list)).collect();
+        if ids.is_empty() {
             return false;
         }
-        let ids = self.ids();
-        let lists: BTreeSet<u32> = lists.into_iter().map(|list| EndpointList::Cluster.of(list)).collect();
-        let owners = lists.iter().filter_map(|id| ids.get(id)).map(|name| (*name).clone());
+        let names = self.ids();
+        let owners = ids.iter().filter_map(|id| names.get(id)).map(|name| (*name).clone());
         let owners: Vec<ServicePortName> = owners.collect();
         for owner in &owners {
             let Some(unit) = self.units.get(owner) else { continue };
-            let [cluster, local] = EndpointList::BOTH.map(|list| slots_of(list.of(unit.id())));
+            let [cluster, local] = EndpointList::BOTH.map(|list| slots(found, list.of(unit.id())));
             let slots = SlotAssignment { cluster: &cluster, local: &local };
             let unit = ElementUnit::new(unit.routing.clone(), slots, unit.id());
             self.units.insert(owner.clone(), unit);

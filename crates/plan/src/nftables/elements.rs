@@ -147,7 +147,7 @@ impl ElementUnit {
         match clients {
             Clients::All if self.is_cluster_ip(frontend) => Some(routing.internal),
             Clients::All => Some(routing.external),
-            Clients::Inside => (self.keeps_clients(frontend)).then(|| routing.external_from_inside()),
+            Clients::Inside => self.keeps_clients(frontend).then(|| routing.external_from_inside()),
         }
     }
 

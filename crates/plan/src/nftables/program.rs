@@ -30,7 +30,9 @@ use crate::mark::Mark;
 use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::sets::{Balancer, Clients, Element, EndpointList, LookupBy, Set};
 use crate::nftables::slots::{SlotRange, random_slots, slot_ranges};
-use crate::nftables::statements::{Affinity, Interface, ListUse, PacketField, ProgramRule, Statement};
+use crate::nftables::statements::{
+    Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
+};
 
 /// What the program depends on, besides the timeouts in use. Constant while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +121,7 @@ impl Program {
 fn slot_chains(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Vec<ProgramChain> {
     let mut chains: Vec<ProgramChain> = Vec::new();
     chains.extend(translation(settings));
-    chains.push(firewall_check("firewall-check", &FRONTEND));
+    chains.push(firewall_check("firewall-check", FRONTEND));
     chains.extend(checks(settings));
     chains.extend(timeouts.iter().flat_map(|seconds| affinity_chains(*seconds)));
     chains.extend(affinity_update(settings));
@@ -129,9 +131,8 @@ fn slot_chains(settings: &ProgramSettings, timeouts: &BTreeSet<u32>) -> Vec<Prog
     chains
 }
 
-const FRONTEND: [PacketField; 3] =
-    [PacketField::Destination, PacketField::Protocol, PacketField::DestinationPort];
-const NODE_PORT: [PacketField; 2] = [PacketField::Protocol, PacketField::DestinationPort];
+const FRONTEND: &[PacketField] = frontend_fields(LookupBy::Address, false);
+const NODE_PORT: &[PacketField] = frontend_fields(LookupBy::NodePort, false);
 
 /// The chains from a client's destination to an endpoint.
 fn translation(settings: &ProgramSettings) -> Vec<ProgramChain> {

@@ -99,7 +99,7 @@ pub enum PacketField {
 }
 
 /// The fields of a frontend, with the destination before or after it was translated.
-pub fn frontend_fields(by: LookupBy, is_translated: bool) -> &'static [PacketField] {
+pub const fn frontend_fields(by: LookupBy, is_translated: bool) -> &'static [PacketField] {
     use PacketField::{Destination, DestinationPort, OriginalDestination, OriginalDestinationPort, Protocol};
     match (by, is_translated) {
         (LookupBy::Address, false) => &[Destination, Protocol, DestinationPort],

@@ -21,21 +21,20 @@ use super::{
     mark_cluster_ip_traffic, masquerading, new, rule,
 };
 use crate::nftables::sets::{LookupBy, Set};
-use crate::nftables::statements::{PacketField, ProgramRule, Statement};
+use crate::nftables::statements::{PacketField, ProgramRule, Statement, frontend_fields};
 
 /// The frontend of a packet that IPVS has translated.
-const ORIGINAL_FRONTEND: [PacketField; 3] =
-    [PacketField::OriginalDestination, PacketField::Protocol, PacketField::OriginalDestinationPort];
+const ORIGINAL_FRONTEND: &[PacketField] = frontend_fields(LookupBy::Address, true);
 
 pub(super) fn chains(settings: &ProgramSettings) -> Vec<ProgramChain> {
     let services = || vec![rule([Statement::Jump("services".into())])];
     vec![
         chain("cluster-ip", vec![cluster_ip(settings)]),
         chain("frontend", frontend(settings)),
-        chain("nodeport", external(settings, &NODE_PORT, Set::ExternalLocal(LookupBy::NodePort))),
+        chain("nodeport", external(settings, NODE_PORT, Set::ExternalLocal(LookupBy::NodePort))),
         chain("services", self::services(settings)),
-        firewall_check("firewall-check", &FRONTEND),
-        firewall_check("translated-firewall-check", &ORIGINAL_FRONTEND),
+        firewall_check("firewall-check", FRONTEND),
+        firewall_check("translated-firewall-check", ORIGINAL_FRONTEND),
         host_ports_check(),
         masquerading(settings.mark, rule([hairpin(), Statement::Masquerade])),
         entry("filter-prerouting-pre-dnat", Filter, Prerouting, -110, vec![new("firewall-check")]),
@@ -67,7 +66,7 @@ fn frontend(settings: &ProgramSettings) -> Vec<ProgramRule> {
         Statement::In(vec![PacketField::Destination], Set::ClusterIps),
         Statement::Goto("cluster-ip"),
     ])];
-    rules.extend(external(settings, &FRONTEND, Set::ExternalLocal(LookupBy::Address)));
+    rules.extend(external(settings, FRONTEND, Set::ExternalLocal(LookupBy::Address)));
     rules
 }
 
