@@ -109,9 +109,11 @@ enum CounterMatch {
     Usable,
     /// A full sync with it was refused. The next one does not use it, and shows whether that was the reason.
     Suspect {
-        /// The error names the match.
-        is_named: bool,
+        /// The error names the match, or it was on trial.
+        is_proven: bool,
     },
+    /// A full sync succeeded without it. The next one uses it again, since the refusal may have had another, temporary reason.
+    OnTrial,
     /// The commands or the kernel lack it.
     Missing,
 }
@@ -198,7 +200,7 @@ impl IptablesPlan {
 
     /// Whether the caller should ensure packet counters for the next full sync.
     pub fn uses_counters(&self) -> bool {
-        self.counter_match == CounterMatch::Usable
+        matches!(self.counter_match, CounterMatch::Usable | CounterMatch::OnTrial)
     }
 
     /// Sets the packet counters that the kernel has: rules are written without those that are missing.
@@ -562,7 +564,8 @@ impl Attempt<'_> {
             Scope::Partial => true,
             Scope::Full if had_counters => {
                 // A kernel may have counters without the match that updates them.
-                plan.counter_match = CounterMatch::Suspect { is_named: names_counters };
+                let is_proven = names_counters || plan.counter_match == CounterMatch::OnTrial;
+                plan.counter_match = CounterMatch::Suspect { is_proven };
                 true
             }
             Scope::Full => {
@@ -576,19 +579,18 @@ impl Attempt<'_> {
     pub fn settle(mut self) {
         self.is_settled = true;
         let plan = &mut *self.plan;
-        if self.scope == Scope::Full {
-            plan.has_drifted = false;
-            match plan.counter_match {
-                CounterMatch::Suspect { is_named: true } => plan.counter_match = CounterMatch::Missing,
-                CounterMatch::Suspect { is_named: false } => plan.allow_counters(),
-                CounterMatch::Usable | CounterMatch::Missing => {}
-            }
-        }
         plan.settled.clear();
         plan.settled_tail = plan.tail();
         plan.needs_full = !self.knows_kernel;
         if self.scope == Scope::Full {
             plan.last_full = Some(self.now);
+            plan.has_drifted = false;
+            plan.counter_match = match plan.counter_match {
+                CounterMatch::Suspect { is_proven: true } | CounterMatch::Missing => CounterMatch::Missing,
+                CounterMatch::Suspect { is_proven: false } => CounterMatch::OnTrial,
+                CounterMatch::OnTrial | CounterMatch::Usable => CounterMatch::Usable,
+            };
+            plan.needs_full |= plan.counter_match == CounterMatch::OnTrial;
         }
         if self.removes_stale {
             plan.stale.clear();

@@ -300,6 +300,27 @@ fn counts(attempt: &Attempt<'_>) -> bool {
 }
 
 #[test]
+fn counters_are_tried_once_more_after_a_refusal_that_does_not_name_them() {
+    for is_refused_again in [false, true] {
+        let mut plan = World::new(Options::default()).plan;
+        let now = Instant::now();
+        full(&mut plan, now).refused(false);
+        full(&mut plan, now).settle();
+        assert_eq!(plan.scope(now), Scope::Full, "the rules lack the counters");
+        let attempt = full(&mut plan, now);
+        assert!(counts(&attempt));
+        if is_refused_again {
+            attempt.refused(false);
+            full(&mut plan, now).settle();
+        } else {
+            attempt.settle();
+        }
+        assert_eq!(plan.scope(now), Scope::Partial, "no second trial");
+        assert_eq!(counts(&full(&mut plan, now)), !is_refused_again);
+    }
+}
+
+#[test]
 fn a_refused_full_sync_is_tried_at_once_without_counters() {
     // Whether the refusal names them, and whether it is accepted without them: then the next full sync has none either.
     for (is_named, is_accepted, has_none) in

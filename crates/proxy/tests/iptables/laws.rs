@@ -95,3 +95,12 @@ fn check_history(variant: Variant, family: Family, everywhere: bool, ops: Vec<Op
     let saved = machine.saved();
     saved.assert_same(&machine.ideal(), &format!("{variant:?} {family}"));
 }
+
+/// The full sync of a new address fails for a reason that passes, and succeeds without counters.
+#[test]
+fn a_refusal_that_passes_costs_no_counters() {
+    for variant in VARIANTS {
+        let ops = vec![Op::Flush, Op::Sync, Op::Move(vec![1]), Op::Fail(0)];
+        in_fresh_netns(move || check_history(variant, Family::V4, false, ops));
+    }
+}
