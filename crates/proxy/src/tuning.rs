@@ -2,6 +2,7 @@
 //! process.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -109,17 +110,19 @@ fn count_processors(list: &str) -> Option<u64> {
     })
 }
 
-/// Sets the OOM score adjustment. A failure, for lack of privileges, is only logged at a higher verbosity.
+/// Sets the OOM score adjustment. A failure is only logged at a higher verbosity: containers often lack the privilege. Any other
+/// failure is retried, as upstream does.
 pub fn set_oom_score(adjustment: i32) {
-    const ATTEMPTS: usize = 2;
-    for attempt in 1..=ATTEMPTS {
-        match fs::write("/proc/self/oom_score_adj", adjustment.to_string()) {
-            Ok(()) => return,
-            Err(error) if attempt == ATTEMPTS => {
-                tracing::debug!(v = 2, err = %error, "Failed to apply OOMScore")
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+    let set = || fs::write("/proc/self/oom_score_adj", adjustment.to_string());
+    let outcome = match set() {
+        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
+            std::thread::sleep(Duration::from_millis(100));
+            set()
         }
+        outcome => outcome,
+    };
+    if let Err(error) = outcome {
+        tracing::debug!(v = 2, err = %error, "Failed to apply OOMScore");
     }
 }
 
