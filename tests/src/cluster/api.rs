@@ -150,6 +150,33 @@ impl ApiClient {
         receive
     }
 
+    /// Sends all requests at the same time, each a path and what it accepts, and receives each answer until it contains `end`.
+    pub fn receive_all(
+        &self,
+        requests: impl IntoIterator<Item = (String, &'static str)>,
+        end: &'static [u8],
+    ) {
+        let receive = |(path, accept): (String, &'static str)| {
+            let request = http::Request::get(path).header("accept", accept);
+            let request = request.body(kube::client::Body::empty()).unwrap();
+            let client = self.client.clone();
+            self.runtime.spawn(async move {
+                let mut body = client.0.send(request).await.unwrap().into_body();
+                let mut tail = Vec::new();
+                while let Some(frame) = body.frame().await {
+                    tail.extend_from_slice(&frame.unwrap().into_data().unwrap_or_default());
+                    if tail.windows(end.len()).any(|window| window == end) {
+                        return;
+                    }
+                    tail.drain(..tail.len().saturating_sub(end.len()));
+                }
+                panic!("the answer ended early");
+            })
+        };
+        let tasks: Vec<JoinHandle<()>> = requests.into_iter().map(receive).collect();
+        tasks.into_iter().for_each(|task| self.runtime.block_on(task).unwrap());
+    }
+
     pub fn is_ready(&self) -> bool {
         let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
         let client = self.client.clone();

@@ -2,10 +2,12 @@
 //!
 //! `bench-cluster upstream SERVICESxENDPOINTS MODE...` compares starts, changes and memory with upstream's kube-proxy, and
 //! `bench-cluster data-path SERVICES` the path of packets (`make bench-upstream`);
+//! `bench-cluster start SERVICESxENDPOINTS` compares a start with the time of the wire and of the kernel alone, and measures memory;
 //! `bench-cluster encodings SERVICES ENDPOINTS` compares starts with protobuf and with JSON;
 //! `bench-cluster ipvs KERNEL SERVICES` compares the ipvs mode with upstream's in a VM, where it runs as `bench-cluster ipvs-node`;
 //! `bench-cluster nodes NAME COUNT SERVICES` measures many kube-proxies with one API server, upstream's if NAME is `upstream`.
 
+mod bounds;
 mod changes;
 mod competitors;
 mod data_path;
@@ -61,6 +63,10 @@ fn main() {
             let modes: Vec<Mode> = modes.iter().map(|mode| self::mode(mode)).collect();
             machine::record();
             upstream::measure(&mut cluster, services, endpoints, &modes);
+        }
+        ["start", size] => {
+            let (services, endpoints) = size.split_once('x').expect("SERVICESxENDPOINTS");
+            bounds::measure(&mut cluster, services.parse().unwrap(), endpoints.parse().unwrap());
         }
         ["data-path", services] => {
             machine::record();
