@@ -41,6 +41,14 @@ impl NftablesNode {
         options: &Options,
         manifests: &str,
     ) -> (Self, Outcome) {
+        let mut node = Self::open(namespace, family, options);
+        replace(&mut node.cluster, manifests);
+        let outcome = node.sync();
+        (node, outcome)
+    }
+
+    /// A node that has received nothing yet, and has no table.
+    pub fn open(namespace: &Namespace, family: Family, options: &Options) -> Self {
         let addresses = options.node_port_addresses(family);
         let settings = program_settings(family, options);
         let (backend, node_port_ips) = namespace.enter(|| {
@@ -51,9 +59,15 @@ impl NftablesNode {
         });
         let mut node = Self { namespace: namespace.clone(), cluster: cluster(family), backend };
         node.backend.plan.set_node_port_ips(node_port_ips);
-        replace(&mut node.cluster, manifests);
-        let outcome = node.sync();
-        (node, outcome)
+        node
+    }
+
+    /// Adds `manifests` to objects that have not arrived completely, and loads them early.
+    pub fn preload(&mut self, manifests: &str) {
+        add(&mut self.cluster, manifests);
+        let (cluster, backend) = (&mut self.cluster, &mut self.backend);
+        let preloaded = self.namespace.enter(|| backend.preload(&mut || cluster.take_early(usize::MAX)));
+        assert!(preloaded, "there is no table");
     }
 
     /// Adds `manifests` to the objects, and syncs.

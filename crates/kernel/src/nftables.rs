@@ -97,6 +97,12 @@ impl KernelTable {
         self.socket.port()
     }
 
+    /// Whether there is a table with our name, whatever its content.
+    pub fn exists(&mut self) -> io::Result<bool> {
+        let tables = self.socket.tables(wire_family(self.family))?;
+        Ok(tables.iter().any(|table| table.name == TABLE))
+    }
+
     /// Reads what the kernel holds. Of sets that are too large to be listed, it looks up the desired elements. Where tables can
     /// have owners, we become the owner of a table with our program before we read its sets; if a read fails, the next call
     /// continues after the sets that were read.

@@ -66,6 +66,8 @@ pub struct Cluster {
 
     /// Kinds of which a list has ended.
     listed: HashSet<Kind>,
+    /// Services of which an object has arrived before the first lists ended, since changes were last taken.
+    arrived: Vec<NamespacedName>,
     /// Objects that existed when a list began and that it has not applied so far.
     unlisted: HashMap<Kind, BTreeSet<NamespacedName>>,
     counts: Counts,
@@ -170,6 +172,7 @@ impl Cluster {
             cidrs_changed: false,
             trigger_times: Map::default(),
             listed: HashSet::new(),
+            arrived: Vec::new(),
             unlisted: HashMap::new(),
             counts: Counts::default(),
         }
@@ -326,6 +329,35 @@ impl Cluster {
         changes
     }
 
+    /// The number of Services that [`Self::take_early`] may take.
+    pub fn arrived(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// Like [`Self::take_changes`], before the first lists have ended: takes at most `count` Services that have arrived with a
+    /// slice. The others would change again soon, and any of them may still do.
+    pub fn take_early(&mut self, count: usize) -> Changes {
+        let is_ready = |entry: &&ServiceEntry| entry.service.is_some() && !entry.slices.is_empty();
+        let mut names = BTreeSet::new();
+        for name in self.arrived.split_off(self.arrived.len().saturating_sub(count)) {
+            let Some(entry) = self.services.get(&name).filter(is_ready) else { continue };
+            self.pending_services.take(&name);
+            for slice in &entry.slices {
+                let slice = NamespacedName { namespace: name.namespace.clone(), name: slice.clone() };
+                let before = self.pending_slices.take(&slice).flatten();
+                names.extend(before.map(|slice| slice.service));
+            }
+            names.insert(name);
+        }
+        let mut changes = Changes::default();
+        let before = self.counts.endpoints;
+        for name in names {
+            self.update(&name, &mut changes);
+        }
+        changes.endpoints = (self.counts.endpoints != before).then_some(self.counts.endpoints);
+        changes
+    }
+
     /// Takes all changes, for a caller that reads the store as if a sync had written them.
     pub fn discard_changes(&mut self) {
         drop(self.take_changes());
@@ -337,6 +369,7 @@ impl Cluster {
         if std::mem::take(&mut self.all_changed) {
             names.extend(self.services.keys().cloned());
         }
+        self.arrived = Vec::new();
         names.extend(self.pending_services.drain().map(|(name, _)| name));
         for (slice, before) in self.pending_slices.drain() {
             names.extend(before.map(|slice| slice.service));
@@ -399,6 +432,7 @@ impl Cluster {
         self.counts.service_ports = self.counts.service_ports + count(&current) - count(&entry.service);
         let before = std::mem::replace(&mut entry.service, current);
         self.pending_services.changed(name, before, entry.service.as_ref());
+        self.note_arrival(name);
         self.remove_if_empty(name);
     }
 
@@ -427,6 +461,7 @@ impl Cluster {
         if self.slices.get(&name) == Some(&current) {
             return;
         }
+        self.note_arrival(&service);
         if self.replace_slice(&name, Some(current)) {
             for time in superseded.trigger_times.iter().filter(|time| **time > self.here.started) {
                 self.trigger_times.entry(service.clone()).or_default().push(*time);
@@ -540,6 +575,12 @@ impl Cluster {
             }
         }
         self.listed.insert(kind);
+    }
+
+    fn note_arrival(&mut self, service: &NamespacedName) {
+        if !self.is_complete() {
+            self.arrived.push(service.clone());
+        }
     }
 
     fn mark_listed(&mut self, kind: Kind, name: &NamespacedName) {

@@ -38,6 +38,11 @@ impl<V: PartialEq> Pending<V> {
         std::mem::take(&mut self.0).into_iter()
     }
 
+    /// The value at the last drain, if the name has changed since. It counts as drained from now on.
+    pub fn take(&mut self, name: &NamespacedName) -> Option<Option<V>> {
+        self.0.remove(name)
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

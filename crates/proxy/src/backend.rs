@@ -30,6 +30,13 @@ pub trait Backend: fmt::Debug + Send {
     /// state from then on, even if the attempt fails.
     fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError>;
 
+    /// Loads changes before the first lists have ended, where packets do not meet them before the first sync. `take` returns
+    /// them. Returns whether it may be called again.
+    fn preload(&mut self, take: &mut dyn FnMut() -> Changes) -> bool {
+        let _ = take;
+        false
+    }
+
     /// A sync has failed, and is not attempted again immediately.
     fn sync_failed(&mut self) {}
 

@@ -6,6 +6,7 @@ mod claims;
 mod explain;
 mod listing;
 mod matrix;
+mod preload;
 mod size;
 mod sticky;
 

@@ -43,6 +43,22 @@ proptest! {
         prop_assert_eq!(store.view(), View::of(family, &objects));
     }
 
+    /// Changes that are taken before the lists have ended are part of the same sum.
+    #[test]
+    fn changes_may_be_taken_early(family in family(), ops in history()) {
+        let mut store = Store::new(family);
+        let mut objects = Objects::default();
+        for op in &ops {
+            store.apply_all(&objects.apply(op));
+            if matches!(op, Op::Take) {
+                store.take_early();
+            }
+        }
+        store.take_early();
+        store.take();
+        prop_assert_eq!(store.view(), View::of(family, &objects));
+    }
+
     /// Compares with a transcription of the specification that ignores cost.
     #[test]
     fn the_store_agrees_with_a_naive_implementation_of_the_specification(family in family(), ops in history()) {

@@ -6,6 +6,9 @@
 //! ```
 //!
 //! No change is lost when a commit fails, since it is part of the desired state by then.
+//!
+//! At a start without a table, Services are loaded while they arrive: [`NftablesPlan::preload_from`] creates the table without base
+//! chains, so that no packet enters it, and the first sync adds those.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -26,6 +29,8 @@ use crate::nftables::steps::{ActualState, ActualTable, Steps};
 pub struct NftablesPlan {
     desired: DesiredTable,
     known: Known,
+    /// The table has everything but its base chains, so no packet enters it.
+    lacks_base_chains: bool,
     /// The node-port IPs have changed since the last steps.
     node_port_ips_changed: bool,
     /// A read-back since the last [`NftablesPlan::settle`] found drift.
@@ -54,6 +59,7 @@ impl NftablesPlan {
         Self {
             desired: DesiredTable::new(settings),
             known: Known::Unknown,
+            lacks_base_chains: false,
             node_port_ips_changed: false,
             has_drifted: false,
             counts_are_complete: None,
@@ -94,10 +100,35 @@ impl NftablesPlan {
         }
     }
 
+    /// The steps that create a table without base chains. `None` if a table exists, which the first sync will bring to the
+    /// desired state or replace.
+    pub fn preload_from(&mut self, actual: ActualState) -> Option<Steps> {
+        if !matches!(actual.table, ActualTable::Absent) {
+            return None;
+        }
+        let mut steps = self.steps_from(actual);
+        let chains = steps.table.as_mut().map(|table| &mut table.program.chains)?;
+        chains.retain(|chain| chain.hook.is_none());
+        self.lacks_base_chains = true;
+        Some(steps)
+    }
+
+    /// The steps to these changes in a table that is being preloaded. `None` if the last commit failed.
+    pub fn preload(&mut self, changes: Changes) -> Option<Steps> {
+        self.steps_at(changes, None)
+    }
+
     /// Makes the changes part of the desired state and returns the steps to it. `None` if the actual state is not known: the
     /// caller then reads the kernel back and calls [`NftablesPlan::steps_from`].
     pub fn steps(&mut self, changes: Changes) -> Option<Steps> {
-        self.steps_at(changes, None)
+        let mut steps = self.steps_at(changes, None)?;
+        // If the commit fails, the next read-back finds a table that is not ours, since they are missing.
+        if std::mem::take(&mut self.lacks_base_chains) {
+            steps.is_full = true;
+            let program = self.desired.program();
+            steps.chains.extend(program.chains.into_iter().filter(|chain| chain.hook.is_some()));
+        }
+        Some(steps)
     }
 
     /// Like [`NftablesPlan::steps`], and replaces all addresses of the node if there are new ones. Only the ipvs mode depends on
@@ -127,6 +158,7 @@ impl NftablesPlan {
 
     /// The steps from the actual to the desired state.
     pub fn steps_from(&mut self, mut actual: ActualState) -> Steps {
+        self.lacks_base_chains = false;
         if let ActualTable::Ours(content) = &mut actual.table {
             content.elements.sort_unstable();
         }

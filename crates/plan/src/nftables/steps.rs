@@ -71,7 +71,7 @@ pub struct Steps {
     pub add: Vec<Element>,
     /// Deleted after the elements that lead to them.
     pub old_chains: Vec<String>,
-    /// Whether they start from a read-back, rather than from the last commit.
+    /// Whether they start from a read-back or complete the first load, rather than start from the last commit.
     pub is_full: bool,
     /// Whether the read-back found drift.
     pub has_drifted: bool,

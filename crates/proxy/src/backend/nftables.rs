@@ -62,6 +62,22 @@ impl Nftables {
         Ok(outcome)
     }
 
+    /// Commits changes to a table without base chains, and creates that first. Returns whether it could: a table that exists
+    /// serves until the first sync.
+    fn plan_and_preload(&mut self, take: &mut dyn FnMut() -> Changes) -> Result<bool, CommitError> {
+        if !self.plan.is_settled() && self.table.exists()? {
+            return Ok(false);
+        }
+        let steps = match self.plan.preload(take()) {
+            Some(steps) => Some(steps),
+            None => self.plan.preload_from(self.table.read(self.plan.desired())?),
+        };
+        let Some(steps) = steps else { return Ok(false) };
+        self.table.commit(&steps)?;
+        self.plan.settle();
+        Ok(true)
+    }
+
     /// Logs what the changes mean to users, whether or not they can be committed.
     fn log_planned(&mut self) {
         let family = self.table.family();
@@ -100,6 +116,19 @@ impl Backend for Nftables {
         })?;
         log_commit(family, outcome, started);
         Ok(outcome)
+    }
+
+    fn preload(&mut self, take: &mut dyn FnMut() -> Changes) -> bool {
+        let (family, started) = (self.table.family(), Instant::now());
+        let is_possible = self.plan_and_preload(take).unwrap_or_else(|error| {
+            tracing::info!(ipFamily = %family, err = %error, "Failed to load Services before the lists have ended, loading all of them afterwards");
+            false
+        });
+        if is_possible {
+            let elapsed = Duration::from(started.elapsed());
+            tracing::trace!(v = 4, ipFamily = %family, %elapsed, "Loaded Services before the lists have ended");
+        }
+        is_possible
     }
 
     fn sync_failed(&mut self) {

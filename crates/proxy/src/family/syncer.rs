@@ -31,6 +31,9 @@ use settings::duration::Duration as GoDuration;
 /// A sync runs this long after the last one even if nothing has changed.
 const MAX_SYNC_INTERVAL: Duration = Duration::from_secs(3_600);
 
+/// The number of Services of an early commit. Meanwhile events accumulate, so it must not take long.
+const PRELOADED_SERVICES: usize = 500;
+
 pub struct Syncer {
     family: Family,
     backend: Box<dyn Backend>,
@@ -41,6 +44,8 @@ pub struct Syncer {
     reports: Reports,
     /// How packets traverse the rules of the backend.
     explain_settings: explain::ExplainSettings,
+    /// Whether Services can be loaded before the first lists have ended.
+    can_preload: bool,
     /// Whether a sync has succeeded.
     has_synced: bool,
     /// To run after the first successful sync; `None` once it has begun.
@@ -75,6 +80,7 @@ impl Syncer {
             service_health,
             reports: Reports::new(family, metrics, health, sync_period),
             explain_settings,
+            can_preload: true,
             has_synced: false,
             take_over: Some(take_over),
             node_port_addresses,
@@ -139,6 +145,22 @@ impl Syncer {
             self.rate_limiter.started(now);
         }
         is_due
+    }
+
+    /// Whether Services that have arrived before the first lists have ended can be loaded, and are worth a commit.
+    pub fn can_preload(&self, cluster: &Cluster) -> bool {
+        self.can_preload && !cluster.is_complete() && cluster.arrived() >= PRELOADED_SERVICES
+    }
+
+    /// Loads some of the Services that have arrived.
+    pub fn preload(&mut self, cluster: &mut Cluster) {
+        let mut take = || {
+            let changes = cluster.take_early(PRELOADED_SERVICES);
+            self.flows.prepare(&changes);
+            self.service_health.apply(changes.health_checks.iter().cloned());
+            changes
+        };
+        self.can_preload = self.backend.preload(&mut take);
     }
 
     /// One attempt at a sync: takes the changes, has the backend plan and commit the steps to them, does what follows from the

@@ -53,8 +53,12 @@ impl Worker {
     /// Never returns.
     pub fn run(mut self, inbox: &Inbox) {
         loop {
-            let timeout =
-                self.syncer.as_ref().map_or(MAX_INBOX_WAIT, |syncer| syncer.time_until_due(Instant::now()));
+            let timeout = self.syncer.as_ref().map_or(MAX_INBOX_WAIT, |syncer| {
+                if syncer.can_preload(&self.cluster) {
+                    return Duration::ZERO;
+                }
+                syncer.time_until_due(Instant::now())
+            });
             self.receive(inbox.take(timeout.min(MAX_INBOX_WAIT)));
             self.sync_if_due(Instant::now());
             if let Some(syncer) = &mut self.syncer {
@@ -122,6 +126,9 @@ impl Worker {
 
     fn sync_if_due(&mut self, now: Instant) {
         let Some(syncer) = &mut self.syncer else { return };
+        if syncer.can_preload(&self.cluster) {
+            syncer.preload(&mut self.cluster);
+        }
         if !syncer.begin_if_due(now) {
             return;
         }

@@ -14,6 +14,7 @@ mod counting;
 mod faults;
 mod holder;
 mod ipvs;
+mod preload;
 
 use std::net::IpAddr;
 use std::sync::Arc;
