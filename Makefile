@@ -5,7 +5,7 @@ CARGO ?= cargo
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help demo build static emulate image cluster cluster-test swap conformance cluster-down dist check test e2e vm soak fuzz bench \
-  bench-e2e bench-upstream bench-ipvs bench-nodes charts docs fmt setup layers words typos deny clean
+  bench-e2e bench-start bench-upstream bench-ipvs bench-nodes charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -122,6 +122,11 @@ bench-upstream: setup ## compare with upstream's kube-proxy in turns, for the bo
 	  for size in $(SIZES); do $$bench upstream $$size $(MODES) || exit 1; done && \
 	  for services in $(DATA_PATH); do $$bench data-path $$services || exit 1; done
 	@$(MAKE) --no-print-directory charts
+
+bench-start: setup ## compare starts with the time of the wire and of the kernel alone, and measure memory: SIZES= selects; needs root
+	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
+	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
+	  for size in $(SIZES); do $${CARGO_TARGET_DIR:-target}/release/bench-cluster start $$size || exit 1; done
 
 # Static, since it runs in the VM, too.
 KERNEL ?= 6.1
