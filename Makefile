@@ -123,7 +123,7 @@ bench-upstream: setup ## compare with upstream's kube-proxy in turns, for the bo
 	  for services in $(DATA_PATH); do $$bench data-path $$services || exit 1; done
 	@$(MAKE) --no-print-directory charts
 
-bench-start: setup ## compare starts with the time of the wire and of the kernel alone, and measure memory: SIZES= selects; needs root
+bench-start: setup ## compare starts with the time of the wire and of the kernel alone, and measure memory: SIZES= selects; needs root and Go
 	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
 	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
 	  for size in $(SIZES); do $${CARGO_TARGET_DIR:-target}/release/bench-cluster start $$size || exit 1; done

@@ -148,7 +148,7 @@ impl Syncer {
     }
 
     /// Whether Services that have arrived before the first lists have ended can be loaded, and are worth a commit.
-    pub fn can_preload(&self, cluster: &Cluster) -> bool {
+    pub fn should_preload(&self, cluster: &Cluster) -> bool {
         self.can_preload && !cluster.is_complete() && cluster.arrived() >= PRELOADED_SERVICES
     }
 

@@ -54,12 +54,13 @@ impl Worker {
     pub fn run(mut self, inbox: &Inbox) {
         loop {
             let timeout = self.syncer.as_ref().map_or(MAX_INBOX_WAIT, |syncer| {
-                if syncer.can_preload(&self.cluster) {
+                if syncer.should_preload(&self.cluster) {
                     return Duration::ZERO;
                 }
                 syncer.time_until_due(Instant::now())
             });
             self.receive(inbox.take(timeout.min(MAX_INBOX_WAIT)));
+            self.preload();
             self.sync_if_due(Instant::now());
             if let Some(syncer) = &mut self.syncer {
                 syncer.on_timer(Instant::now());
@@ -124,11 +125,17 @@ impl Worker {
         syncer.listen_for_drift();
     }
 
-    fn sync_if_due(&mut self, now: Instant) {
-        let Some(syncer) = &mut self.syncer else { return };
-        if syncer.can_preload(&self.cluster) {
+    /// Loads Services before the first lists have ended, if enough have arrived.
+    fn preload(&mut self) {
+        if let Some(syncer) = &mut self.syncer
+            && syncer.should_preload(&self.cluster)
+        {
             syncer.preload(&mut self.cluster);
         }
+    }
+
+    fn sync_if_due(&mut self, now: Instant) {
+        let Some(syncer) = &mut self.syncer else { return };
         if !syncer.begin_if_due(now) {
             return;
         }

@@ -7,16 +7,14 @@ use kernel::nftables::KernelTable;
 use model::address::Family;
 use model::cluster::Cluster;
 use model::event::Event;
-use model::local::FromPod;
-use plan::mark::Mark;
 use plan::nftables::plan::NftablesPlan;
-use plan::nftables::program::ProgramSettings;
-use plan::nftables::sets::Balancer;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use testkit::namespace::Namespace;
 use tests::cluster::proxy::Mode;
 use tests::cluster::test_cluster::{TestCluster, cluster_ip};
+use tests::node::program_settings;
+use tests::options::Options;
 
 use crate::competitors::{BenchNode, Competitor, Project, wait_until_idle};
 use crate::figures::{FigureLog, median};
@@ -86,14 +84,7 @@ fn time_to_load(cluster: &TestCluster) -> Duration {
     let mut model = Cluster::new(testkit::node(Family::V4));
     objects(cluster, &cluster.services()).for_each(|it| _ = model.apply(&Event::ServiceApplied(it)));
     objects(cluster, &cluster.slices()).for_each(|it| _ = model.apply(&Event::SliceApplied(it)));
-    let settings = ProgramSettings {
-        family: Family::V4,
-        balancer: Balancer::Slots,
-        mark: Mark::from_bit(14).unwrap(),
-        masquerade_all: false,
-        from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
-        node_ports_everywhere: false,
-    };
+    let settings = program_settings(Family::V4, &Options::default());
     Namespace::new().enter(move || {
         let mut table = KernelTable::open(Family::V4).unwrap();
         let mut plan = NftablesPlan::new(settings);
