@@ -44,6 +44,8 @@ type FakeKernel = Arc<Mutex<BTreeMap<ServicePortName, Vec<u16>>>>;
 #[derive(Debug)]
 struct FakeBackend {
     kernel: FakeKernel,
+    /// What it loaded before the lists ended.
+    preloaded: FakeKernel,
     /// A sync blocks until it receives a message, or until the sender is dropped.
     gate: Receiver<()>,
 }
@@ -51,17 +53,13 @@ struct FakeBackend {
 impl Backend for FakeBackend {
     fn sync(&mut self, changes: Changes) -> Result<Outcome, SyncError> {
         let _ = self.gate.recv();
-        let mut held = self.kernel.lock().unwrap();
-        for (name, routing) in changes.routings {
-            match routing {
-                Some(routing) => {
-                    let ports = routing.cluster.iter().map(|endpoint| endpoint.port.get()).collect();
-                    held.insert(name, ports)
-                }
-                None => held.remove(&name),
-            };
-        }
+        write(changes, &self.kernel);
         Ok(Outcome::default())
+    }
+
+    fn preload(&mut self, take: &mut dyn FnMut() -> Changes) -> bool {
+        write(take(), &self.preloaded);
+        true
     }
 
     fn set_node_addresses(&mut self, _all: &[IpAddr], _node_port_ips: &[IpAddr]) -> bool {
@@ -98,6 +96,19 @@ impl Backend for FakeBackend {
     }
 }
 
+fn write(changes: Changes, kernel: &FakeKernel) {
+    let mut held = kernel.lock().unwrap();
+    for (name, routing) in changes.routings {
+        match routing {
+            Some(routing) => {
+                let ports = routing.cluster.iter().map(|endpoint| endpoint.port.get()).collect();
+                held.insert(name, ports)
+            }
+            None => held.remove(&name),
+        };
+    }
+}
+
 /// The Service has endpoints of both families, each in a slice of its own.
 const SERVICE: &str = "service ns/web 10.96.0.10,fd00:96::10 http:80";
 
@@ -120,6 +131,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 struct Started {
     worker: FamilyHandle,
     kernel: FakeKernel,
+    preloaded: FakeKernel,
     gate: Sender<()>,
 }
 
@@ -127,7 +139,7 @@ fn start(family: Family) -> Started {
     let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
     let worker = spawn(testkit::node(family), metrics.clone()).unwrap();
     let (gate, gated) = channel();
-    let kernel = FakeKernel::default();
+    let [kernel, preloaded] = [FakeKernel::default(), FakeKernel::default()];
     let node_port_addresses = NodePortAddresses::new(family, &[]);
     let health = Arc::new(NodeHealth::new(Duration::from_secs(30), [family], metrics.clone()));
     let service_health = ServiceHealth::new(
@@ -141,7 +153,7 @@ fn start(family: Family) -> Started {
     let (flows, _) = FlowFollower::new(family, Contended::All);
     let start = Start {
         node_ip: family.loopback(),
-        backend: Box::new(FakeBackend { kernel: kernel.clone(), gate: gated }),
+        backend: Box::new(FakeBackend { kernel: kernel.clone(), preloaded: preloaded.clone(), gate: gated }),
         flows,
         node_port_addresses: node_port_addresses.clone(),
         explain_settings: explain::ExplainSettings {
@@ -159,7 +171,7 @@ fn start(family: Family) -> Started {
         take_over: Box::new(|| {}),
     };
     worker.start(start);
-    Started { worker, kernel, gate }
+    Started { worker, kernel, preloaded, gate }
 }
 
 #[test]
@@ -187,4 +199,25 @@ fn a_family_whose_sync_blocks_delays_neither_the_source_nor_the_other_family() {
     assert_eq!(ports(&blocked.kernel), [0; 0], "a sync of the blocked family waits");
     drop(blocked.gate);
     wait_until("the blocked family serves the last event", || ports(&blocked.kernel) == [EVENTS]);
+}
+
+#[test]
+fn services_are_loaded_while_the_lists_arrive_and_each_of_them_once() {
+    const SERVICES: usize = 2_000;
+    let Started { worker, kernel, preloaded, gate } = start(Family::V4);
+    drop(gate);
+    let apply = |event: Event| worker.apply(Arc::new(event));
+    let names = |kernel: &FakeKernel| kernel.lock().unwrap().keys().cloned().collect::<Vec<_>>();
+    for number in 0..SERVICES {
+        let ip = format!("10.96.{}.{}", number / 250, 1 + number % 250);
+        apply(testkit::event(&format!("service ns/s{number} {ip} http:80")));
+        apply(testkit::event(&format!("slice ns/s{number} of s{number} http:8080 | 10.244.1.5")));
+    }
+    wait_until("some are loaded early", || !names(&preloaded).is_empty());
+    assert_eq!(names(&kernel), [], "no sync before the lists have ended");
+    apply(Event::Listed(Kind::Service));
+    apply(Event::Listed(Kind::EndpointSlice));
+    wait_until("all are loaded", || names(&kernel).len() + names(&preloaded).len() >= SERVICES);
+    let early = names(&preloaded);
+    assert!(names(&kernel).iter().all(|name| !early.contains(name)), "the first sync writes the others");
 }
