@@ -36,7 +36,7 @@ pub struct IpvsNode {
 impl IpvsNode {
     pub fn new(namespace: &Namespace, family: Family, options: &Options) -> Self {
         let program = program_settings(family, options);
-        let servers = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+        let servers = ServerSettings::new("rr", Vec::new());
         let addresses = options.node_port_addresses(family);
         let mut backend = namespace.enter(|| {
             let mut access = KernelServers::open(family).unwrap();

@@ -51,6 +51,9 @@ pub struct Annotations {
     /// The time of the change to a pod or Service that made the controller write this slice.
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub last_change_trigger_time: Option<String>,
+    /// Of a slice: see [`crate::weights`].
+    #[serde(rename = "service.sluice.io/weight")]
+    pub weight: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -28,6 +28,7 @@ use crate::routing::{Frontend, Routing, Traffic};
 use crate::service::{ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::{Candidate, PortCandidates, Slice, SliceReader, Zones, merge};
 use crate::topology::{Unused, unused};
+use crate::weights::{SliceWeights, WEIGHT_ANNOTATION};
 
 /// The node that the proxy runs on, and when it started.
 #[derive(Clone, Debug)]
@@ -53,6 +54,8 @@ pub struct Cluster {
 
     services: Map<ServiceEntry>,
     slices: Map<Slice>,
+    /// The annotations of slices whose weights are ignored.
+    invalid_weights: Map<String>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
@@ -120,6 +123,8 @@ pub struct CurrentServicePort<'a> {
     pub routing: Arc<Routing>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
+    /// Annotations whose weights are ignored, by the name of the slice, sorted.
+    pub invalid_weights: Vec<(&'a str, &'a str)>,
     candidates: Vec<Candidate>,
     zone: Option<&'a str>,
 }
@@ -164,6 +169,7 @@ impl Cluster {
             zones: Interner::default(),
             services: Map::default(),
             slices: Map::default(),
+            invalid_weights: Map::default(),
             service_cidrs: BTreeMap::new(),
             taken_cidrs: Vec::new(),
             pending_services: Pending::default(),
@@ -270,6 +276,7 @@ impl Cluster {
                     routing: Arc::new(Routing::decide(service, port, candidates, zone, self.here.node_ip)),
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
+                    invalid_weights: self.invalid_weights_of(name, entry),
                     candidates: candidates.to_vec(),
                     zone,
                 });
@@ -277,6 +284,18 @@ impl Cluster {
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
         found
+    }
+
+    fn invalid_weights_of<'a>(
+        &'a self,
+        service: &NamespacedName,
+        entry: &'a ServiceEntry,
+    ) -> Vec<(&'a str, &'a str)> {
+        let text = |slice: &'a Arc<str>| {
+            let name = NamespacedName { namespace: service.namespace.clone(), name: slice.clone() };
+            self.invalid_weights.get(&name).map(|text| (&**slice, text.as_str()))
+        };
+        entry.slices.iter().filter_map(text).collect()
     }
 
     /// What a health-check node port should report now, by Service. Walks all Services.
@@ -449,6 +468,7 @@ impl Cluster {
             return self.delete_slice(&name);
         }
         let service = self.service_name(&slice.metadata.namespace, service);
+        let weights = self.read_weights(&name, slice, notes);
         let mut reader = SliceReader {
             family: self.here.family,
             node_name: &self.here.node_name,
@@ -456,7 +476,7 @@ impl Cluster {
             zones: &mut self.zones,
             notes,
         };
-        let current = reader.read(slice, service.clone());
+        let current = reader.read(slice, service.clone(), &weights);
         self.counts.endpoint_changes += 1 + superseded.count;
         if self.slices.get(&name) == Some(&current) {
             return;
@@ -472,7 +492,31 @@ impl Cluster {
         }
     }
 
+    /// Notes an invalid annotation once: the slice may change often.
+    fn read_weights(
+        &mut self,
+        name: &NamespacedName,
+        slice: &api::EndpointSlice,
+        notes: &mut Vec<Note>,
+    ) -> SliceWeights {
+        let text = slice.metadata.annotations.weight.as_deref();
+        let read = text.map(|text| SliceWeights::parse(text, self.here.family).ok_or(text));
+        let invalid = match read.unwrap_or_else(|| Ok(SliceWeights::default())) {
+            Ok(weights) => {
+                self.invalid_weights.remove(name);
+                return weights;
+            }
+            Err(invalid) => invalid,
+        };
+        if self.invalid_weights.insert(name.clone(), invalid.to_owned()).as_deref() != Some(invalid) {
+            let note = Note::new("Ignoring invalid weights of endpoints", name);
+            notes.push(note.with(WEIGHT_ANNOTATION, invalid));
+        }
+        SliceWeights::default()
+    }
+
     fn delete_slice(&mut self, name: &NamespacedName) {
+        self.invalid_weights.remove(name);
         if !self.slices.contains_key(name) {
             return;
         }

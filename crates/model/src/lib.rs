@@ -17,3 +17,4 @@ pub mod routing;
 pub mod service;
 pub mod slices;
 pub mod topology;
+pub mod weights;

@@ -11,6 +11,7 @@ use crate::names::{Port, Protocol};
 use crate::service::{Addresses, Created, ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::Candidate;
 use crate::topology::{Choice, Uses, choose};
+use crate::weights::Weight;
 
 /// What one service port does on this node.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct Routing {
     pub cluster: Arc<[Endpoint]>,
     /// The endpoints for traffic that must stay on this node, sorted by their text.
     pub local: Arc<[Endpoint]>,
+    /// `None` if the endpoints of each list are equally likely, as most are.
+    pub weights: Option<Box<ListWeights>>,
 
     /// What happens to traffic to the cluster IP.
     pub internal: Traffic,
@@ -60,6 +63,13 @@ pub enum Traffic {
     RejectNoEndpoints,
     /// Dropped: endpoints exist, but none on this node, which policy requires. A load balancer tries another node.
     DropNoLocalEndpoints,
+}
+
+/// The weights of the endpoints of both lists, in their order. Empty if those of a list are alike; never zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListWeights {
+    pub cluster: Box<[Weight]>,
+    pub local: Box<[Weight]>,
 }
 
 /// An address and port that may receive traffic. As numerous as pods, so its size matters.
@@ -103,6 +113,7 @@ impl Routing {
         let choice = choose(candidates, uses, zone);
         let cluster = endpoints(choice.cluster.iter().copied(), &[]);
         let local = endpoints(choice.local.iter().copied(), &[&cluster]);
+        let weights = ListWeights { cluster: weights(&choice.cluster), local: weights(&choice.local) };
         let serving = match port.protocol {
             Protocol::Udp => {
                 // An endpoint published though it is not ready counts as ready, and rules choose it. Upstream deletes its
@@ -123,6 +134,7 @@ impl Routing {
             external: traffic(service.external_policy, &choice),
             cluster,
             local,
+            weights: (weights != ListWeights::default()).then(|| weights.into()),
             preserves_client: external_local,
             ranges_admit_node: service.addresses.source_ranges.iter().any(|range| range.contains(&node_ip)),
             is_externally_accessible,
@@ -149,6 +161,15 @@ impl Routing {
             Traffic::ToCluster => &self.cluster,
             Traffic::ToLocal => &self.local,
             Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => &[],
+        }
+    }
+
+    /// The weights of [`Self::endpoints`]; empty if they are alike.
+    pub fn weights(&self, traffic: Traffic) -> &[Weight] {
+        match (&self.weights, traffic) {
+            (Some(weights), Traffic::ToCluster) => &weights.cluster,
+            (Some(weights), Traffic::ToLocal) => &weights.local,
+            (None, _) | (Some(_), Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints) => &[],
         }
     }
 
@@ -188,6 +209,15 @@ fn traffic(policy: TrafficPolicy, choice: &Choice) -> Traffic {
         TrafficPolicy::Local if choice.has_any => Traffic::DropNoLocalEndpoints,
         TrafficPolicy::Cluster | TrafficPolicy::Local => Traffic::RejectNoEndpoints,
     }
+}
+
+/// Nothing if all weights are alike. If none is ready, terminating endpoints are used, and those of weight zero like the others.
+fn weights(chosen: &[&Candidate]) -> Box<[Weight]> {
+    let are_equal = chosen.windows(2).all(|pair| matches!(pair, [a, b] if a.weight == b.weight));
+    if are_equal || chosen.iter().any(|candidate| candidate.weight == 0) {
+        return Box::default();
+    }
+    chosen.iter().map(|candidate| candidate.weight).collect()
 }
 
 /// A list of endpoints, which shares the allocation of an equal one in `same_as`.

@@ -8,6 +8,7 @@ use crate::address::{Family, parse_ip};
 use crate::api;
 use crate::names::{Interner, NamespacedName, Port, Protocol};
 use crate::note::Note;
+use crate::weights::{SliceWeights, Weight};
 
 /// The content of an EndpointSlice. Sorted, so that slices are equal if they differ only in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,6 +31,7 @@ struct SliceEndpoint {
     ip: IpAddr,
     conditions: Conditions,
     node_hint: NodeHint,
+    weight: Weight,
     zone_hints: Option<Arc<Zones>>,
 }
 
@@ -81,6 +83,8 @@ pub struct Candidate {
     pub port: Port,
     pub conditions: Conditions,
     pub node_hint: NodeHint,
+    /// If it is zero, the conditions are those of a terminating endpoint.
+    pub weight: Weight,
     pub zone_hints: Option<Arc<Zones>>,
 }
 
@@ -104,11 +108,17 @@ pub struct SliceReader<'a> {
 }
 
 impl SliceReader<'_> {
-    pub fn read(&mut self, slice: &api::EndpointSlice, service: NamespacedName) -> Slice {
+    pub fn read(
+        &mut self,
+        slice: &api::EndpointSlice,
+        service: NamespacedName,
+        weights: &SliceWeights,
+    ) -> Slice {
         let object = &slice.metadata;
         let mut ports: Vec<_> = slice.ports.iter().filter_map(|port| self.port(object, port)).collect();
+        let endpoints = slice.endpoints.iter();
         let mut endpoints: Vec<_> =
-            slice.endpoints.iter().filter_map(|endpoint| self.endpoint(object, endpoint)).collect();
+            endpoints.filter_map(|endpoint| self.endpoint(object, endpoint, weights)).collect();
         ports.sort();
         // Stable, because `merge` depends on the order of endpoints with the same address.
         endpoints.sort_by_key(|endpoint| endpoint.ip);
@@ -139,7 +149,12 @@ impl SliceReader<'_> {
         Some(SlicePort { name: self.names.intern(name), protocol, port: number })
     }
 
-    fn endpoint(&mut self, object: &api::Metadata, endpoint: &api::SliceEndpoint) -> Option<SliceEndpoint> {
+    fn endpoint(
+        &mut self,
+        object: &api::Metadata,
+        endpoint: &api::SliceEndpoint,
+        weights: &SliceWeights,
+    ) -> Option<SliceEndpoint> {
         let Some(text) = endpoint.addresses.first() else {
             self.notes.push(Note::new("Ignoring endpoint with no addresses", object));
             return None;
@@ -152,15 +167,19 @@ impl SliceReader<'_> {
             return None;
         };
         let conditions = &endpoint.conditions;
+        let (weight, ready) = (weights.of(ip), conditions.ready.unwrap_or(true));
+        // Without weight it gets no new connections, as if it were terminating.
+        let is_drained = weight == 0 && ready;
         let local = !self.node_name.is_empty() && endpoint.node_name.as_deref() == Some(self.node_name);
         Some(SliceEndpoint {
             ip,
             conditions: Conditions {
-                ready: conditions.ready.unwrap_or(true),
+                ready: ready && !is_drained,
                 serving: conditions.serving.unwrap_or(true),
-                terminating: conditions.terminating.unwrap_or(false),
+                terminating: conditions.terminating.unwrap_or(false) || is_drained,
                 local,
             },
+            weight,
             node_hint: self.node_hint(&endpoint.hints.for_nodes),
             zone_hints: self.zone_hints(&endpoint.hints.for_zones),
         })
@@ -238,8 +257,8 @@ impl Keyed {
         let mut rest = text.as_mut_slice();
         write!(rest, "{}", SocketAddr::new(endpoint.ip, port.get())).expect("no address and port is longer");
         let length = Self::MAX_LENGTH - rest.len();
-        let SliceEndpoint { ip, conditions, node_hint, zone_hints } = endpoint.clone();
-        Self { candidate: Candidate { ip, port, conditions, node_hint, zone_hints }, text, length }
+        let SliceEndpoint { ip, conditions, node_hint, weight, zone_hints } = endpoint.clone();
+        Self { candidate: Candidate { ip, port, conditions, node_hint, weight, zone_hints }, text, length }
     }
 
     fn text(&self) -> &[u8] {

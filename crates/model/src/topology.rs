@@ -59,6 +59,8 @@ pub enum Unused {
     NotReady,
     /// Terminating and still serving, while others are ready.
     Draining,
+    /// Its weight is zero, while others are ready.
+    WithoutWeight,
     /// Terminating and no longer serving.
     Gone,
     /// Traffic must stay on this node.
@@ -88,6 +90,7 @@ fn why_unused(candidate: &Candidate, policy: TrafficPolicy, nearness: Nearness) 
     let conditions = candidate.conditions;
     match (nearness, &candidate.zone_hints) {
         _ if policy == TrafficPolicy::Local && !conditions.local => Unused::OnAnotherNode,
+        _ if is_draining(candidate) && candidate.weight == 0 => Unused::WithoutWeight,
         _ if !conditions.ready && is_draining(candidate) => Unused::Draining,
         _ if !conditions.ready && conditions.terminating => Unused::Gone,
         _ if !conditions.ready => Unused::NotReady,
@@ -141,6 +144,7 @@ mod tests {
     use super::*;
     use crate::names::Port;
     use crate::slices::Conditions;
+    use crate::weights::DEFAULT_WEIGHT;
 
     fn candidate(ip: u8, ready: bool, serving: bool, terminating: bool, local: bool) -> Candidate {
         Candidate {
@@ -148,6 +152,7 @@ mod tests {
             port: Port::from_api(80).unwrap(),
             conditions: Conditions { ready, serving, terminating, local },
             node_hint: NodeHint::Absent,
+            weight: DEFAULT_WEIGHT,
             zone_hints: None,
         }
     }

@@ -23,6 +23,7 @@ use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Routing, Traffic};
 use model::service::{Addresses, TrafficPolicy};
 use model::topology;
+use model::weights::WEIGHT_ANNOTATION;
 
 use crate::mark::Mark;
 use crate::mode::Mode;
@@ -33,8 +34,9 @@ use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::PacketContext;
 pub use explanation::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, Masquerade, Origin,
-    PodDetection, PolicyField, PolicyValue, Reason, RuleContext, Target, UnusedEndpoint, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
+    Masquerade, Origin, PodDetection, PolicyField, PolicyValue, Reason, RuleContext, Target, UnusedEndpoint,
+    UnusedReason,
 };
 
 /// What the path of a packet depends on, besides Services.
@@ -297,6 +299,7 @@ impl<'a> Question<'a> {
             health_check: None,
             endpoints: Vec::new(),
             unused: Vec::new(),
+            ignored: Vec::new(),
             affinity_seconds: None,
             chains: answer.chains,
             pending,
@@ -308,6 +311,7 @@ impl<'a> Question<'a> {
         if let Some((claim, kind)) = answer.matched {
             explanation.frontend = Some(self.frontend(claim, kind));
             explanation.policy = Some(AppliedPolicy::of(claim, kind, short_circuit));
+            explanation.ignored = ignored(claim);
         }
         match (answer.end, answer.matched) {
             (End::Translated { targets: possible, traffic, .. }, Some((claim, _))) => {
@@ -375,10 +379,13 @@ fn targets(routing: &Routing, traffic: Traffic, mut possible: Vec<PossibleTarget
         .enumerate()
         .map(|(at, endpoint)| (SocketAddr::new(endpoint.ip, endpoint.port.get()), (at, endpoint.local)))
         .collect();
+    let weights = routing.weights(traffic);
     possible.sort_by_key(|target| known.get(&target.address).map(|(at, _)| *at));
     let target = |PossibleTarget { address, probability, masquerade }| {
-        let on_this_node = known.get(&address).is_some_and(|(_, local)| *local);
-        Target { address, probability, on_this_node, masquerade }
+        let known = known.get(&address);
+        let on_this_node = known.is_some_and(|(_, local)| *local);
+        let weight = known.and_then(|(at, _)| weights.get(*at).copied());
+        Target { address, probability, on_this_node, weight, masquerade }
     };
     possible.into_iter().map(target).collect()
 }
@@ -398,6 +405,7 @@ fn unused(claim: &CurrentServicePort<'_>, policy: TrafficPolicy) -> Vec<UnusedEn
             let (reason, zones) = match why {
                 topology::Unused::NotReady => (UnusedReason::NotReady, Vec::new()),
                 topology::Unused::Draining => (UnusedReason::Draining, Vec::new()),
+                topology::Unused::WithoutWeight => (UnusedReason::WithoutWeight, Vec::new()),
                 topology::Unused::Gone => (UnusedReason::Gone, Vec::new()),
                 topology::Unused::OnAnotherNode => (UnusedReason::OnAnotherNode, Vec::new()),
                 topology::Unused::ForOtherNodes => (UnusedReason::ForOtherNodes, Vec::new()),
@@ -407,6 +415,17 @@ fn unused(claim: &CurrentServicePort<'_>, policy: TrafficPolicy) -> Vec<UnusedEn
             };
             let address = SocketAddr::new(candidate.ip, candidate.port.get());
             UnusedEndpoint { address, on_this_node: candidate.conditions.local, reason, zones }
+        })
+        .collect()
+}
+
+fn ignored(claim: &CurrentServicePort<'_>) -> Vec<IgnoredAnnotation> {
+    let weights = claim.invalid_weights.iter();
+    weights
+        .map(|(slice, value)| IgnoredAnnotation {
+            slice: (*slice).to_owned(),
+            annotation: WEIGHT_ANNOTATION.to_owned(),
+            value: (*value).to_owned(),
         })
         .collect()
 }

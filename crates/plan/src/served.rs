@@ -68,6 +68,8 @@ pub struct ServedFrontend {
     pub forwards: bool,
     /// The endpoints of all connections, or of those from outside if there is `inside`.
     pub endpoints: BTreeSet<ServedEndpoint>,
+    /// Which of 1,000 connections each of `endpoints` gets. Empty if all get the same share.
+    pub shares: BTreeMap<ServedEndpoint, u32>,
     /// The endpoints of connections from pods and from this node, if endpoints see the addresses of outside clients. Empty in
     /// the ipvs mode, in which they are the same.
     pub inside: Option<BTreeSet<ServedEndpoint>>,
@@ -114,7 +116,24 @@ impl Served {
     }
 }
 
+/// The shares of 1,000 connections, given numbers in proportion to them. Empty if they differ by no more than rounding.
+fn shares(parts: &BTreeMap<ServedEndpoint, f64>) -> BTreeMap<ServedEndpoint, u32> {
+    let (sum, mean) = (parts.values().sum::<f64>(), parts.values().sum::<f64>() / parts.len() as f64);
+    if parts.values().all(|part| (part / mean - 1.0).abs() < 0.001) {
+        return BTreeMap::new();
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1,000")]
+    let of_thousand = |part: f64| (1000.0 * part / sum).round() as u32;
+    parts.iter().map(|(endpoint, part)| (*endpoint, of_thousand(*part))).collect()
+}
+
 impl ServedFrontend {
+    /// How many of 1,000 connections an endpoint gets.
+    fn share(&self, endpoint: &ServedEndpoint) -> f64 {
+        let equal = || (1000.0 / self.endpoints.len() as f64).round();
+        self.shares.get(endpoint).map_or_else(equal, |share| f64::from(*share))
+    }
+
     /// The endpoints of connections from anywhere.
     pub fn all_endpoints(&self) -> impl Iterator<Item = ServedEndpoint> {
         self.endpoints.iter().chain(self.inside.iter().flatten()).copied()

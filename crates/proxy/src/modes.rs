@@ -159,6 +159,10 @@ fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
     for family in families_of_kernel() {
         let mut servers = ipvs::KernelServers::open(family)?;
         servers.check_scheduler(scheduler)?;
+        let weighted = ServerSettings::new(scheduler, Vec::new()).weighted_scheduler;
+        if let Err(error) = servers.check_scheduler(&weighted) {
+            tracing::warn!(scheduler = %weighted, err = %error, "Services whose endpoints have weights can't be served");
+        }
         let table = nftables::KernelTable::open(family).context(create_error(family))?;
         accesses.insert(family, (table, servers));
     }
@@ -200,10 +204,8 @@ pub fn set_up_ipvs(
 /// What the virtual servers of the ipvs mode depend on.
 pub fn server_settings(config: &Config, family: Family) -> ServerSettings {
     let exclude_cidrs = config.ipvs.exclude_cidrs.iter().copied();
-    ServerSettings {
-        scheduler: scheduler(config).into(),
-        exclude_cidrs: exclude_cidrs.filter(|cidr| Family::of_net(*cidr) == family).collect(),
-    }
+    let exclude_cidrs = exclude_cidrs.filter(|cidr| Family::of_net(*cidr) == family).collect();
+    ServerSettings::new(scheduler(config), exclude_cidrs)
 }
 
 fn scheduler(config: &Config) -> &str {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::names::Protocol;
+use model::weights::WEIGHT_ANNOTATION;
 
 use crate::lab::{Address, NODE_NAME, NODE_PORT, Place, TARGET};
 
@@ -300,6 +301,8 @@ pub struct PlainService<'a> {
     pub port_name: &'a str,
     pub sticky: bool,
     pub endpoints: &'a [SocketAddr],
+    /// The weights of the endpoints, in their order; endpoints beyond have none.
+    pub weights: &'a [u16],
 }
 
 impl<'a> PlainService<'a> {
@@ -316,6 +319,7 @@ impl<'a> PlainService<'a> {
             port_name,
             sticky,
             endpoints,
+            weights: &[],
         }
     }
 
@@ -355,11 +359,20 @@ impl<'a> PlainService<'a> {
                 .filter(|endpoint| endpoint.port() == target)
                 .map(|endpoint| format!(r#"{{"addresses":["{}"],"nodeName":"node-2"}}"#, endpoint.ip()))
                 .collect();
+            let weights: Vec<String> = (self.endpoints.iter().zip(self.weights))
+                .filter(|(endpoint, _)| endpoint.port() == target)
+                .map(|(endpoint, weight)| format!("{}={weight}", endpoint.ip()))
+                .collect();
+            let annotations = if weights.is_empty() {
+                String::new()
+            } else {
+                format!(r#""annotations":{{"{WEIGHT_ANNOTATION}":"{}"}},"#, weights.join(","))
+            };
             // The API allows 100 ports in a slice.
             for (number, ports) in ports.chunks(100).enumerate() {
                 items.push(format!(
                     r#"{{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{{
-                    "namespace":"{namespace}","name":"{name}-{target}-{number}",
+                    "namespace":"{namespace}","name":"{name}-{target}-{number}",{annotations}
                     "labels":{{"kubernetes.io/service-name":"{name}"}}}},
                     "addressType":"{family}","ports":[{}],"endpoints":[{}]}}"#,
                     ports.join(","),

@@ -86,7 +86,7 @@ pub fn service(text: &str) -> api::Service {
     service
 }
 
-/// `namespace/name [of service] [port:number[/PROTOCOL]]… [at=time] [| endpoint]…`
+/// `namespace/name [of service] [port:number[/PROTOCOL]]… [at=time] [weights=text] [| endpoint]…`
 ///
 /// An endpoint is `address[@node]`, then any of: `local`, `node=`, `zones=`, `nodes=`, the conditions `ready=`,
 /// `serving=`, `terminating=`, and two states by name: `unready` (neither ready nor serving) and `draining`
@@ -99,6 +99,7 @@ pub fn slice(text: &str) -> api::EndpointSlice {
             continue;
         }
         match word.split_once('=') {
+            Some(("weights", weights)) => slice.metadata.annotations.weight = Some(weights.into()),
             Some(("at", time)) => slice.metadata.annotations.last_change_trigger_time = Some(time.into()),
             Some((other, _)) => panic!("a slice has no {other}"),
             None if word == "of" => slice.metadata.labels.service_name = words.next().map(Into::into),

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use model::address::Family;
@@ -20,7 +19,7 @@ use plan::ipvs::servers::{PERSISTENT, VirtualAddress};
 use plan::mark::Mark;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::desired_sets::DesiredSets;
-use plan::nftables::interpreter::{AffinityChange, Sets, Slots};
+use plan::nftables::interpreter::{AffinityChange, Sets, Slots, WeightedServers};
 use plan::nftables::program::{Program, ProgramSettings};
 use plan::nftables::sets::{Balancer, Data, Element, ElementKey, Set};
 use plan::walk::{Packet, PacketContext, PacketVerdict, Path};
@@ -310,7 +309,7 @@ impl<'a> Node<'a> {
 
     /// The seconds of session affinity of a virtual server.
     fn persistence(&self, at: &VirtualAddress) -> Option<u32> {
-        let settings = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+        let settings = ServerSettings::new("rr", Vec::new());
         let found = DesiredServers { table: &self.table, settings: &settings }.at(at)?.server;
         (found.flags & PERSISTENT != 0).then_some(found.timeout)
     }
@@ -458,10 +457,12 @@ impl Sets for Persisting<'_> {
         &mut self,
         protocol: Protocol,
         destination: SocketAddr,
-    ) -> Result<Option<Arc<[SocketAddr]>>, Infallible> {
+    ) -> Result<Option<WeightedServers>, Infallible> {
         let Ok(found) = self.desired.real_servers(protocol, destination);
-        let stuck = self.stuck.filter(|to| found.as_ref().is_some_and(|found| found.contains(to)));
-        Ok(stuck.map_or(found, |to| Some([to].into())))
+        let stuck = self
+            .stuck
+            .filter(|to| found.as_ref().is_some_and(|found| found.iter().any(|(its, _)| its == to)));
+        Ok(stuck.map_or(found, |to| Some([(to, 1)].into())))
     }
 }
 

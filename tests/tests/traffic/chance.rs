@@ -49,14 +49,14 @@ fn choose(network: &Network, family: Family) {
             node.hold(&list(&[PlainService::new("web", ip, &endpoints)]));
             let to = SocketAddr::new(ip, 80);
             let chosen = if count <= ANSWERING.into() {
-                let chosen = connect(network, to);
+                let chosen = connect(network, Protocol::Udp, to, CONNECTIONS);
                 assert_eq!(counted(network, &node), chosen, "the kernel's counters match the answers");
                 chosen
             } else {
                 send(network, to, 20 * count);
                 counted(network, &node)
             };
-            found.push(chi_square(&endpoints, &chosen));
+            found.push(chi_square(&endpoints, std::iter::repeat(1), &chosen));
             if found[usize::from(attempt)] < limit {
                 break;
             }
@@ -69,7 +69,7 @@ fn choose(network: &Network, family: Family) {
     }
 }
 
-fn endpoints(family: Family, count: u16) -> Vec<SocketAddr> {
+pub fn endpoints(family: Family, count: u16) -> Vec<SocketAddr> {
     let ports = (8080..).take(usize::from(count.div_ceil(ANSWERING.into())));
     let pods = remote_pods(family, ANSWERING, 8080);
     let all = ports.flat_map(|port| pods.iter().map(move |pod| SocketAddr::new(pod.ip(), port)));
@@ -88,11 +88,16 @@ fn send(network: &Network, to: SocketAddr, count: u16) {
 }
 
 /// The number of answers of each endpoint.
-fn connect(network: &Network, to: SocketAddr) -> BTreeMap<SocketAddr, u64> {
+pub fn connect(
+    network: &Network,
+    protocol: Protocol,
+    to: SocketAddr,
+    connections: u32,
+) -> BTreeMap<SocketAddr, u64> {
     network.pods[0].namespace.enter(|| {
         let mut chosen = BTreeMap::new();
-        for _ in 0..CONNECTIONS {
-            match probe_here(None, Protocol::Udp, to, Duration::from_secs(5)) {
+        for _ in 0..connections {
+            match probe_here(None, protocol, to, Duration::from_secs(5)) {
                 Answer::From { endpoint, .. } => *chosen.entry(endpoint).or_default() += 1,
                 other => panic!("{to}: {other:?}"),
             }
@@ -114,10 +119,17 @@ fn counted(network: &Network, node: &NftablesNode) -> BTreeMap<SocketAddr, u64> 
         .collect()
 }
 
-fn chi_square(endpoints: &[SocketAddr], chosen: &BTreeMap<SocketAddr, u64>) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
-    let share = chosen.values().sum::<u64>() as f64 / endpoints.len() as f64;
-    let each = endpoints.iter().map(|endpoint| chosen.get(endpoint).copied().unwrap_or(0));
-    #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
-    each.map(|count| (count as f64 - share).powi(2) / share).sum()
+/// The deviation from shares in proportion to weights, none of which is zero.
+#[expect(clippy::cast_precision_loss, reason = "a few thousand")]
+pub fn chi_square(
+    endpoints: &[SocketAddr],
+    weights: impl IntoIterator<Item = u16, IntoIter: Clone>,
+    chosen: &BTreeMap<SocketAddr, u64>,
+) -> f64 {
+    let (all, weights) = (chosen.values().sum::<u64>() as f64, weights.into_iter().map(f64::from));
+    let sum: f64 = weights.clone().take(endpoints.len()).sum();
+    let each = endpoints.iter().map(|endpoint| chosen.get(endpoint).copied().unwrap_or(0) as f64);
+    each.zip(weights.map(|weight| all * weight / sum))
+        .map(|(count, share)| (count - share).powi(2) / share)
+        .sum()
 }

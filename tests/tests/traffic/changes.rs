@@ -27,7 +27,7 @@ const CHANGES: usize = 50;
 const COUNTS: [usize; 10] = [4, 3, 8, 9, 8, 16, 1, 2, 12, 5];
 
 /// Two clients that connect to one frontend as fast as they can.
-struct Storm<'a> {
+pub struct Storm<'a> {
     to: SocketAddr,
     clients: [(&'a Namespace, Protocol); 2],
     connections: AtomicU64,
@@ -35,7 +35,7 @@ struct Storm<'a> {
 }
 
 impl<'a> Storm<'a> {
-    fn new(network: &'a Network, to: SocketAddr) -> Self {
+    pub fn new(network: &'a Network, to: SocketAddr) -> Self {
         let clients = [(&network.client, Protocol::Tcp), (&network.pods[0].namespace, Protocol::Udp)];
         Self { to, clients, connections: AtomicU64::new(0), failures: Mutex::default() }
     }
@@ -57,7 +57,7 @@ impl<'a> Storm<'a> {
 }
 
 /// Runs `storms` while `change` runs.
-fn during(storms: &[Storm<'_>], change: impl FnOnce()) {
+pub fn during(storms: &[Storm<'_>], change: impl FnOnce()) {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _over = SetOnDrop(&end);
@@ -77,7 +77,7 @@ fn during(storms: &[Storm<'_>], change: impl FnOnce()) {
 }
 
 /// Waits until every storm has made some more connections.
-fn wait_for_connections(storms: &[Storm<'_>]) {
+pub fn wait_for_connections(storms: &[Storm<'_>]) {
     let before: Vec<u64> = storms.iter().map(Storm::connections).collect();
     eventually("connections", || {
         storms.iter().zip(&before).all(|(storm, before)| storm.connections() >= before + 10)

@@ -9,6 +9,7 @@ mod matrix;
 mod preload;
 mod size;
 mod sticky;
+mod weights;
 
 use std::net::{IpAddr, SocketAddr};
 

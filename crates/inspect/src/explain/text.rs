@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use plan::explain::live::Live;
 use plan::explain::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, Masquerade, Origin,
-    PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
+    Masquerade, Origin, PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
 };
 use plan::iptables::chains::lower_case;
 use plan::mode::Mode;
@@ -48,6 +48,9 @@ pub fn of(explanation: &Explanation) -> String {
     for unused in &explanation.unused {
         let (address, why) = (unused.address.to_string(), why_unused(unused));
         push(&format!("    {address:<width$}         {why}"));
+    }
+    for IgnoredAnnotation { slice, annotation, value } in &explanation.ignored {
+        push(&format!("  ignored, since it is invalid: {annotation} {value:?} of endpoint slice {slice}"));
     }
     if !explanation.chains.is_empty() {
         push(&format!("  path: {}", explanation.chains.join(" > ")));
@@ -207,9 +210,10 @@ fn masquerade(why: Masquerade) -> &'static str {
 fn endpoint(target: &Target, width: usize, is_uniform: bool) -> String {
     let address = target.address.to_string();
     let chance = percent(target.probability);
+    let weight = target.weight.map(|weight| format!(", weight {weight}")).unwrap_or_default();
     let place = if target.on_this_node { "this node" } else { "another node" };
     let sees = if is_uniform { String::new() } else { format!("; {}", sees(target.masquerade)) };
-    format!("{address:<width$}  {chance:>5}  {place}{sees}")
+    format!("{address:<width$}  {chance:>5}  {place}{weight}{sees}")
 }
 
 /// `50%`, `33.3%`
@@ -222,6 +226,7 @@ fn why_unused(unused: &UnusedEndpoint) -> String {
     match unused.reason {
         UnusedReason::NotReady => "not ready".into(),
         UnusedReason::Draining => "terminating, while others are ready".into(),
+        UnusedReason::WithoutWeight => "weight 0, while others are ready".into(),
         UnusedReason::Gone => "terminating, no longer serving".into(),
         UnusedReason::OnAnotherNode => "not on this node".into(),
         UnusedReason::ForOtherNodes => "for other nodes (hints)".into(),

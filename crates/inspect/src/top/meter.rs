@@ -47,6 +47,9 @@ pub struct AddressRate {
     /// The share of the connections of all endpoints of the service port: by rate if that is known, else by total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
+    /// The share that weights give the endpoint, if those of the service port differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due: Option<f64>,
 }
 
 /// A service port.
@@ -89,6 +92,8 @@ enum Counted {
 pub struct Meter {
     /// Per counter, because each is reset on its own.
     totals: Totals<(PortName, Counted), String>,
+    /// The weights of the endpoints of service ports that have different ones.
+    weights: BTreeMap<PortName, BTreeMap<String, u16>>,
     last_update: Option<Duration>,
 }
 
@@ -97,6 +102,7 @@ impl Meter {
     pub fn update(&mut self, page: ConnectionsPage, at: Duration) -> Rates {
         let ConnectionsPage { node, mode, service_ports, .. } = page;
         let mut found = Vec::new();
+        self.weights.clear();
         for service_port in service_ports {
             let name = PortName {
                 namespace: service_port.namespace,
@@ -105,6 +111,10 @@ impl Meter {
                 protocol: service_port.protocol,
             };
             for endpoint in service_port.endpoints {
+                if let Some(weight) = endpoint.weight {
+                    let weights = self.weights.entry(name.clone()).or_default();
+                    weights.insert(endpoint.address.clone(), weight);
+                }
                 let of = Counted::Endpoint(endpoint.address);
                 found.push(((name.clone(), of), endpoint.counter, endpoint.connections));
             }
@@ -133,7 +143,8 @@ impl Meter {
                 endpoints: Vec::new(),
             });
             let flow = flow(total, seconds);
-            let part = |address: &String| AddressRate { address: address.clone(), flow, share: None };
+            let part =
+                |address: &String| AddressRate { address: address.clone(), flow, share: None, due: None };
             match of {
                 Counted::ServicePort => {
                     row.flow = flow;
@@ -147,6 +158,8 @@ impl Meter {
         let mut rows: Vec<Row> = rows.into_values().collect();
         for row in &mut rows {
             set_shares(&mut row.endpoints);
+            let weights = self.weights.get(&row.name);
+            weights.into_iter().for_each(|weights| set_due(&mut row.endpoints, weights));
             row.endpoints.sort_by(|a, b| busiest_first(&a.flow, &b.flow));
             row.frontends.sort_by(|a, b| busiest_first(&a.flow, &b.flow));
         }
@@ -169,6 +182,13 @@ fn set_shares(endpoints: &mut [AddressRate]) {
     }
 }
 
+fn set_due(endpoints: &mut [AddressRate], weights: &BTreeMap<String, u16>) {
+    let all: f64 = weights.values().map(|weight| f64::from(*weight)).sum();
+    for endpoint in endpoints {
+        endpoint.due = weights.get(&endpoint.address).map(|weight| f64::from(*weight) / all);
+    }
+}
+
 /// Equal rates and totals keep their order, which is by name, in a stable sort.
 pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
     let rate = |flow: &ConnectionRate| flow.rate.unwrap_or_default();
@@ -188,6 +208,7 @@ pub mod tests {
             address: address.into(),
             counter: counter.into(),
             connections,
+            weight: None,
         };
         let frontend = |&(address, connections, _): &(&str, u64, &[_])| FrontendConnections {
             address: address.into(),

@@ -1,7 +1,7 @@
 //! The output of `--once`.
 
 use super::meter::{AddressRate, Rates, Row};
-use super::text::{rate, share, total};
+use super::text::{rate, share_and_due, share_title, total};
 
 pub fn json(rates: &Rates) -> serde_json::Result<String> {
     Ok(serde_json::to_string_pretty(rates)? + "\n")
@@ -14,15 +14,17 @@ pub fn text(rates: &Rates) -> String {
     let names = widest(&mut rates.rows.iter().map(|row| name(row).chars().count())).max("SERVICE PORT".len());
     let parts = rates.rows.iter().flat_map(|row| &row.endpoints);
     let addresses = widest(&mut parts.map(|part| part.address.len())).max("ENDPOINT".len());
+    let title = share_title(rates.rows.iter().flat_map(|row| &row.endpoints));
+    let shares = title.len();
     let line = |name: &str, endpoint: &str, rate: &str, share: &str, total: &str| {
-        format!("{name:<names$}  {endpoint:<addresses$}  {rate:>8}  {share:>5}  {total:>11}\n")
+        format!("{name:<names$}  {endpoint:<addresses$}  {rate:>8}  {share:>shares$}  {total:>11}\n")
     };
-    let mut lines = line("SERVICE PORT", "ENDPOINT", "NEW/S", "SHARE", "CONNECTIONS");
+    let mut lines = line("SERVICE PORT", "ENDPOINT", "NEW/S", title, "CONNECTIONS");
     for row in &rates.rows {
         lines += &line(&name(row), "", &rate(row.flow.rate), "", &total(row.flow.total));
         for part in &row.endpoints {
-            let AddressRate { address, flow, share: of_all } = part;
-            lines += &line("", address, &rate(flow.rate), &share(*of_all), &total(flow.total));
+            let AddressRate { address, flow, .. } = part;
+            lines += &line("", address, &rate(flow.rate), &share_and_due(part), &total(flow.total));
         }
     }
     lines

@@ -1,5 +1,7 @@
 //! Formats numbers and names for narrow columns.
 
+use super::meter::AddressRate;
+
 const ELLIPSIS: char = '…';
 
 /// New connections per second, in at most six characters below a billion.
@@ -30,8 +32,19 @@ fn large(number: f64, exact_below: f64) -> String {
     format!("{scaled:.1}{unit}")
 }
 
-pub fn share(share: Option<f64>) -> String {
-    share.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", share * 100.0))
+/// The share of an endpoint and, if weights differ, the share that is due to it: `33%` or `33%/50%`.
+pub fn share_and_due(endpoint: &AddressRate) -> String {
+    let share = endpoint.share.map_or_else(|| "-".to_owned(), percent);
+    endpoint.due.map_or(share.clone(), |due| format!("{share}/{}", percent(due)))
+}
+
+/// The title of a column with these endpoints.
+pub fn share_title<'a>(endpoints: impl IntoIterator<Item = &'a AddressRate>) -> &'static str {
+    if endpoints.into_iter().any(|endpoint| endpoint.due.is_some()) { "SHARE/DUE" } else { "SHARE" }
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
 }
 
 /// Shortens a long name in the middle: similar names mostly differ at their ends.
@@ -82,7 +95,23 @@ mod tests {
         {
             assert_eq!(total(number), text);
         }
-        assert_eq!(share(Some(1.0 / 3.0)), "33%");
+    }
+
+    #[test]
+    fn shares_are_shown_with_those_that_are_due() {
+        let endpoint =
+            |share, due| AddressRate { address: String::new(), flow: Default::default(), share, due };
+        for (share, due, text) in [
+            (None, None, "-"),
+            (Some(1.0 / 3.0), None, "33%"),
+            (Some(1.0 / 3.0), Some(0.5), "33%/50%"),
+            (None, Some(1.0), "-/100%"),
+        ] {
+            assert_eq!(share_and_due(&endpoint(share, due)), text);
+        }
+        let plain = endpoint(Some(1.0), None);
+        assert_eq!(share_title([&plain]), "SHARE");
+        assert_eq!(share_title([&plain, &endpoint(None, Some(0.5))]), "SHARE/DUE");
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub fn endpoint_connections(owners: &DesiredTable) -> io::Result<Vec<Connections
         endpoint: Some(endpoint),
         counter: CounterOf::Frontend(frontend),
         count,
+        weight: None,
     });
     Ok(connections.collect())
 }

@@ -2,12 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use model::address::Family;
 use model::names::{Port, Protocol};
 use plan::ipvs::servers::VirtualAddress;
-use plan::nftables::interpreter::{Sets, Slots};
+use plan::nftables::interpreter::{Sets, Slots, WeightedServers};
 use plan::nftables::sets::{Element, ElementKey, Set};
 
 use super::{KernelServers, real_address};
@@ -42,7 +41,7 @@ impl Sets for ServersLookup {
         &mut self,
         protocol: Protocol,
         destination: SocketAddr,
-    ) -> io::Result<Option<Arc<[SocketAddr]>>> {
+    ) -> io::Result<Option<WeightedServers>> {
         let Some(port) = Port::from_api(destination.port().into()) else { return Ok(None) };
         let at = VirtualAddress { ip: destination.ip(), protocol, port };
         if !self.servers.has_virtual_server(at)? {
@@ -50,6 +49,6 @@ impl Sets for ServersLookup {
         }
         let found = self.servers.real_servers(at)?;
         let serving = found.into_iter().filter(|(_, real)| real.weight > 0);
-        Ok(Some(serving.map(|(real, _)| real_address(real)).collect()))
+        Ok(Some(serving.map(|(real, found)| (real_address(real), found.weight)).collect()))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use model::address::Family;
 use model::names::{Port, ServicePortName};
+use model::weights::Weight;
 use netlink::nftables::NftablesSocket;
 use plan::nftables::desired::DesiredTable;
 use plan::nftables::elements::FrontendKey;
@@ -31,14 +32,19 @@ pub struct Connections {
     pub endpoint: Option<(IpAddr, Port)>,
     pub counter: CounterOf,
     pub count: u64,
+    /// The weight of the endpoint, if those of its service port differ.
+    pub weight: Option<Weight>,
 }
 
 /// What a counter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CounterOf {
     Frontend(FrontendKey),
-    /// An endpoint list, which all frontends of its service port may use.
-    List(u32),
+    /// A slot of an endpoint list, which all frontends of its service port may use.
+    Slot {
+        list: u32,
+        slot: u32,
+    },
 }
 
 impl From<DesiredTable> for CounterOwners {
@@ -62,19 +68,25 @@ pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Con
         };
         all.extend(counted.into_iter().filter_map(|(frontend, count)| {
             let service = owners.owner(&frontend)?.clone();
-            Some(Connections { service, endpoint: None, counter: CounterOf::Frontend(frontend), count })
+            let counter = CounterOf::Frontend(frontend);
+            Some(Connections { service, endpoint: None, counter, count, weight: None })
         }));
     }
     match owners.settings().balancer {
         Balancer::Slots => {
             let ids = owners.ids();
             let counted = reader.counted_slots()?.into_iter();
-            all.extend(counted.filter_map(|CountedSlot { list, endpoint, count }| {
+            all.extend(counted.filter_map(|CountedSlot { list, slot, endpoint, count }| {
                 let service = (*ids.get(&EndpointList::Cluster.of(list))?).clone();
-                Some(Connections { service, endpoint: Some(endpoint), counter: CounterOf::List(list), count })
+                let counter = CounterOf::Slot { list, slot };
+                Some(Connections { service, endpoint: Some(endpoint), counter, count, weight: None })
             }));
         }
         Balancer::Ipvs => all.extend(endpoint_connections(owners)?),
+    }
+    let weights = owners.weights();
+    for Connections { service, endpoint, weight, .. } in &mut all {
+        *weight = endpoint.as_ref().and_then(|endpoint| weights.get(service)?.get(endpoint).copied());
     }
     all.sort();
     Ok(all)

@@ -64,6 +64,7 @@ impl Reading {
 #[derive(Debug)]
 pub struct CountedSlot {
     pub list: u32,
+    pub slot: u32,
     pub endpoint: (IpAddr, Port),
     pub count: u64,
 }
@@ -237,8 +238,8 @@ impl Reader<'_> {
     pub fn counted_slots(&mut self) -> io::Result<Vec<CountedSlot>> {
         let family = self.family;
         self.read(Set::Endpoints, |element| {
-            let (list, _, endpoint) = element_of(Set::Endpoints, element, family)?.slot()?;
-            Some(CountedSlot { list, endpoint, count: element.counter?.packets })
+            let (list, slot, endpoint) = element_of(Set::Endpoints, element, family)?.slot()?;
+            Some(CountedSlot { list, slot, endpoint, count: element.counter?.packets })
         })
     }
 

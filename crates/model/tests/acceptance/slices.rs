@@ -443,3 +443,84 @@ mod test_same_service_endpoint_slice_cache_cleared_correctly {
         assert_eq!(world.cluster.counts().endpoints, 0);
     }
 }
+
+mod weights {
+    use super::*;
+    use model::routing::Traffic;
+
+    const SLICE: &str = "ns/a of web p:80";
+
+    fn weighted(annotation: &str) -> World {
+        let mut world = World::taken(&[WEB], &[]);
+        world.slice(&format!("{SLICE} weights={annotation} | 10.0.1.1 | 10.0.1.2 | 10.0.1.3"));
+        world.take();
+        world
+    }
+
+    #[test]
+    fn endpoints_have_the_weights_of_the_annotation_unless_all_are_alike() {
+        for (annotation, endpoints, weights) in [
+            ("10.0.1.1=1,10.0.1.2=2,5", "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80", &[1, 2, 5][..]),
+            ("10.0.1.2=200", "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80", &[100, 200, 100]),
+            ("7", "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80", &[]),
+            ("10.0.1.2=0", "10.0.1.1:80 10.0.1.3:80", &[]),
+            ("10.0.1.2=0,10.0.1.3=3", "10.0.1.1:80 10.0.1.3:80", &[100, 3]),
+            ("10.0.1.1=0,10.0.1.2=0,1", "10.0.1.3:80", &[]),
+            ("0", "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80", &[]),
+            ("many", "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80", &[]),
+        ] {
+            let world = weighted(annotation);
+            let routing = world.routing("ns/web:p/TCP");
+            assert_eq!(spelled(&routing.cluster), endpoints, "{annotation}");
+            assert_eq!(routing.weights(Traffic::ToCluster), weights, "{annotation}");
+        }
+    }
+
+    #[test]
+    fn endpoints_of_several_slices_have_weights_of_their_own() {
+        let mut world = weighted("3");
+        world.slice("ns/b of web p:80 weights=0 | 10.0.1.4");
+        world.slice("ns/c of web p:80 | 10.0.1.5 local");
+        world.take();
+        let routing = world.routing("ns/web:p/TCP");
+        assert_eq!(routing.weights(Traffic::ToCluster), [3, 3, 3, 100]);
+        assert_eq!(spelled(&routing.cluster), "10.0.1.1:80 10.0.1.2:80 10.0.1.3:80 10.0.1.5:80*");
+    }
+
+    #[test]
+    fn flows_to_an_endpoint_of_weight_zero_are_not_stale() {
+        let mut world = World::taken(&["ns/dns 10.96.0.53 p:53/UDP"], &[]);
+        world.slice("ns/a of dns p:53/UDP weights=10.0.1.1=0 | 10.0.1.1 | 10.0.1.2");
+        world.take();
+        let routing = world.routing("ns/dns:p/UDP");
+        assert_eq!(spelled(&routing.cluster), "10.0.1.2:53");
+        assert_eq!(spelled(&routing.serving), "10.0.1.1:53 10.0.1.2:53");
+    }
+
+    #[test]
+    fn an_invalid_annotation_is_noted_once() {
+        let mut world = World::taken(&[WEB], &[]);
+        let note = r#"ns/a: Ignoring invalid weights of endpoints: service.sluice.io/weight "1,2""#;
+        for (slice, want) in [
+            ("weights=1,2 | 10.0.1.1", vec![note]),
+            ("weights=1,2 | 10.0.1.1 | 10.0.1.2", vec![]),
+            ("weights=1 | 10.0.1.1", vec![]),
+            ("weights=1,2 | 10.0.1.1", vec![note]),
+        ] {
+            let notes = world.slice(&format!("{SLICE} {slice}"));
+            assert_eq!(notes.iter().map(ToString::to_string).collect::<Vec<_>>(), want, "{slice}");
+        }
+        let ignored = |world: &World| {
+            let ports = world.cluster.current_service_ports(|_, _| true);
+            ports
+                .iter()
+                .flat_map(|port| port.invalid_weights.clone())
+                .map(|(a, b)| format!("{a} {b}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ignored(&world), ["a 1,2", "a 1,2"], "for each port");
+        world.delete_slice("ns/a");
+        world.slice("ns/a of web p:80 | 10.0.1.1");
+        assert_eq!(ignored(&world), [""; 0]);
+    }
+}

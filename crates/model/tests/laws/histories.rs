@@ -277,14 +277,31 @@ pub fn slice() -> impl Strategy<Value = api::EndpointSlice> {
         0.4,
         text(&["2026-11-15T10:00:01Z", "2026-11-15T10:00:02.5Z", "2026-11-15T09:00:00Z", "late"]),
     );
+    let weights = weighted(
+        0.3,
+        text(&[
+            "1",
+            "7",
+            "0",
+            "10.0.0.1=0",
+            "10.0.0.1=5,10.0.0.2=0",
+            "3,fd00::1=9",
+            "fd00::2=0",
+            "seven",
+            "65536",
+        ]),
+    );
     let kind = select(&["IPv4", "IPv4", "IPv4", "IPv6", "IPv6", "IPv6", "FQDN"]);
     let said = kind.prop_flat_map(|kind| (Just(kind), vec(endpoint(kind), 0..6), vec(slice_port(), 0..4)));
-    (select(&SLICES), owner, time, said).prop_map(|(at, owner, time, (kind, endpoints, ports))| {
-        let mut metadata = metadata(at.0, at.1);
-        metadata.labels.service_name = owner;
-        metadata.annotations.last_change_trigger_time = time;
-        api::EndpointSlice { metadata, address_type: kind.into(), endpoints, ports }
-    })
+    (select(&SLICES), owner, time, weights, said).prop_map(
+        |(at, owner, time, weights, (kind, endpoints, ports))| {
+            let mut metadata = metadata(at.0, at.1);
+            metadata.labels.service_name = owner;
+            metadata.annotations.last_change_trigger_time = time;
+            metadata.annotations.weight = weights;
+            api::EndpointSlice { metadata, address_type: kind.into(), endpoints, ports }
+        },
+    )
 }
 
 fn endpoint(kind: &'static str) -> impl Strategy<Value = api::SliceEndpoint> {

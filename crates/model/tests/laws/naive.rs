@@ -39,6 +39,8 @@ fn words(routing: &Routing) -> BTreeMap<&'static str, String> {
         ("healthCheckNodePort", port(routing.health_check_node_port)),
         ("cluster", list(&routing.cluster)),
         ("local", list(&routing.local)),
+        ("clusterWeights", joined(routing.weights(Traffic::ToCluster).iter())),
+        ("localWeights", joined(routing.weights(Traffic::ToLocal).iter())),
         ("allReachable", list(&routing.reachable())),
         ("hasAny", routing.has_endpoints().to_string()),
         ("serving", list(&routing.serving)),
@@ -222,6 +224,8 @@ impl Record {
             ("healthCheckNodePort", self.health_check_node_port.to_string()),
             ("cluster", found.cluster.join(" ")),
             ("local", found.local.join(" ")),
+            ("clusterWeights", weights(&found.cluster, endpoints)),
+            ("localWeights", weights(&found.local, endpoints)),
             ("allReachable", found.all_reachable.join(" ")),
             ("hasAny", found.has_any.to_string()),
             ("serving", joined(serving.map(|e| &e.text))),
@@ -243,6 +247,7 @@ struct Entry {
     ready: bool,
     serving: bool,
     terminating: bool,
+    weight: u16,
     zones: Vec<String>,
     nodes: Vec<String>,
 }
@@ -275,13 +280,16 @@ fn endpoints_of(
                 let key = host_port(ip.parse().unwrap(), u16::try_from(number).unwrap());
                 let local = endpoint.node_name.as_deref() == Some(THIS_NODE);
                 let names = |hints: &[api::Hint]| hints.iter().map(|hint| hint.name.clone()).collect();
+                let ready = endpoint.conditions.ready.unwrap_or(true);
+                let weight = weight(slice.metadata.annotations.weight.as_deref(), &ip, family);
                 let entry = Entry {
                     text: if local { format!("{key}*") } else { key.clone() },
                     ip,
                     local,
-                    ready: endpoint.conditions.ready.unwrap_or(true),
+                    ready: ready && weight > 0,
                     serving: endpoint.conditions.serving.unwrap_or(true),
-                    terminating: endpoint.conditions.terminating.unwrap_or(false),
+                    terminating: endpoint.conditions.terminating.unwrap_or(false) || (ready && weight == 0),
+                    weight,
                     zones: names(&endpoint.hints.for_zones),
                     nodes: names(&endpoint.hints.for_nodes),
                 };
@@ -293,6 +301,31 @@ fn endpoints_of(
         }
     }
     found
+}
+
+/// Not part of the specification: what the annotation of a slice says.
+fn weight(annotation: Option<&str>, ip: &str, family: Family) -> u16 {
+    let parts: Vec<&str> = annotation.unwrap_or("100").split(',').collect();
+    let (mut weight, mut own) = (100, None);
+    for part in parts {
+        let (address, number) = part.split_once('=').unwrap_or(("", part));
+        let Ok(number) = number.parse() else { return 100 };
+        if address.is_empty() {
+            weight = number;
+        } else if of_family(family, address).is_none() {
+            return 100;
+        } else if address == ip {
+            own = Some(number);
+        }
+    }
+    own.unwrap_or(weight)
+}
+
+/// Nothing if all are alike, or if one is zero, which only happens if no endpoint is ready.
+fn weights(chosen: &[String], endpoints: &[&Entry]) -> String {
+    let weight = |text: &String| endpoints.iter().find(|e| e.text == *text).unwrap().weight;
+    let all: BTreeSet<u16> = chosen.iter().map(weight).collect();
+    if all.len() < 2 || all.contains(&0) { String::new() } else { joined(chosen.iter().map(weight)) }
 }
 
 #[derive(Default)]

@@ -38,6 +38,9 @@ pub struct Explanation {
     /// Where the packet may be forwarded to.
     pub endpoints: Vec<Target>,
     pub unused: Vec<UnusedEndpoint>,
+    /// Annotations of the Service's slices that are ignored because they are invalid.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignored: Vec<IgnoredAnnotation>,
     /// The timeout of session affinity.
     pub affinity_seconds: Option<u32>,
     /// The chains that the packet traverses, up to the one that decides.
@@ -222,6 +225,9 @@ pub struct Target {
     pub address: SocketAddr,
     pub probability: f64,
     pub on_this_node: bool,
+    /// Its weight, if those of the endpoints differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
     /// Why the packet is masqueraded; `None` if it is not.
     pub masquerade: Option<Masquerade>,
 }
@@ -241,6 +247,16 @@ pub enum Masquerade {
     Hairpin,
 }
 
+/// An annotation that is ignored because it is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IgnoredAnnotation {
+    /// The EndpointSlice.
+    pub slice: String,
+    pub annotation: String,
+    pub value: String,
+}
+
 /// An endpoint that the packet cannot go to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -258,6 +274,7 @@ pub struct UnusedEndpoint {
 pub enum UnusedReason {
     NotReady,
     Draining,
+    WithoutWeight,
     Gone,
     OnAnotherNode,
     ForOtherNodes,

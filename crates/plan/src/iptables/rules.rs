@@ -15,6 +15,7 @@ use std::net::IpAddr;
 
 use model::names::ServicePortName;
 use model::routing::{Endpoint, Routing, Traffic};
+use model::weights::Weight;
 
 use crate::iptables::chains::{
     MARK_MASQ, Namer, PROXY_FIREWALL, Purpose, ServiceChain, SharedChain, lower_case,
@@ -194,9 +195,12 @@ impl<'a> Writer<'a> {
             chains.push(self.firewall());
         }
         let targets: Vec<Target> = routing.reachable().into_iter().map(|one| self.target(one)).collect();
-        for (purpose, endpoints) in [(Purpose::Cluster, &routing.cluster), (Purpose::Local, &routing.local)] {
+        for (purpose, traffic) in [(Purpose::Cluster, Traffic::ToCluster), (Purpose::Local, Traffic::ToLocal)]
+        {
+            let endpoints = routing.endpoints(traffic);
             if !endpoints.is_empty() {
-                chains.push(self.choice(purpose, &among(&targets, endpoints), comments));
+                let probabilities = probabilities(endpoints.len(), routing.weights(traffic));
+                chains.push(self.choice(purpose, &among(&targets, endpoints), &probabilities, comments));
             }
         }
         chains.extend(targets.iter().map(|target| self.endpoint(target, comments)));
@@ -265,7 +269,13 @@ impl<'a> Writer<'a> {
     }
 
     /// The chain that picks an endpoint: the one that the client used last, or else a random one.
-    fn choice(&self, purpose: Purpose, targets: &[&Target], comments: EndpointComments) -> RenderedChain {
+    fn choice(
+        &self,
+        purpose: Purpose,
+        targets: &[&Target],
+        probabilities: &[f64],
+        comments: EndpointComments,
+    ) -> RenderedChain {
         let mut chain = RenderedChain::with_room(self.chains.chain(purpose), targets.len());
         let mut add = |target: &Target, condition: fmt::Arguments<'_>| {
             let Target { chain: to, text, .. } = target;
@@ -283,14 +293,11 @@ impl<'a> Writer<'a> {
                 add(target, format_args!("-m recent --name {to} --rcheck --seconds {seconds} --reap "));
             }
         }
-        for (target, left) in targets.iter().zip((1..=targets.len()).rev()) {
-            if left > 1 {
-                let probability = probability(left);
-                add(target, format_args!("-m statistic --mode random --probability {probability} "));
-            } else {
-                add(target, format_args!(""));
-            }
+        for (target, probability) in targets.iter().zip(probabilities) {
+            add(target, format_args!("-m statistic --mode random --probability {probability:.10} "));
         }
+        // What is left goes to the last endpoint.
+        targets.last().into_iter().for_each(|last| add(last, format_args!("")));
         chain
     }
 
@@ -372,21 +379,36 @@ struct Refusal {
     reason: &'static str,
 }
 
-/// The probability of the first of n endpoints, as upstream prints it.
-fn probability(of: usize) -> String {
-    let of = u32::try_from(of).unwrap_or(u32::MAX);
-    format!("{:.10}", 1.0 / f64::from(of))
+/// The probability of each endpoint but the last, provided that the choice has come to it: one of those that are left, in
+/// proportion to their weights if there are any.
+fn probabilities(endpoints: usize, weights: &[Weight]) -> Vec<f64> {
+    if weights.is_empty() {
+        let of = |left: usize| 1.0 / f64::from(u32::try_from(left).unwrap_or(u32::MAX));
+        return (2..=endpoints).rev().map(of).collect();
+    }
+    let mut left: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+    let (_, all_but_last) = weights.split_last().unwrap_or((&0, &[]));
+    let of = |weight: &Weight| {
+        let probability = f64::from(*weight) / left as f64;
+        left -= u64::from(*weight);
+        probability
+    };
+    all_but_last.iter().map(of).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn printed(weights: &[Weight]) -> Vec<String> {
+        probabilities(weights.len(), weights).iter().map(|it| format!("{it:.10}")).collect()
+    }
+
     // Upstream's TestComputeProbability.
     #[test]
     fn chances_are_printed_with_ten_decimals_and_always_fall() {
+        let probability = |of: usize| format!("{:.10}", probabilities(of, &[])[0]);
         for (of, want) in [
-            (1, "1.0000000000"),
             (2, "0.5000000000"),
             (3, "0.3333333333"),
             (7, "0.1428571429"),
@@ -395,7 +417,17 @@ mod tests {
         ] {
             assert_eq!(probability(of), want, "1/{of}");
         }
-        let chances: Vec<String> = (1..=100_000).map(probability).collect();
-        assert!(chances.windows(2).all(|pair| pair[0] > pair[1]));
+        let chances = probabilities(100_000, &[]);
+        assert_eq!(chances.len(), 99_999);
+        let chances: Vec<String> = chances.iter().map(|it| format!("{it:.10}")).collect();
+        assert!(chances.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn chances_follow_weights() {
+        assert_eq!(printed(&[1, 2, 5]), ["0.1250000000", "0.2857142857"]);
+        assert_eq!(printed(&[100, 100, 100]), ["0.3333333333", "0.5000000000"]);
+        assert_eq!(printed(&[65_535, 1]), ["0.9999847412"]);
+        assert_eq!(printed(&[7]), [""; 0]);
     }
 }

@@ -79,20 +79,20 @@ impl ServerChanges {
             (None, Some(desired)) => {
                 self.virtual_servers.push(ServerStep::AddVirtual(at, desired.server.clone()));
                 let real = desired.real_servers.iter();
-                self.join.extend(real.map(|real| ServerStep::AddReal(at, *real, 1)));
+                self.join.extend(real.map(|(real, weight)| ServerStep::AddReal(at, *real, *weight)));
             }
             (Some(known), Some(desired)) => {
                 if *known.server != desired.server {
                     self.virtual_servers.push(ServerStep::SetVirtual(at, desired.server.clone()));
                 }
-                for real in &desired.real_servers {
+                for (real, weight) in &desired.real_servers {
                     self.join.extend(match known.weights.get(real) {
-                        None => Some(ServerStep::AddReal(at, *real, 1)),
-                        Some(1) => None,
-                        Some(_) => Some(ServerStep::SetWeight(at, *real, 1)),
+                        None => Some(ServerStep::AddReal(at, *real, *weight)),
+                        Some(known) if known == weight => None,
+                        Some(_) => Some(ServerStep::SetWeight(at, *real, *weight)),
                     });
                 }
-                let unused = known.weights.iter().filter(|(real, _)| !desired.real_servers.contains(real));
+                let unused = known.weights.iter().filter(|(it, _)| !desired.real_servers.contains_key(it));
                 for (real, weight) in unused {
                     match at.protocol {
                         Protocol::Tcp => {

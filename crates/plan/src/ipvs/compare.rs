@@ -63,16 +63,17 @@ fn compare_virtual(
         }
         Some(_) => {}
     }
-    for real in &desired.real_servers {
+    for (real, weight) in &desired.real_servers {
+        let object = KernelObject::Real(*at, *real, *weight);
         match real_servers.and_then(|found| found.get(real)).map(|found| found.weight) {
-            None => add(DifferenceKind::Missing, KernelObject::Real(*at, *real, 1)),
-            Some(1) => {}
-            Some(_) => add(DifferenceKind::Changed, KernelObject::Real(*at, *real, 1)),
+            None => add(DifferenceKind::Missing, object),
+            Some(found) if found == *weight => {}
+            Some(_) => add(DifferenceKind::Changed, object),
         }
     }
     for (real, found) in real_servers.into_iter().flatten() {
         let terminates = at.protocol == Protocol::Tcp && found.weight == 0;
-        if !desired.real_servers.contains(real) && !terminates {
+        if !desired.real_servers.contains_key(real) && !terminates {
             add(DifferenceKind::Unexpected, KernelObject::Real(*at, *real, found.weight));
         }
     }

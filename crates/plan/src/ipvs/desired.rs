@@ -1,6 +1,6 @@
 //! The desired virtual servers. Each follows from the desired table: the service port that gets the frontend decides.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,23 +14,36 @@ use crate::ipvs::servers::{HASH_PORT, PERSISTENT, RealServer, VirtualAddress, Vi
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::FrontendKey;
-use crate::nftables::interpreter::{Sets, Slots};
+use crate::nftables::interpreter::{Sets, Slots, WeightedServers};
 use crate::nftables::sets::{Element, ElementKey, Set};
 
 /// What virtual servers depend on, besides Services and addresses. Constant while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
     pub scheduler: Arc<str>,
+    /// The scheduler for endpoints with weights.
+    pub weighted_scheduler: Arc<str>,
     /// Virtual servers at these addresses belong to others, and stay.
     pub exclude_cidrs: Vec<IpNet>,
+}
+
+impl ServerSettings {
+    pub fn new(scheduler: &str, exclude_cidrs: Vec<IpNet>) -> Self {
+        let weighted = match scheduler {
+            "rr" => "wrr",
+            "lc" => "wlc",
+            other => other,
+        };
+        Self { scheduler: scheduler.into(), weighted_scheduler: weighted.into(), exclude_cidrs }
+    }
 }
 
 /// What the kernel should hold at the address of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredVirtual {
     pub server: VirtualServer,
-    /// All with weight 1.
-    pub real_servers: BTreeSet<RealServer>,
+    /// With their weights, which are 1 if they are alike; never zero.
+    pub real_servers: BTreeMap<RealServer, u32>,
 }
 
 /// The desired virtual servers of one family.
@@ -44,9 +57,10 @@ impl DesiredServers<'_> {
     /// The virtual server at an address. A frontend with this address precedes a node port on it.
     pub fn at(&self, address: &VirtualAddress) -> Option<DesiredVirtual> {
         let (routing, traffic) = routing_at(self.table, address)?;
+        let is_weighted = !routing.weights(list(traffic)).is_empty();
         Some(DesiredVirtual {
-            server: self.server(routing),
-            real_servers: endpoints(routing, traffic).iter().map(RealServer::from).collect(),
+            server: self.server(routing, is_weighted),
+            real_servers: endpoints(routing, traffic).map(|(it, weight)| (it.into(), weight)).collect(),
         })
     }
 
@@ -57,8 +71,9 @@ impl DesiredServers<'_> {
         addresses.filter_map(|address| Some((address, self.at(&address)?))).collect()
     }
 
-    fn server(&self, routing: &Routing) -> VirtualServer {
-        let ServerSettings { scheduler, .. } = self.settings;
+    fn server(&self, routing: &Routing, is_weighted: bool) -> VirtualServer {
+        let scheduler =
+            if is_weighted { &self.settings.weighted_scheduler } else { &self.settings.scheduler };
         let persistent = if routing.affinity.is_some() { PERSISTENT } else { 0 };
         let hash_port = if &**scheduler == "mh" { HASH_PORT } else { 0 };
         VirtualServer {
@@ -97,12 +112,19 @@ fn routing_at<'a>(table: &'a DesiredTable, address: &VirtualAddress) -> Option<(
     table.node_port_ips().contains(&ip).then(|| (&*unit.routing, unit.routing.external))
 }
 
-/// The endpoints of a virtual server. As in upstream, IPVS cannot distinguish clients: with policy Local all of them get the local
-/// endpoints or, if there are none, those of the cluster.
-pub fn endpoints(routing: &Routing, traffic: Traffic) -> &[Endpoint] {
+/// The endpoints of a virtual server, with their weights.
+fn endpoints(routing: &Routing, traffic: Traffic) -> impl Iterator<Item = (&Endpoint, u32)> {
+    let list = list(traffic);
+    let weights = routing.weights(list).iter().map(|weight| u32::from(*weight));
+    routing.endpoints(list).iter().zip(weights.chain(std::iter::repeat(1)))
+}
+
+/// As in upstream, IPVS cannot distinguish clients: with policy Local all of them get the local endpoints or, if there are none, those
+/// of the cluster.
+fn list(traffic: Traffic) -> Traffic {
     match traffic {
-        Traffic::ToLocal => &routing.local,
-        Traffic::ToCluster | Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => &routing.cluster,
+        Traffic::ToLocal => Traffic::ToLocal,
+        Traffic::ToCluster | Traffic::RejectNoEndpoints | Traffic::DropNoLocalEndpoints => Traffic::ToCluster,
     }
 }
 
@@ -140,11 +162,11 @@ impl Sets for DesiredIpvs<'_> {
         &mut self,
         protocol: Protocol,
         destination: SocketAddr,
-    ) -> Result<Option<Arc<[SocketAddr]>>, Infallible> {
+    ) -> Result<Option<WeightedServers>, Infallible> {
         let Some(port) = Port::from_api(destination.port().into()) else { return Ok(None) };
         let address = VirtualAddress { ip: destination.ip(), protocol, port };
-        let to = |endpoint: &Endpoint| SocketAddr::new(endpoint.ip, endpoint.port.get());
+        let to = |(it, weight): (&Endpoint, u32)| (SocketAddr::new(it.ip, it.port.get()), weight);
         Ok(routing_at(self.table, &address)
-            .map(|(routing, traffic)| endpoints(routing, traffic).iter().map(to).collect()))
+            .map(|(routing, traffic)| endpoints(routing, traffic).map(to).collect()))
     }
 }

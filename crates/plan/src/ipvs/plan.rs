@@ -196,7 +196,8 @@ fn committed<'a>(
     termination: &Termination,
 ) -> KnownVirtual<'a> {
     let terminating = termination.of(at).map(|real| (real, 0));
-    let weights = before.real_servers.iter().map(|real| (*real, 1)).chain(terminating).collect();
+    let weights =
+        before.real_servers.iter().map(|(real, weight)| (*real, *weight)).chain(terminating).collect();
     KnownVirtual { server: &before.server, weights }
 }
 

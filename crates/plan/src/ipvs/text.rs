@@ -14,8 +14,8 @@ pub fn servers(servers: &BTreeMap<VirtualAddress, DesiredVirtual>) -> String {
     for (at, DesiredVirtual { server, real_servers }) in servers {
         text.push_str(&virtual_server(at, server));
         text.push('\n');
-        for real in real_servers {
-            text.push_str(&real_server(at, real, 1));
+        for (real, weight) in real_servers {
+            text.push_str(&real_server(at, real, *weight));
             text.push('\n');
         }
     }

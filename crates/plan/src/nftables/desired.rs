@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use ipnet::IpNet;
-use model::names::ServicePortName;
-use model::routing::{Endpoint, Routing};
+use model::names::{Port, ServicePortName};
+use model::routing::{Endpoint, Routing, Traffic};
+use model::weights::Weight;
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{
@@ -56,6 +57,9 @@ pub struct DesiredTable {
 }
 
 /// For each frontend that several claim before or during a change: the claims before it.
+/// The weights of the endpoints of a service port.
+pub type EndpointWeights = HashMap<(IpAddr, Port), Weight, RandomState>;
+
 type Contended = BTreeMap<FrontendKey, Vec<ServicePortName>>;
 
 impl DesiredTable {
@@ -376,6 +380,17 @@ impl DesiredTable {
     /// The service port of each id. Walks all service ports.
     pub fn ids(&self) -> HashMap<u32, &ServicePortName, RandomState> {
         self.units.iter().map(|(name, unit)| (unit.id(), name)).collect()
+    }
+
+    /// The weights of the endpoints of service ports that have different ones. Walks all service ports.
+    pub fn weights(&self) -> HashMap<&ServicePortName, EndpointWeights, RandomState> {
+        let weighted = self.units.iter().filter(|(_, unit)| unit.routing.weights.is_some());
+        let weights = |routing: &Routing| {
+            let of = |traffic| routing.endpoints(traffic).iter().zip(routing.weights(traffic));
+            let all = of(Traffic::ToCluster).chain(of(Traffic::ToLocal));
+            all.map(|(endpoint, weight)| ((endpoint.ip, endpoint.port), *weight)).collect()
+        };
+        weighted.map(|(name, unit)| (name, weights(&unit.routing))).collect()
     }
 
     /// Adds a service port whose endpoints already have these slots.

@@ -25,7 +25,8 @@ pub struct ElementUnit {
     balancer: Balancer,
     /// The id of its cluster list, which is even. Zero in the ipvs mode.
     id: u32,
-    /// The endpoints of [`Routing::cluster`] and [`Routing::local`], each in the order of its slots. Empty in the ipvs mode.
+    /// The endpoints in the slots of [`Routing::cluster`] and [`Routing::local`], repeated according to their weights. Empty in the
+    /// ipvs mode.
     cluster: Arc<[Endpoint]>,
     local: Arc<[Endpoint]>,
 }
@@ -39,7 +40,7 @@ pub struct FrontendKey {
     pub port: Port,
 }
 
-/// The endpoints of a service port in the order of their slots.
+/// The endpoints of a service port in the order of their slots. One with a greater weight than others lies in several.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotAssignment<'a> {
     pub cluster: &'a [Endpoint],
@@ -106,8 +107,8 @@ fn ipvs_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
 impl ElementUnit {
     /// Renders a routing; endpoints keep the slots that they have in `before`.
     pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: u32) -> Self {
-        let cluster = assign(before.cluster, &routing.cluster);
-        let local = assign(before.local, &routing.local);
+        let cluster = assign(before.cluster, &routing.cluster, routing.weights(Traffic::ToCluster));
+        let local = assign(before.local, &routing.local, routing.weights(Traffic::ToLocal));
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
         Self { routing, balancer: Balancer::Slots, id, cluster, local }
     }
@@ -190,7 +191,8 @@ impl ElementUnit {
                 Element::pair(Set::Endpoints, ElementKey::EMPTY.number(list).slot(slot), endpoint)
             }));
             if self.routing.affinity.is_some() {
-                out.extend(endpoints.iter().map(|endpoint| {
+                let endpoints = self.routing.endpoints(traffic).iter().take(endpoints.len());
+                out.extend(endpoints.map(|endpoint| {
                     let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(list);
                     Element::pair(Set::StickyEndpoints, key, endpoint)
                 }));

@@ -40,16 +40,19 @@ pub trait Sets {
     /// The endpoints of an endpoint list.
     fn slots(&mut self, list: u32) -> Result<Slots, Self::Error>;
 
-    /// The real servers of IPVS that take new connections to this destination, each as likely as the others; `None` if there is no
-    /// virtual server. Only a program for IPVS needs them.
+    /// The real servers of IPVS that take new connections to this destination, with their weights; `None` if there is no virtual
+    /// server. Only a program for IPVS needs them.
     fn real_servers(
         &mut self,
         _protocol: Protocol,
         _destination: SocketAddr,
-    ) -> Result<Option<Arc<[SocketAddr]>>, Self::Error> {
+    ) -> Result<Option<WeightedServers>, Self::Error> {
         Ok(None)
     }
 }
+
+/// Real servers of IPVS, with their weights.
+pub type WeightedServers = Arc<[(SocketAddr, u32)]>;
 
 /// Endpoints, each with its slot, ordered by slot.
 pub type Slots = Arc<[(u32, SocketAddr)]>;
@@ -225,8 +228,11 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             // The endpoint gets the packet, but conntrack drops its answers: their entry would collide with the older one.
             return Ok(vec![ProgramPath { verdict: PacketVerdict::Drop, ..path }]);
         }
-        let probability = path.probability / servers.len() as f64;
-        let to = |server: &SocketAddr| ProgramPath { endpoint: Some(*server), probability, ..path.clone() };
+        let sum: f64 = servers.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let to = |(server, weight): &(SocketAddr, u32)| {
+            let probability = path.probability * f64::from(*weight) / sum;
+            ProgramPath { endpoint: Some(*server), probability, ..path.clone() }
+        };
         Ok(servers.iter().map(to).collect())
     }
 

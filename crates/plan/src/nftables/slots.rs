@@ -11,12 +11,16 @@
 //! A range of 24 slots may hold twenty endpoints, in its first twenty slots. If a random number hits an empty slot, the next
 //! rule of the chain tries another one; the last rule takes it below the next smaller size, where no slot is empty. The first
 //! sixteen slots are then slightly more likely than the others: by 0.6 percent here, by less than four at worst.
+//!
+//! An endpoint with a greater weight than others lies in more slots. Ranges that hold weighted endpoints have no empty slots.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use model::routing::Endpoint;
+use model::weights::Weight;
 
 /// The sizes of slot ranges.
 #[rustfmt::skip]
@@ -34,6 +38,10 @@ const TRIES: usize = 3;
 
 /// The maximum number of endpoints of a list; further ones get no traffic.
 pub const MAX_SLOTS: usize = 65_536;
+
+/// Endpoints with weights that need more than [`ALWAYS_FULL`] slots share this number of slots, or as many for each.
+const MIN_WEIGHTED_SLOTS: usize = 1024;
+const SLOTS_PER_ENDPOINT: usize = 32;
 
 /// Consecutive slots: what `numgen random mod COUNT offset FIRST` generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,25 +91,85 @@ pub fn slot_ranges() -> impl Iterator<Item = SlotRange> {
     })
 }
 
-/// Assigns slots to endpoints. An endpoint that has a slot keeps it, so that few elements change when one is added or
-/// removed. Returns `endpoints` itself, uncopied, if they lie in the order they are given in.
-pub fn assign(before: &[Endpoint], endpoints: &Arc<[Endpoint]>) -> Arc<[Endpoint]> {
+/// Assigns slots to endpoints, in proportion to their weights if there are any. An endpoint keeps the slots that it has, as far as
+/// it still has a right to them, so that few elements change when one is added or removed, or changes its weight. Returns
+/// `endpoints` itself, uncopied, if they lie in the order they are given in.
+pub fn assign(before: &[Endpoint], endpoints: &Arc<[Endpoint]>, weights: &[Weight]) -> Arc<[Endpoint]> {
     let usable = endpoints.get(..MAX_SLOTS).unwrap_or(endpoints);
-    if before.is_empty() && usable.len() == endpoints.len() {
+    if before.is_empty() && weights.is_empty() && usable.len() == endpoints.len() {
         return endpoints.clone();
     }
-    let kept: Vec<Endpoint> = before.iter().take(usable.len()).copied().collect();
-    let known: HashSet<_, RandomState> = usable.iter().map(identity).collect();
-    let mut assigned: HashSet<_, RandomState> = HashSet::default();
-    let stays: Vec<bool> =
-        kept.iter().map(|e| known.contains(&identity(e)) && assigned.insert(identity(e))).collect();
-    let mut added = usable.iter().filter(|e| !assigned.contains(&identity(e)));
-    let mut slots = Vec::with_capacity(usable.len());
+    let counts = if weights.is_empty() {
+        vec![1; usable.len()]
+    } else {
+        slot_counts(weights.get(..usable.len()).unwrap_or(weights))
+    };
+    let total: usize = counts.iter().map(|count| *count as usize).sum();
+    let mut left: HashMap<_, u32, RandomState> = usable.iter().map(identity).zip(counts).collect();
+    let kept = before.get(..total).unwrap_or(before);
+    let mut stays = |endpoint: &Endpoint| match left.get_mut(&identity(endpoint)) {
+        Some(left @ 1..) => {
+            *left -= 1;
+            true
+        }
+        Some(0) | None => false,
+    };
+    let stays: Vec<bool> = kept.iter().map(&mut stays).collect();
+    let mut added = usable.iter().flat_map(|endpoint| {
+        let count = left.remove(&identity(endpoint)).unwrap_or_default();
+        std::iter::repeat_n(endpoint, count as usize)
+    });
+    let mut slots = Vec::with_capacity(total);
     for (endpoint, stays) in kept.iter().zip(stays) {
         slots.extend(if stays { Some(endpoint) } else { added.next() });
     }
     slots.extend(added);
     if slots[..] == endpoints[..] { endpoints.clone() } else { slots.into() }
+}
+
+/// The number of slots for each of these weights, none of which is zero. If all endpoints fit into a range that has no empty slots,
+/// their shares are exact. Otherwise they fill a range whose size depends only on their number, so that slots stay where they are
+/// when a weight changes; a share is then rounded to slots, and at least one.
+fn slot_counts(weights: &[Weight]) -> Vec<u32> {
+    let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
+    let mut sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+    if sum / u64::from(divisor) <= u64::from(ALWAYS_FULL) {
+        return weights.iter().map(|weight| u32::from(weight / divisor)).collect();
+    }
+    let enough = weights.len().saturating_mul(SLOTS_PER_ENDPOINT).clamp(MIN_WEIGHTED_SLOTS, MAX_SLOTS);
+    let mut left = slot_range(enough).map_or(0, |range| u64::from(range.count));
+    let mut ascending: Vec<(Weight, usize)> = weights.iter().copied().zip(0..).collect();
+    ascending.sort_unstable();
+    let mut counts = vec![1; weights.len()];
+    let is_small = |weight: Weight, left: u64, sum: u64| u64::from(weight) * left < sum;
+    let small = ascending.iter().take_while(|(weight, _)| {
+        let is_small = is_small(*weight, left, sum);
+        if is_small {
+            (left, sum) = (left - 1, sum - u64::from(*weight));
+        }
+        is_small
+    });
+    let small = small.count();
+    let others = ascending.get(small..).unwrap_or_default();
+    let mut remainders: Vec<(u64, usize)> = Vec::with_capacity(others.len());
+    let mut unassigned = left;
+    for (weight, at) in others {
+        let exact = u64::from(*weight) * left;
+        let whole = exact / sum;
+        unassigned -= whole;
+        remainders.push((exact % sum, *at));
+        counts.get_mut(*at).into_iter().for_each(|count| *count = u32::try_from(whole).unwrap_or(u32::MAX));
+    }
+    // Those that lose most by rounding get what it leaves.
+    remainders.sort_unstable_by_key(|remainder| Reverse(*remainder));
+    for (_, at) in remainders.into_iter().take(usize::try_from(unassigned).unwrap_or(usize::MAX)) {
+        counts.get_mut(at).into_iter().for_each(|count| *count += 1);
+    }
+    counts
+}
+
+fn greatest_common_divisor(a: Weight, b: Weight) -> Weight {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// An endpoint keeps its slot when only its locality changes.

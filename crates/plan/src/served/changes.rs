@@ -87,6 +87,7 @@ impl Sides<'_> {
             }
             affinity(kind, side, other).into_iter().for_each(&mut add);
             endpoints(side, other).into_iter().for_each(&mut add);
+            shares(side, other).into_iter().for_each(&mut add);
             // For an endpoint that is added or removed, this is implied.
             let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
             for (target, at) in lasting {
@@ -166,6 +167,24 @@ fn endpoints(side: &Frontends<'_>, other: &Frontends<'_>) -> Vec<String> {
             // Writing to a string cannot fail.
             let _ = write!(line, " at {}", only_here.join(", "));
             lines.push(line);
+        }
+    }
+    lines
+}
+
+/// Endpoints of both sides that have another share of the connections on this one.
+fn shares(side: &Frontends<'_>, other: &Frontends<'_>) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for (frontend, service) in side {
+        let Some(there) = other.get(frontend) else { continue };
+        if service.shares.is_empty() && there.shares.is_empty() {
+            continue;
+        }
+        for endpoint in service.endpoints.intersection(&there.endpoints) {
+            let share = service.share(endpoint);
+            if share != there.share(endpoint) {
+                lines.insert(format!("endpoint {} gets {}% of connections", show(endpoint), share / 10.0));
+            }
         }
     }
     lines

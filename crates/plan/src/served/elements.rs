@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, shares};
 use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
@@ -52,13 +52,14 @@ impl Served {
 
     pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
         let mut served = Self::default();
-        let mut slots: BTreeMap<u32, BTreeSet<ServedEndpoint>> = BTreeMap::new();
+        // The number of slots of each endpoint of a list.
+        let mut slots: BTreeMap<u32, BTreeMap<ServedEndpoint, f64>> = BTreeMap::new();
         let mut uses: Vec<(FrontendKey, Clients, ListOfFrontend)> = Vec::new();
         for element in elements {
             match (element.set, element.data) {
                 (Set::Endpoints, _) => {
                     if let Some((list, _, endpoint)) = element.slot() {
-                        slots.entry(list).or_default().insert(endpoint);
+                        *slots.entry(list).or_default().entry(endpoint).or_default() += 1.0;
                     }
                 }
                 (Set::Lists(_, clients), Some(Data::List(list))) => {
@@ -68,9 +69,8 @@ impl Served {
             }
         }
         for (frontend, clients, list) in uses {
-            let endpoints =
-                slots.get(&list.list).filter(|_| list.draw.is_some()).cloned().unwrap_or_default();
-            served.use_list(frontend, clients, list, endpoints);
+            let slots = slots.get(&list.list).filter(|_| list.draw.is_some());
+            served.use_list(frontend, clients, list, slots.unwrap_or(&BTreeMap::new()));
         }
         served
     }
@@ -80,15 +80,16 @@ impl Served {
         frontend: FrontendKey,
         clients: Clients,
         list: ListOfFrontend,
-        endpoints: BTreeSet<ServedEndpoint>,
+        slots: &BTreeMap<ServedEndpoint, f64>,
     ) {
         self.lists.entry(list.list).or_insert(frontend);
         let service = self.frontends.entry(frontend).or_default();
         if matches!(list.first, FrontendChain::ExternalLocal(_)) {
             service.inside.get_or_insert_default();
         }
+        let endpoints = slots.keys().copied().collect();
         match clients {
-            Clients::All => service.endpoints = endpoints,
+            Clients::All => (service.endpoints, service.shares) = (endpoints, shares(slots)),
             Clients::Inside => service.inside = Some(endpoints),
         }
     }

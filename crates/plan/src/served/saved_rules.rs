@@ -5,12 +5,13 @@
 //!   KUBE-SERVICES, KUBE-EXTERNAL-SERVICES ─▶ REJECT | DROP                       filter
 //! ```
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use model::names::{NamespacedName, Port, Protocol, ServicePortName};
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, shares};
 use crate::difference::Difference;
 use crate::iptables::chains::{EXTERNAL_SERVICES, Jump, NODE_PORTS, PROXY_FIREWALL, Purpose, SERVICES};
 use crate::iptables::listing::Listing;
@@ -77,8 +78,15 @@ impl Served {
     fn enter(&mut self, nat: &Listing, rule: &SavedRule<'_>) -> Option<()> {
         let (chain, name) = (rule.target()?, service_port(rule));
         let is_first = !self.frontends.contains_key(&frontend(rule)?);
-        let mut path = Path { nat, service: ServedFrontend::default(), chains: Vec::new() };
+        let mut path = Path {
+            nat,
+            service: ServedFrontend::default(),
+            share: 0.0,
+            shares: BTreeMap::new(),
+            chains: Vec::new(),
+        };
         path.follow(chain, Side::Outside);
+        path.service.shares = shares(&path.shares);
         if let Some(name) = name {
             self.chains.extend(path.chains.into_iter().map(|chain| (chain.to_owned(), name.clone())));
         }
@@ -104,6 +112,9 @@ enum Side {
 struct Path<'a> {
     nat: &'a Listing,
     service: ServedFrontend,
+    /// The share of connections that reach the chain of an endpoint.
+    share: f64,
+    shares: BTreeMap<ServedEndpoint, f64>,
     chains: Vec<&'a str>,
 }
 
@@ -113,6 +124,7 @@ impl<'a> Path<'a> {
         let Some((chain, rules)) = self.nat.0.get_key_value(chain) else { return };
         self.chains.push(chain);
         let mut is_entered = false;
+        let mut left = 1.0;
         for rule in rules.iter().map(|rule| SavedRule::parse(rule)) {
             let Some(target) = rule.target() else { continue };
             // Foreign rules may form a loop.
@@ -139,13 +151,20 @@ impl<'a> Path<'a> {
                     let seconds = rule.value("--seconds").and_then(|seconds| seconds.parse().ok());
                     self.service.affinity = self.service.affinity.or(seconds);
                     if next.is_some() {
+                        let probability = rule.value("--probability").and_then(|text| text.parse().ok());
+                        // New clients do not match the rule for those that came before.
+                        self.share = if seconds.is_some() { 0.0 } else { left * probability.unwrap_or(1.0) };
+                        left -= self.share;
                         self.follow(target, side);
                     }
                 }
                 Purpose::Endpoint => {
                     let Some(endpoint) = rule.value("--to-destination").and_then(endpoint) else { continue };
                     match side {
-                        Side::Outside => self.service.endpoints.insert(endpoint),
+                        Side::Outside => {
+                            *self.shares.entry(endpoint).or_default() += self.share;
+                            self.service.endpoints.insert(endpoint)
+                        }
                         Side::Inside => self.service.inside.get_or_insert_default().insert(endpoint),
                     };
                 }

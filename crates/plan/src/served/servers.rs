@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, shares};
 use crate::difference::Difference;
 use crate::ipvs::compare::compare;
 use crate::ipvs::desired::{DesiredServers, DesiredVirtual, addresses};
-use crate::ipvs::servers::{ActualServers, ActualVirtual, PERSISTENT, VirtualAddress, VirtualServer};
+use crate::ipvs::servers::{
+    ActualServers, ActualVirtual, PERSISTENT, RealServer, VirtualAddress, VirtualServer,
+};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
 use crate::nftables::sets::Element;
@@ -22,7 +24,8 @@ struct Side<'a> {
 /// A virtual server: its session affinity, and where connections go.
 struct ServedVirtual {
     affinity: Option<u32>,
-    endpoints: BTreeSet<ServedEndpoint>,
+    /// With their weights.
+    endpoints: BTreeMap<ServedEndpoint, f64>,
 }
 
 impl KernelComparison {
@@ -48,7 +51,8 @@ impl KernelComparison {
 impl<'a> Side<'a> {
     fn desired(servers: &DesiredServers<'a>) -> Self {
         let served = |(at, DesiredVirtual { server, real_servers })| {
-            let endpoints = real_servers.iter().map(|real| (real.ip, real.port)).collect();
+            let weight = |(real, weight): (RealServer, u32)| ((real.ip, real.port), f64::from(weight));
+            let endpoints = real_servers.into_iter().map(weight).collect();
             (at, ServedVirtual { affinity: affinity(&server), endpoints })
         };
         Self {
@@ -61,7 +65,7 @@ impl<'a> Side<'a> {
     fn actual(table: &'a DesiredTable, found: &ActualServers) -> Self {
         let served = |(at, found): (&VirtualAddress, &ActualVirtual)| {
             let real = found.real_servers.iter().filter(|(_, real)| real.weight > 0);
-            let endpoints = real.map(|(real, _)| (real.ip, real.port)).collect();
+            let endpoints = real.map(|(real, it)| ((real.ip, real.port), it.weight.into())).collect();
             (*at, ServedVirtual { affinity: affinity(&found.server), endpoints })
         };
         let servers = found.virtual_servers.iter().map(served).collect();
@@ -100,8 +104,10 @@ impl Served {
             let exists = !needed.is_empty() && needed.iter().all(Option::is_some);
             let mut each = needed.iter().flatten();
             let first = each.next();
-            service.endpoints = first.map(|first| first.endpoints.clone()).unwrap_or_default();
-            each.for_each(|other| service.endpoints.retain(|endpoint| other.endpoints.contains(endpoint)));
+            let mut endpoints = first.map(|first| first.endpoints.clone()).unwrap_or_default();
+            each.for_each(|other| endpoints.retain(|endpoint, _| other.endpoints.contains_key(endpoint)));
+            service.shares = shares(&endpoints);
+            service.endpoints = endpoints.into_keys().collect();
             service.affinity = first.and_then(|first| first.affinity);
             let serves = exists && side.is_reachable(frontend);
             service.forwards = serves && !service.endpoints.is_empty();

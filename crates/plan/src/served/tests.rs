@@ -99,7 +99,7 @@ fn comparison(mode: Mode, before: &str, after: &str) -> KernelComparison {
 }
 
 fn ipvs(lines: &str) -> IpvsPlan {
-    let servers = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+    let servers = ServerSettings::new("rr", Vec::new());
     let mut plan = IpvsPlan::new(table("").settings().clone(), servers);
     let node_ips = ["192.0.2.11", "192.0.2.12"].map(|ip| ip.parse().unwrap());
     plan.set_node_addresses(&node_ips, &node_ips);
@@ -110,7 +110,7 @@ fn ipvs(lines: &str) -> IpvsPlan {
 
 /// A kernel that holds what the plan desires.
 fn actual(plan: &IpvsPlan) -> ActualServers {
-    let real = |real: RealServer| (real, ActualReal { weight: 1, ..ActualReal::default() });
+    let real = |(real, weight): (RealServer, u32)| (real, ActualReal { weight, ..ActualReal::default() });
     let server = |it: DesiredVirtual| ActualVirtual {
         server: it.server,
         real_servers: it.real_servers.into_iter().map(real).collect(),
@@ -195,6 +195,7 @@ fn decided(name: &ServicePortName, routing: &Routing, frontend: &FrontendKey) ->
         precedence: None,
         forwards,
         endpoints: targets(traffic),
+        shares: BTreeMap::new(),
         inside,
         refusal: match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
@@ -671,9 +672,8 @@ mod ipvs_differences {
         let foreign = found.virtual_servers[&at("10.96.0.13:80")].clone();
         found.virtual_servers.insert(at("9.9.9.9:9"), foreign);
         found.bound.insert("9.9.9.8".parse().unwrap());
-        let settings = |cidrs: &[&str]| ServerSettings {
-            scheduler: "rr".into(),
-            exclude_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+        let settings = |cidrs: &[&str]| {
+            ServerSettings::new("rr", cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect())
         };
         let compared = |cidrs| {
             let settings = settings(cidrs);

@@ -44,7 +44,7 @@ pub fn plan(settings: ProgramSettings, objects: &str) -> IpvsPlan {
     for event in events(objects) {
         cluster.apply(&event);
     }
-    let servers = ServerSettings { scheduler: "rr".into(), exclude_cidrs: Vec::new() };
+    let servers = ServerSettings::new("rr", Vec::new());
     let mut plan = IpvsPlan::new(settings, servers);
     plan.set_node_addresses(&node_ips, &node_ips);
     plan.steps(cluster.take_changes());

@@ -50,33 +50,39 @@ pub struct FrontendConnections {
 #[serde(rename_all = "camelCase")]
 pub struct EndpointConnections {
     pub address: String,
-    /// The endpoint list in the nftables mode, the frontend in the ipvs mode.
+    /// The endpoint list and the slot in the nftables mode, the frontend in the ipvs mode.
     pub counter: String,
     /// Since the counter was added to the kernel. In the nftables mode, connections that session affinity assigns are not counted.
     pub connections: u64,
+    /// The weight of the endpoint, if those of its service port differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
 }
 
 /// The connections of a service port: by frontend; by endpoint and counter.
 #[derive(Default)]
 struct Counts {
     frontends: BTreeMap<String, u64>,
-    endpoints: BTreeMap<(String, String), u64>,
+    endpoints: BTreeMap<(String, String), (u64, Option<u16>)>,
 }
 
 impl ConnectionsPage {
     /// `is_v6` distinguishes the node ports of the families.
     pub fn new(node: &str, mode: &str, counted: impl IntoIterator<Item = (Connections, bool)>) -> Self {
         let mut found: BTreeMap<ServicePortName, Counts> = BTreeMap::new();
-        for (Connections { service, endpoint, counter, count }, is_v6) in counted {
+        for (Connections { service, endpoint, counter, count, weight }, is_v6) in counted {
             let counts = found.entry(service).or_default();
             let counter = match counter {
                 CounterOf::Frontend(frontend) => address(&frontend, is_v6),
-                CounterOf::List(list) => format!("{list:#010x}"),
+                CounterOf::Slot { list, slot } => format!("{list:#010x}/{slot}"),
             };
-            *match endpoint {
-                None => counts.frontends.entry(counter).or_default(),
-                Some((ip, port)) => counts.endpoints.entry((host_port(ip, port.get()), counter)).or_default(),
-            } += count;
+            match endpoint {
+                None => *counts.frontends.entry(counter).or_default() += count,
+                Some((ip, port)) => {
+                    let of = (host_port(ip, port.get()), counter);
+                    counts.endpoints.entry(of).or_insert((0, weight)).0 += count;
+                }
+            }
         }
         let service_ports = found.into_iter().map(|(name, counts)| ServicePortConnections {
             namespace: name.service.namespace.to_string(),
@@ -91,10 +97,11 @@ impl ConnectionsPage {
             endpoints: counts
                 .endpoints
                 .into_iter()
-                .map(|((address, counter), connections)| EndpointConnections {
+                .map(|((address, counter), (connections, weight))| EndpointConnections {
                     address,
                     counter,
                     connections,
+                    weight,
                 })
                 .collect(),
         });
@@ -137,15 +144,16 @@ mod tests {
             endpoint: endpoint.map(|ip| (ip.parse().unwrap(), port(8080))),
             counter,
             count,
+            weight: None,
         };
         let mut page = ConnectionsPage::new(
             "node-1",
             "nftables",
             [
                 (counted(None, frontend(Some("10.96.0.10"), 80), 5), false),
-                (counted(Some("10.244.0.5"), CounterOf::List(2), 3), false),
-                (counted(Some("10.244.0.5"), CounterOf::List(2), 2), false),
-                (counted(Some("10.244.0.5"), CounterOf::List(3), 1), false),
+                (counted(Some("10.244.0.5"), CounterOf::Slot { list: 2, slot: 1 }, 3), false),
+                (counted(Some("10.244.0.5"), CounterOf::Slot { list: 2, slot: 1 }, 2), false),
+                (counted(Some("10.244.0.5"), CounterOf::Slot { list: 3, slot: 0 }, 1), false),
                 (counted(None, frontend(None, 30080), 1), false),
                 (counted(None, frontend(None, 30080), 2), true),
                 (counted(Some("fd00::5"), frontend(None, 30080), 2), true),
@@ -165,8 +173,8 @@ mod tests {
                     {"address": "[*]:30080", "connections": 2},
                 ],
                 "endpoints": [
-                    {"address": "10.244.0.5:8080", "counter": "0x00000002", "connections": 5},
-                    {"address": "10.244.0.5:8080", "counter": "0x00000003", "connections": 1},
+                    {"address": "10.244.0.5:8080", "counter": "0x00000002/1", "connections": 5},
+                    {"address": "10.244.0.5:8080", "counter": "0x00000003/0", "connections": 1},
                     {"address": "[fd00::5]:8080", "counter": "[*]:30080", "connections": 2},
                 ],
             }]})

@@ -76,7 +76,8 @@ struct ByEndpoint(Totals<(ServicePortName, Option<Endpoint>), CounterOf>);
 
 impl ByEndpoint {
     fn add(&mut self, connections: Vec<Connections>) {
-        let each = |Connections { service, endpoint, counter, count }| ((service, endpoint), counter, count);
+        let each =
+            |Connections { service, endpoint, counter, count, .. }| ((service, endpoint), counter, count);
         self.0.add(connections.into_iter().map(each));
     }
 
@@ -137,6 +138,7 @@ mod tests {
                 port: port(node_port),
             }),
             count,
+            weight: None,
         }
     }
 

@@ -14,6 +14,7 @@ use model::api::{
     Service, ServiceCidr, ServiceCidrSpec, ServicePort, ServiceSpec, ServiceStatus, SessionAffinityConfig,
     SliceEndpoint, Taint,
 };
+use model::weights::WEIGHT_ANNOTATION;
 
 use super::{FromProtobuf, Malformed, Value, fields};
 use crate::meta::{AnyObject, Identity, ListMeta, Marks, Status, StatusDetails};
@@ -131,9 +132,13 @@ impl FromProtobuf for Labels {
 
 impl FromProtobuf for Annotations {
     fn merge(&mut self, value: Value<'_>) -> Result<(), Malformed> {
-        if let ("endpoints.kubernetes.io/last-change-trigger-time", time) = value.entry()? {
-            self.last_change_trigger_time = Some(time.to_owned());
-        }
+        let (key, value) = value.entry()?;
+        let field = match key {
+            "endpoints.kubernetes.io/last-change-trigger-time" => &mut self.last_change_trigger_time,
+            WEIGHT_ANNOTATION => &mut self.weight,
+            _ => return Ok(()),
+        };
+        *field = Some(value.to_owned());
         Ok(())
     }
 }

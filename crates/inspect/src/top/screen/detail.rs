@@ -8,16 +8,18 @@ use super::list::colour_bar;
 use super::{FAINT, STRONG};
 use crate::top::meter::{AddressRate, Row};
 use crate::top::state::TopView;
-use crate::top::text::{bar, rate, share, shorten, total};
+use crate::top::text::{bar, rate, share_and_due, share_title, shorten, total};
 
 const RATE: usize = 9;
-const SHARE: usize = 8;
+/// Wider if the shares that are due are shown, too.
+const SHARE: [usize; 2] = [8, 11];
 const TOTAL: usize = 10;
 const MAX_BAR_WIDTH: usize = 24;
 
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     address: usize,
+    share: usize,
     bar: usize,
 }
 
@@ -26,15 +28,18 @@ impl Columns {
     fn new(width: u16, row: &Row) -> Self {
         let addresses = row.endpoints.iter().chain(&row.frontends).map(|part| part.address.chars().count());
         let longest = addresses.max().unwrap_or_default().max("ENDPOINT".len());
-        let room = usize::from(width).saturating_sub(RATE + SHARE + TOTAL + 3);
+        let has_due = row.endpoints.iter().any(|part| part.due.is_some());
+        let [without, with] = SHARE;
+        let share = if has_due { with } else { without };
+        let room = usize::from(width).saturating_sub(RATE + share + TOTAL + 3);
         let address = longest.min(room);
-        Self { address, bar: (room - address).saturating_sub(2).min(MAX_BAR_WIDTH) }
+        Self { address, share, bar: (room - address).saturating_sub(2).min(MAX_BAR_WIDTH) }
     }
 
     fn line(self, [address, rate, share, bar, total]: [&str; 5]) -> String {
         let address = shorten(address, self.address);
-        let (width, length) = (self.address, self.bar);
-        format!(" {address:<width$}{rate:>RATE$}{share:>SHARE$}  {bar:<length$}{total:>TOTAL$}")
+        let (width, shares, length) = (self.address, self.share, self.bar);
+        format!(" {address:<width$}{rate:>RATE$}{share:>shares$}  {bar:<length$}{total:>TOTAL$}")
     }
 }
 
@@ -58,7 +63,8 @@ pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
     cut_top(&mut area, 1);
 
     let columns = Columns::new(area.width, row);
-    let mut lines = vec![(columns.line(["ENDPOINT", "NEW/S", "SHARE", "", "TOTAL"]), STRONG)];
+    let mut lines =
+        vec![(columns.line(["ENDPOINT", "NEW/S", share_title(&row.endpoints), "", "TOTAL"]), STRONG)];
     lines.extend(row.endpoints.iter().map(|part| line(part, columns)));
     lines.push((String::new(), Style::new()));
     lines.push((columns.line(["FRONTEND", "NEW/S", "", "", "TOTAL"]), STRONG));
@@ -75,9 +81,9 @@ pub fn draw(state: &mut TopView, mut area: Rect, canvas: &mut Canvas<'_>) {
 }
 
 fn line(part: &AddressRate, columns: Columns) -> (String, Style) {
-    let AddressRate { address, flow, share: of_all } = part;
-    let (percent, length) = match of_all {
-        Some(_) => (share(*of_all), bar(of_all.unwrap_or_default(), columns.bar)),
+    let AddressRate { address, flow, share, .. } = part;
+    let (percent, length) = match share {
+        Some(share) => (share_and_due(part), bar(*share, columns.bar)),
         None => (String::new(), String::new()),
     };
     let style = if flow.rate.unwrap_or_default() > 0.0 { Style::new() } else { FAINT };

@@ -188,9 +188,11 @@ fn any_text() -> impl Strategy<Value = String> {
 }
 
 fn any_page() -> impl Strategy<Value = ConnectionsPage> {
-    let endpoint = (any_text(), any_text(), any::<u32>()).prop_map(|(address, counter, count)| {
-        EndpointConnections { address, counter, connections: count.into() }
-    });
+    let weight = proptest::option::of(any::<u16>());
+    let endpoint =
+        (any_text(), any_text(), any::<u32>(), weight).prop_map(|(address, counter, count, weight)| {
+            EndpointConnections { address, counter, connections: count.into(), weight }
+        });
     let frontend = (any_text(), any::<u32>())
         .prop_map(|(address, count)| FrontendConnections { address, connections: count.into() });
     let ports = (any_text(), any_text(), any_text(), vec(frontend, 0..4), vec(endpoint, 0..12));

@@ -74,8 +74,7 @@ impl FakeKernel {
         let virtual_servers = self.servers.virtual_servers.iter();
         let serving = virtual_servers.map(|(at, found)| {
             let real = found.real_servers.iter().filter(|(_, real)| real.weight > 0);
-            assert!(real.clone().all(|(_, real)| real.weight == 1), "{at:?}");
-            let real_servers = real.map(|(real, _)| *real).collect();
+            let real_servers = real.map(|(real, found)| (*real, found.weight)).collect();
             (*at, DesiredVirtual { server: found.server.clone(), real_servers })
         });
         serving.collect()
@@ -100,8 +99,7 @@ impl FakeKernel {
 }
 
 fn plan() -> IpvsPlan {
-    let settings_of_servers =
-        ServerSettings { scheduler: "rr".into(), exclude_cidrs: vec!["203.0.113.0/24".parse().unwrap()] };
+    let settings_of_servers = ServerSettings::new("rr", vec!["203.0.113.0/24".parse().unwrap()]);
     IpvsPlan::new(settings(), settings_of_servers)
 }
 
@@ -439,7 +437,7 @@ fn session_affinity_is_persistence_and_its_change_keeps_real_servers() {
 
 #[test]
 fn the_scheduler_mh_hashes_ports() {
-    let settings = ServerSettings { scheduler: "mh".into(), exclude_cidrs: Vec::new() };
+    let settings = ServerSettings::new("mh", Vec::new());
     let (name, routing) = testkit::routing(Family::V4, "service ns/web 10.96.0.10 p:80");
     let mut plan = IpvsPlan::new(super::tests::settings(), settings);
     plan.steps(of(vec![(name, Some(routing))]));

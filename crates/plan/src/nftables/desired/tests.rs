@@ -3,7 +3,7 @@ use std::net::IpAddr;
 
 use model::address::Family;
 use model::names::{NamespacedName, Port, Protocol};
-use model::routing::Traffic;
+use model::routing::{ListWeights, Traffic};
 use model::service::{Addresses, Created};
 use proptest::prelude::*;
 
@@ -107,6 +107,7 @@ prop_compose! {
         node_port in proptest::option::of(30_000u16..30_003),
         cluster in proptest::collection::btree_set(1u8..30, 0..12),
         local in proptest::collection::btree_set(1u8..4, 0..3),
+        weights in proptest::option::weighted(0.2, proptest::collection::vec(1u16..4, 12)),
         affinity in proptest::option::of(prop_oneof![Just(60u32), Just(10_800)]),
         internal_local in any::<bool>(),
         external_local in any::<bool>(),
@@ -140,6 +141,10 @@ prop_compose! {
             external: policy(external_local),
             cluster: endpoints(&cluster, false),
             local: endpoints(&local, true),
+            weights: weights.map(|it| ListWeights {
+                cluster: it.iter().copied().take(cluster.len()).collect(),
+                local: it.iter().copied().take(local.len()).collect(),
+            }.into()),
             preserves_client: external_local,
             ranges_admit_node: ranges,
             is_externally_accessible: true,
@@ -327,7 +332,8 @@ proptest! {
             .filter(|(_, unit)| unit.routing.affinity.is_some())
             .flat_map(|(_, unit)| EndpointList::BOTH.map(|list| list.of(unit.id())))
             .collect();
-        let may: BTreeMap<_, _> = slots.into_iter().filter(|(list, _)| sticky.contains(list)).collect();
+        let mut may: BTreeMap<_, _> = slots.into_iter().filter(|(list, _)| sticky.contains(list)).collect();
+        may.values_mut().for_each(Vec::dedup);
         prop_assert_eq!(lists(Set::StickyEndpoints), may, "clients stick to the endpoints in slots");
     }
 

@@ -1,4 +1,5 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use model::names::Port;
 use proptest::prelude::*;
@@ -96,7 +97,11 @@ fn an_endpoint_keeps_its_slot() {
         (vec![1, 2, 3], vec![], vec![]),
         (vec![1, 1, 2], vec![1, 2, 3], vec![1, 3, 2]),
     ] {
-        assert_eq!(assign(&endpoints(before.clone()), &endpoints(desired)), endpoints(after), "{before:?}");
+        assert_eq!(
+            assign(&endpoints(before.clone()), &endpoints(desired), &[]),
+            endpoints(after),
+            "{before:?}"
+        );
     }
 }
 
@@ -107,13 +112,97 @@ proptest! {
         removed in 0u8..40,
         added in 40u8..60,
     ) {
-        let slots = assign(&[], &endpoints(before.iter().copied()));
+        let slots = assign(&[], &endpoints(before.iter().copied()), &[]);
         let desired: BTreeSet<u8> = before.iter().copied().filter(|e| *e != removed).chain([added]).collect();
-        let after = assign(&slots, &endpoints(desired.iter().copied()));
+        let after = assign(&slots, &endpoints(desired.iter().copied()), &[]);
         let assigned: BTreeSet<_> = after.iter().map(|e| e.ip).collect();
         prop_assert_eq!(after.len(), desired.len());
         prop_assert_eq!(assigned, endpoints(desired).iter().map(|e| e.ip).collect::<BTreeSet<_>>());
         let moved = slots.iter().zip(&*after).filter(|(a, b)| a != b).count();
         prop_assert!(moved <= 2, "{} moved", moved);
+    }
+}
+
+/// The number of slots of each endpoint.
+fn count(slots: &[Endpoint]) -> BTreeMap<IpAddr, u32> {
+    let mut counts = BTreeMap::new();
+    slots.iter().for_each(|endpoint| *counts.entry(endpoint.ip).or_default() += 1);
+    counts
+}
+
+#[test]
+fn weights_are_exact_if_few_slots_suffice() {
+    for (weights, want) in [
+        (vec![1, 2, 5], vec![1, 2, 5]),
+        (vec![100, 200, 500], vec![1, 2, 5]),
+        (vec![300, 100], vec![3, 1]),
+        (vec![65_535, 65_535], vec![1, 1]),
+        (vec![7], vec![1]),
+        (vec![15, 1], vec![15, 1]),
+        (vec![1, 3, 13], vec![60, 181, 783]),
+        (vec![65_535, 1, 1], vec![1022, 1, 1]),
+        (vec![1, 1023], vec![1, 1023]),
+    ] {
+        assert_eq!(slot_counts(&weights), want, "{weights:?}");
+    }
+}
+
+#[test]
+fn any_number_of_weighted_endpoints_fills_its_slots() {
+    for (endpoints, slots) in
+        [(33, 1536), (1_000, 32_768), (3_000, 65_536), (60_000, 65_536), (65_536, 65_536)]
+    {
+        let mut weights = vec![1; endpoints];
+        weights[7] = Weight::MAX;
+        let counts = slot_counts(&weights);
+        assert_eq!(counts.iter().sum::<u32>(), slots, "{endpoints}");
+        assert!(counts.iter().all(|count| *count >= 1), "{endpoints}");
+        assert_eq!(counts.iter().max(), Some(&counts[7]), "{endpoints}");
+    }
+    let too_many = endpoints_of(MAX_SLOTS + 2);
+    let mut weights = vec![1; MAX_SLOTS + 2];
+    weights[7] = 9;
+    assert_eq!(assign(&[], &too_many, &weights).len(), MAX_SLOTS);
+}
+
+fn endpoints_of(count: usize) -> Arc<[Endpoint]> {
+    let ip = |number: u32| std::net::Ipv4Addr::from(0x0a00_0000 + number).into();
+    (0..).map(|number| Endpoint { ip: ip(number), ..endpoint(0) }).take(count).collect()
+}
+
+proptest! {
+    #[test]
+    fn shares_are_within_one_slot_of_the_weights(weights in proptest::collection::vec(1u16.., 2..300)) {
+        let counts = slot_counts(&weights);
+        let slots: u32 = counts.iter().sum();
+        let sum: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+        prop_assert_eq!(slot_range(slots as usize).map(|range| range.count), Some(slots), "no slot is empty");
+        let exact: Vec<f64> = weights.iter().map(|weight| f64::from(slots) * f64::from(*weight) / sum).collect();
+        // One whose share is less than a slot gets one, at the expense of the others.
+        let has_small = exact.iter().any(|exact| *exact < 1.0);
+        for (exact, count) in exact.iter().zip(&counts) {
+            prop_assert!(*count >= 1);
+            prop_assert!(has_small || (f64::from(*count) - exact).abs() < 1.0, "{} {}", count, exact);
+        }
+    }
+
+    #[test]
+    fn a_change_of_weight_moves_no_more_slots_than_it_must(
+        mut weights in proptest::collection::vec(1u16..1_000, 2..60),
+        at in any::<prop::sample::Index>(),
+        weight in 1u16..1_000,
+    ) {
+        let all = endpoints(0..u8::try_from(weights.len()).unwrap());
+        let before = assign(&[], &all, &weights);
+        let counted = slot_counts(&weights);
+        *at.get_mut(&mut weights) = weight;
+        let after = assign(&before, &all, &weights);
+        let desired = slot_counts(&weights);
+        prop_assert_eq!(count(&after), all.iter().map(|endpoint| endpoint.ip).zip(desired.iter().copied()).collect::<BTreeMap<_, _>>());
+        if before.len() == after.len() {
+            let moved = before.iter().zip(&*after).filter(|(a, b)| a != b).count();
+            let gained: u32 = counted.iter().zip(&desired).map(|(a, b)| b.saturating_sub(*a)).sum();
+            prop_assert_eq!(moved, gained as usize);
+        }
     }
 }
