@@ -25,6 +25,7 @@ struct World {
     settings: ExplainSettings,
     service: api::Service,
     endpoints: Vec<api::SliceEndpoint>,
+    weights: Option<String>,
     service_cidr: bool,
 }
 
@@ -49,6 +50,7 @@ fn world(mode: Mode, endpoints: &[&str]) -> World {
         },
         service: serde_saphyr::from_str(service).unwrap(),
         endpoints: endpoints.iter().map(|text| endpoint(text)).collect(),
+        weights: None,
         service_cidr: false,
     }
 }
@@ -85,6 +87,11 @@ impl World {
         self
     }
 
+    fn weights(mut self, weights: &str) -> Self {
+        self.weights = Some(weights.into());
+        self
+    }
+
     fn ranges(mut self, range: &str) -> Self {
         self.service.spec.load_balancer_source_ranges = vec![range.into()];
         self
@@ -104,6 +111,7 @@ impl World {
         )
         .unwrap();
         slice.endpoints = self.endpoints.clone();
+        slice.metadata.annotations.weight.clone_from(&self.weights);
         let mut node: api::Node = api::Node::default();
         node.metadata.labels.zone = Some("a".into());
         let mut events = vec![
@@ -118,7 +126,8 @@ impl World {
             events.push(Event::ServiceCidrApplied(serde_saphyr::from_str(cidr).unwrap()));
         }
         for event in &events {
-            assert_eq!(cluster.apply(event), []);
+            let notes = cluster.apply(event);
+            assert!(notes.is_empty() || self.weights.is_some(), "{notes:?}");
         }
         cluster
     }
@@ -530,6 +539,36 @@ fn probabilities_are_those_of_the_mode() {
         let is_same = found.iter().zip(&want).all(|(found, want)| (found - want).abs() < 1e-7);
         assert!(found.len() == want.len() && is_same, "{mode:?} {found:?} {want:?}");
     }
+}
+
+#[test]
+fn probabilities_follow_weights() {
+    for mode in [Mode::Nftables, Mode::Iptables, Mode::Ipvs] {
+        let world = world(mode, &["10.244.0.5", "10.244.1.6", "10.244.1.7"])
+            .weights("10.244.0.5=1,10.244.1.6=3,10.244.1.7=0");
+        let explanation = world.explain(CLIENT, "10.96.0.10:80");
+        let found = explanation.endpoints.iter();
+        let found: Vec<_> = found.map(|it| (it.address.to_string(), it.probability, it.weight)).collect();
+        let want = [("10.244.0.5:8080".into(), 0.25, Some(1)), ("10.244.1.6:8080".into(), 0.75, Some(3))];
+        assert_eq!(found, want, "{mode:?}");
+        let unused = explanation.unused.iter().map(|it| (it.address.to_string(), it.reason));
+        assert_eq!(unused.collect::<Vec<_>>(), [("10.244.1.7:8080".into(), UnusedReason::WithoutWeight)]);
+    }
+}
+
+#[test]
+fn an_annotation_that_is_ignored_is_reported() {
+    let world = world(Mode::Nftables, &["10.244.0.5", "10.244.1.6"]).weights("heavy");
+    let explanation = world.explain(CLIENT, "10.96.0.10:80");
+    assert_eq!(
+        explanation.ignored,
+        [IgnoredAnnotation {
+            slice: "web-1".into(),
+            annotation: "service.sluice.io/weight".into(),
+            value: "heavy".into()
+        }]
+    );
+    assert!(explanation.endpoints.iter().all(|it| it.weight.is_none()));
 }
 
 #[test]

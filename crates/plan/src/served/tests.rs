@@ -379,6 +379,46 @@ fn an_edit_is_reported_without_anything_else() {
 
 /// Only rules of iptables have the names of Services.
 #[test]
+fn weights_are_reported_as_shares() {
+    let service = "service ns/web 10.96.0.10 NodePort http:80@30080\n";
+    let weighted = |weights: &str| {
+        format!(
+            "{service}slice ns/web-1 of web http:8080{weights} | 10.244.0.5 local | 10.244.1.6 | 10.244.1.7"
+        )
+    };
+    for mode in [Mode::Nftables, Mode::Iptables, Mode::Ipvs] {
+        let changes =
+            |before: &str, after: &str| reported(&comparison(mode, &weighted(before), &weighted(after)));
+        assert_eq!(
+            changes("", " weights=1,10.244.0.5=2"),
+            [
+                "~ ns/web:http",
+                "- endpoint 10.244.0.5:8080 gets 33.3% of connections",
+                "- endpoint 10.244.1.6:8080 gets 33.3% of connections",
+                "- endpoint 10.244.1.7:8080 gets 33.3% of connections",
+                "+ endpoint 10.244.0.5:8080 gets 50% of connections",
+                "+ endpoint 10.244.1.6:8080 gets 25% of connections",
+                "+ endpoint 10.244.1.7:8080 gets 25% of connections",
+            ],
+            "{mode:?}"
+        );
+        assert_eq!(
+            changes(" weights=1,10.244.0.5=2", " weights=1,10.244.0.5=0"),
+            [
+                "~ ns/web:http",
+                "- endpoint 10.244.0.5:8080",
+                "- endpoint 10.244.1.6:8080 gets 25% of connections",
+                "- endpoint 10.244.1.7:8080 gets 25% of connections",
+                "+ endpoint 10.244.1.6:8080 gets 50% of connections",
+                "+ endpoint 10.244.1.7:8080 gets 50% of connections",
+            ],
+            "{mode:?}"
+        );
+        assert_eq!(changes(" weights=7", ""), [""; 0], "{mode:?}");
+    }
+}
+
+#[test]
 fn a_deleted_service_is_reported_by_its_frontends() {
     for (mode, service) in [(Mode::Nftables, "of no service"), (Mode::Iptables, "ns/none:http")] {
         let gone = CLUSTER.replace("    service ns/none 10.96.0.13 NodePort http:80@30083\n", "");
