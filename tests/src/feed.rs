@@ -18,6 +18,7 @@ pub fn cluster(family: Family) -> Cluster {
         node_name: NODE_NAME.into(),
         node_ip: node_ip(family),
         serve_external_ips: true,
+        can_hash: true,
         started: Timestamp::UNIX_EPOCH,
     })
 }

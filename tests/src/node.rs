@@ -113,6 +113,7 @@ pub fn program_settings(family: Family, options: &Options) -> ProgramSettings {
         masquerade_all: options.masquerade_all,
         from_pod: options.from_pod(family),
         node_ports_everywhere: options.node_port_addresses(family).match_all(),
+        can_hash: true,
     }
 }
 

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use kernel::interfaces;
-use model::address::{Family, parse_ip};
+use model::address::Family;
 use plan::explain::{self, Explanation};
 use proxy::debug_api::EXPLAIN;
 use proxy::debug_api::packet_query::{self, PacketQuery, route_source};
@@ -60,8 +60,8 @@ pub fn command() -> Command {
         .arg(
             Arg::new("from")
                 .long("from")
-                .value_name("IP")
-                .help("Source of the packet; by default this node itself"),
+                .value_name("IP[:PORT]")
+                .help("Source of the packet; by default this node itself. The port matters only if it is hashed"),
         )
         .arg(Arg::new("interface").long("interface").value_name("NAME").help(
             "The interface of the node that the packet arrives on; required if --detect-local-mode recognizes pods by interface",
@@ -125,15 +125,16 @@ impl TypedValueParser for ProtocolParser {
 
 fn packet_query(matches: &ArgMatches) -> anyhow::Result<PacketQuery> {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    let address =
-        |text: &str| parse_ip(text).with_context(|| format!("--from: {text:?} is not an IP address"));
+    let source = |text: &str| {
+        packet_query::parse_source(text).with_context(|| format!("--from: {text:?} is not an IP address"))
+    };
     let name = text("protocol").unwrap_or_default();
     let protocol = packet_query::protocol(name).with_context(|| unsupported_protocol(name))?;
     let to = text("destination").unwrap_or_default();
     let destination: SocketAddr = to.parse().with_context(|| {
         format!("{to:?} is not an address with a port, such as 10.96.0.10:80 or [fd00::1]:80")
     })?;
-    PacketQuery::new(text("from").map(address).transpose()?, protocol, destination, text("interface"))
+    PacketQuery::new(text("from").map(source).transpose()?, protocol, destination, text("interface"))
 }
 
 fn unsupported_protocol(protocol: &str) -> String {

@@ -110,7 +110,9 @@ fn table_snapshot(
     config: &Config,
     node: &LocalNode,
 ) -> anyhow::Result<nftables::TableSnapshot> {
-    let settings = modes::nftables_settings(config, inputs.family, node)?;
+    // Without privileges, it is not known; then the rules cannot be read either.
+    let can_hash = kernel::nftables::can_hash(inputs.family).unwrap_or(true);
+    let settings = modes::nftables_settings(config, inputs.family, node, can_hash)?;
     let routings = inputs.routings.iter();
     Ok(nftables::TableSnapshot::new(
         settings,

@@ -16,7 +16,7 @@ use proxy::modes;
 use proxy::node::{self, LocalNode};
 use proxy::run::{self, RunOptions};
 use proxy::source::MainMessage;
-use settings::config::Config;
+use settings::config::{Config, ProxyMode};
 
 /// Limits how long to wait until everything is listed; a large cluster takes a few seconds.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ impl ObjectSnapshot {
         for family in families.iter().copied() {
             let (sender, inbox) = channel();
             senders.push(sender);
-            let cluster = Cluster::new(run::here(&config, &name, family));
+            let cluster = Cluster::new(run::here(&config, &name, family, config.mode != ProxyMode::Iptables));
             receivers.insert(family, thread::spawn(move || receive_all(cluster, &inbox)));
         }
         let (messages, inbox) = channel();
@@ -152,6 +152,7 @@ mod tests {
             node_name: "n1".into(),
             node_ip: [192, 0, 2, 1].into(),
             serve_external_ips: true,
+            can_hash: true,
             started: Timestamp::UNIX_EPOCH,
         });
         let (sender, inbox) = channel();

@@ -31,6 +31,7 @@ use crate::{is_shortage, wire_family};
 use batch::batch_of;
 pub use batch::write_elements;
 pub use compare::{PresentTable, TableInspection, TableSnapshot, present};
+use compile::hash_probe;
 pub use counters::{Connections, CounterOf, CounterOwners, connections};
 pub use lookup::Lookup;
 use read::{Found, Ours, Reader, Reading};
@@ -57,6 +58,8 @@ pub struct KernelTable {
 pub struct TableAbilities {
     /// A table may have an owner, which alone can change it, and may outlive its owner. Linux 6.9 and later.
     pub ownership: bool,
+    /// The kernel can hash clients.
+    pub hashing: bool,
     /// The kernel may report how many elements a set has.
     pub counts: bool,
     /// The largest set that is listed as a whole.
@@ -67,9 +70,9 @@ impl KernelTable {
     /// Detects what the kernel supports, and changes nothing. The table is that of the calling thread's network namespace.
     pub fn open(family: Family) -> Result<Self, CommitError> {
         let mut socket = NftablesSocket::open()?;
-        let ownership = can_own(&mut socket, family)?;
+        let (ownership, hashing) = detect(&mut socket, family)?;
         // Kernels that do not report counts leave them out of sets.
-        let abilities = TableAbilities { ownership, counts: true, max_listed: MAX_LISTED };
+        let abilities = TableAbilities { ownership, hashing, counts: true, max_listed: MAX_LISTED };
         Ok(Self { socket, family, abilities, reading: Reading::default() })
     }
 
@@ -255,36 +258,61 @@ pub fn on_foreign_change(
     }
 }
 
-/// Whether a table can have an owner and outlive it. The kernel only checks the transaction that creates such a table, and does
-/// not commit it.
-fn can_own(socket: &mut NftablesSocket, family: Family) -> Result<bool, CommitError> {
-    let mut can = |ownership: Ownership| {
-        let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
-        batch.add_table(&nft::Table { ownership, comment: Some(TABLE_COMMENT) });
-        match socket.check(&batch) {
-            Ok(()) => Ok(true),
-            // Other errors, such as a lack of memory, do not show what the kernel supports.
-            Err(CommitError::Refused { errno, .. })
-                if [Errno::OPNOTSUPP, Errno::INVAL, Errno::AFNOSUPPORT]
-                    .iter()
-                    .any(|unknown| errno.raw_os_error() == Some(unknown.raw_os_error())) =>
-            {
-                Ok(false)
-            }
-            Err(CommitError::Refused { errno, .. }) if errno.kind() == io::ErrorKind::PermissionDenied => {
-                let what = "changing rules needs root or CAP_NET_ADMIN";
-                Err(CommitError::Socket(io::Error::new(errno.kind(), what)))
-            }
-            Err(error) => Err(error),
+/// Whether the kernel can hash clients.
+pub fn can_hash(family: Family) -> Result<bool, CommitError> {
+    Ok(detect(&mut NftablesSocket::open()?, family)?.1)
+}
+
+/// Whether a table can have an owner and outlive it, and whether the kernel can hash clients. The kernel only checks the transactions
+/// that would create such a table, and does not commit them.
+fn detect(socket: &mut NftablesSocket, family: Family) -> Result<(bool, bool), CommitError> {
+    // Each check costs the kernel a grace period. So the one that passes with a recent kernel comes first.
+    for (ownership, hashing) in [
+        (Ownership::OwnedPersistent, true),
+        (Ownership::Shared, true),
+        (Ownership::OwnedPersistent, false),
+        (Ownership::Shared, false),
+    ] {
+        if can_create(socket, family, ownership, hashing)? {
+            return Ok((ownership == Ownership::OwnedPersistent, hashing));
         }
-    };
-    // Each check costs the kernel a grace period. So the newer feature comes first, since it implies the other.
-    if can(Ownership::OwnedPersistent)? {
-        return Ok(true);
     }
-    if !can(Ownership::Shared)? {
-        let error = io::Error::new(io::ErrorKind::Unsupported, "this kernel has no nf_tables");
-        return Err(CommitError::Socket(error));
+    let error = io::Error::new(io::ErrorKind::Unsupported, "this kernel has no nf_tables");
+    Err(CommitError::Socket(error))
+}
+
+/// Whether the kernel can create a table with such an owner and, if asked for, with a rule that hashes.
+fn can_create(
+    socket: &mut NftablesSocket,
+    family: Family,
+    ownership: Ownership,
+    hashing: bool,
+) -> Result<bool, CommitError> {
+    let mut batch = Batch::new(wire_family(family), "kube-proxy-probe");
+    batch.add_table(&nft::Table { ownership, comment: Some(TABLE_COMMENT) });
+    if hashing {
+        batch.add_chain(&nft::Chain { name: "probe", hook: None, comment: None });
+        batch.add_rule(&nft::Rule {
+            chain: "probe",
+            expressions: &hash_probe(family),
+            comment: None,
+            fingerprint: None,
+        });
     }
-    Ok(false)
+    match socket.check(&batch) {
+        Ok(()) => Ok(true),
+        // Other errors, such as a lack of memory, do not show what the kernel supports.
+        Err(CommitError::Refused { errno, .. })
+            if [Errno::OPNOTSUPP, Errno::INVAL, Errno::AFNOSUPPORT, Errno::NOENT]
+                .iter()
+                .any(|unknown| errno.raw_os_error() == Some(unknown.raw_os_error())) =>
+        {
+            Ok(false)
+        }
+        Err(CommitError::Refused { errno, .. }) if errno.kind() == io::ErrorKind::PermissionDenied => {
+            let what = "changing rules needs root or CAP_NET_ADMIN";
+            Err(CommitError::Socket(io::Error::new(errno.kind(), what)))
+        }
+        Err(error) => Err(error),
+    }
 }

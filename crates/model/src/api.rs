@@ -54,6 +54,9 @@ pub struct Annotations {
     /// Of a slice: see [`crate::weights`].
     #[serde(rename = "service.sluice.io/weight")]
     pub weight: Option<String>,
+    /// Of a Service: see [`crate::hashing`].
+    #[serde(rename = "service.sluice.io/hash")]
+    pub hash: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

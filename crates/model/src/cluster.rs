@@ -21,6 +21,7 @@ use crate::address::{Family, cidrs_of_family};
 use crate::api;
 use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
+use crate::hashing::{ClientHash, HASH_ANNOTATION, HASH_UNSUPPORTED, HashIgnored};
 use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
 use crate::pending::Pending;
@@ -39,6 +40,8 @@ pub struct Here {
     pub node_ip: IpAddr,
     /// Feature gate `AllowServiceExternalIPs`.
     pub serve_external_ips: bool,
+    /// Whether the mode and the kernel can hash clients to endpoints.
+    pub can_hash: bool,
     /// Changes that were triggered before this are not measured: they did not wait for this process.
     pub started: Timestamp,
 }
@@ -56,6 +59,8 @@ pub struct Cluster {
     slices: Map<Slice>,
     /// The annotations of slices whose weights are ignored.
     invalid_weights: Map<String>,
+    /// The annotations of Services that ask in vain for hashing, and why.
+    ignored_hashes: Map<(String, HashIgnored)>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
@@ -125,6 +130,8 @@ pub struct CurrentServicePort<'a> {
     pub external_policy: TrafficPolicy,
     /// Annotations whose weights are ignored, by the name of the slice, sorted.
     pub invalid_weights: Vec<(&'a str, &'a str)>,
+    /// The annotation that asks in vain for hashing, and why.
+    pub ignored_hash: Option<(&'a str, HashIgnored)>,
     candidates: Vec<Candidate>,
     zone: Option<&'a str>,
 }
@@ -170,6 +177,7 @@ impl Cluster {
             services: Map::default(),
             slices: Map::default(),
             invalid_weights: Map::default(),
+            ignored_hashes: Map::default(),
             service_cidrs: BTreeMap::new(),
             taken_cidrs: Vec::new(),
             pending_services: Pending::default(),
@@ -277,6 +285,7 @@ impl Cluster {
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
                     invalid_weights: self.invalid_weights_of(name, entry),
+                    ignored_hash: self.ignored_hashes.get(name).map(|(text, why)| (text.as_str(), *why)),
                     candidates: candidates.to_vec(),
                     zone,
                 });
@@ -432,13 +441,43 @@ impl Cluster {
     fn apply_service(&mut self, service: &api::Service, notes: &mut Vec<Note>) {
         let name = self.service_name(&service.metadata.namespace, &service.metadata.name);
         let Here { family, serve_external_ips, .. } = self.here;
-        let current = ServiceInfo::from_api(service, family, serve_external_ips, &mut self.names, notes);
+        let mut current = ServiceInfo::from_api(service, family, serve_external_ips, &mut self.names, notes);
+        if current.is_some() && self.ignores_hash(&name, service, notes) {
+            current.iter_mut().for_each(|service| service.hash = None);
+        }
         self.mark_listed(Kind::Service, &name);
         self.replace_service(&name, current);
     }
 
+    /// Whether a Service asks in vain for hashing, which is noted once.
+    fn ignores_hash(&mut self, name: &NamespacedName, service: &api::Service, notes: &mut Vec<Note>) -> bool {
+        let text = service.metadata.annotations.hash.as_deref();
+        let ignored = match text.map(|text| (text, ClientHash::parse(text))) {
+            Some((text, None)) => Some((text, HashIgnored::Invalid)),
+            Some((text, Some(_))) if !self.here.can_hash => Some((text, HashIgnored::Unsupported)),
+            Some((_, Some(_))) | None => None,
+        };
+        let Some((text, why)) = ignored else {
+            self.ignored_hashes.remove(name);
+            return false;
+        };
+        let ignored = (text.to_owned(), why);
+        if self.ignored_hashes.get(name) != Some(&ignored) {
+            let message = match why {
+                HashIgnored::Invalid => "Ignoring invalid hash",
+                HashIgnored::Unsupported => HASH_UNSUPPORTED,
+            };
+            notes.push(Note::new(message, name).with(HASH_ANNOTATION, text));
+            self.ignored_hashes.insert(name.clone(), ignored);
+        }
+        true
+    }
+
     fn replace_service(&mut self, name: &NamespacedName, current: Option<ServiceInfo>) {
         self.counts.service_changes += 1;
+        if current.is_none() {
+            self.ignored_hashes.remove(name);
+        }
         let count = |service: &Option<ServiceInfo>| service.as_ref().map_or(0, |service| service.ports.len());
         if current.is_none() && !self.services.contains_key(name) {
             return;

@@ -8,6 +8,7 @@ pub mod api;
 pub mod backlog;
 pub mod cluster;
 pub mod event;
+pub mod hashing;
 pub mod local;
 pub mod names;
 pub mod node;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::address::host_port;
+use crate::hashing::ClientHash;
 use crate::names::{Port, Protocol};
 use crate::service::{Addresses, Created, ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::Candidate;
@@ -24,6 +25,8 @@ pub struct Routing {
     pub created: Created,
     /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
+    /// Clients are hashed to endpoints; `None` if these are chosen at random.
+    pub hash: Option<ClientHash>,
 
     /// The endpoints for traffic that may go to any node, sorted by their text.
     pub cluster: Arc<[Endpoint]>,
@@ -130,6 +133,7 @@ impl Routing {
             addresses: service.addresses.clone(),
             created: service.created,
             affinity: service.affinity,
+            hash: service.hash,
             internal: traffic(service.internal_policy, &choice),
             external: traffic(service.external_policy, &choice),
             cluster,

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family, ips_of_family, parse_ip};
 use crate::api;
+use crate::hashing::ClientHash;
 use crate::names::{Interner, Port, Protocol};
 use crate::note::Note;
 
@@ -27,6 +28,8 @@ pub struct ServiceInfo {
     pub ports: Box<[ServicePortInfo]>,
     /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
+    /// Clients are hashed to endpoints; `None` if these are chosen at random.
+    pub hash: Option<ClientHash>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
     pub health_check_node_port: Option<Port>,
@@ -102,6 +105,7 @@ impl ServiceInfo {
             created,
             ports,
             affinity: affinity(spec),
+            hash: service.metadata.annotations.hash.as_deref().and_then(ClientHash::parse),
             internal_policy: policy(&spec.internal_traffic_policy),
             external_policy,
             health_check_node_port,

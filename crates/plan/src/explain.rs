@@ -284,9 +284,10 @@ impl<'a> Question<'a> {
     }
 
     fn explain(&self, answer: Answer<'_>, pending: bool) -> Explanation {
-        let Packet { source, protocol, destination, .. } = *self.context.packet;
+        let Packet { source, source_port, protocol, destination, .. } = *self.context.packet;
         let mut explanation = Explanation {
             source,
+            source_port,
             protocol,
             destination,
             mode: self.settings.mode,

@@ -35,7 +35,8 @@ fn follow(save: &str) {
     let node = IpAddr::from([192, 0, 2, 1]);
     for source in [node, [10, 244, 1, 9].into()] {
         let destination = ([10, 96, 0, 10], 80).into();
-        let packet = Packet { source, protocol: Protocol::Tcp, destination, interface: None };
+        let packet =
+            Packet { source, source_port: None, protocol: Protocol::Tcp, destination, interface: None };
         let tables = Tables::saved(save, save);
         let _ = run(&tables, &PacketContext::new(&packet, &[node]), NO_RECENT_CLIENTS);
     }

@@ -12,6 +12,7 @@ pub mod desired;
 pub mod desired_sets;
 pub mod elements;
 pub mod frontend_chains;
+pub mod hashing;
 pub mod interpreter;
 pub mod plan;
 pub mod program;

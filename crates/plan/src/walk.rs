@@ -12,6 +12,8 @@ use crate::nftables::program::PacketHook;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub source: IpAddr,
+    /// `None` if it is not known; only hashing depends on it.
+    pub source_port: Option<u16>,
     pub protocol: Protocol,
     pub destination: SocketAddr,
     /// The input interface; `None` if it is not known, or if the node sends the packet.

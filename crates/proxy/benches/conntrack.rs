@@ -134,6 +134,7 @@ impl Node {
             masquerade_all: false,
             from_pod: None,
             node_ports_everywhere: true,
+            can_hash: true,
         };
         let (mut flows, scanner) = FlowFollower::new(Family::V4, Contended::FirstOnly);
         flows.other_modes_removed([], |_| false);

@@ -208,6 +208,7 @@ fn lookups(endpoints: usize) -> u32 {
     let at = table.frontends().find_map(|frontend| Some((frontend.ip?, frontend.port.get())));
     let packet = Packet {
         source: [10, 244, 0, 99].into(),
+        source_port: None,
         protocol: Protocol::Tcp,
         destination: at.unwrap().into(),
         interface: None,
@@ -507,5 +508,6 @@ fn settings() -> ProgramSettings {
         masquerade_all: false,
         from_pod: Some(FromPod::Source("10.128.0.0/9".parse().unwrap())),
         node_ports_everywhere: true,
+        can_hash: true,
     }
 }

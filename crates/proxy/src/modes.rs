@@ -11,7 +11,7 @@ use model::address::{Family, cidrs_of_family};
 use model::local::{FromPod, NodePortAddresses};
 use plan::explain;
 use plan::iptables::program::Abilities;
-use plan::ipvs::desired::ServerSettings;
+use plan::ipvs::desired::{HASH_SCHEDULER, ServerSettings};
 use plan::ipvs::plan::IpvsPlan;
 use plan::mark::Mark;
 use plan::mode::Mode;
@@ -27,8 +27,11 @@ use crate::node::LocalNode;
 pub enum Access {
     Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
-    Ipvs(BTreeMap<Family, (nftables::KernelTable, ipvs::KernelServers)>),
+    Ipvs(BTreeMap<Family, (nftables::KernelTable, ipvs::KernelServers, CanHash)>),
 }
+
+/// Whether the kernel can hash clients.
+type CanHash = bool;
 
 impl Access {
     /// Changes nothing, except that IPVS gets a virtual server for a moment to load the scheduler. A mode that is not available is an
@@ -49,6 +52,16 @@ impl Access {
         }
     }
 
+    /// Whether clients can be hashed to endpoints.
+    pub fn can_hash(&self, family: Family) -> bool {
+        let can_hash = match self {
+            Self::Nftables(tables) => tables.get(&family).map(|table| table.abilities().hashing),
+            Self::Iptables(_) => None,
+            Self::Ipvs(accesses) => accesses.get(&family).map(|(_, _, can_hash)| *can_hash),
+        };
+        can_hash.unwrap_or(false)
+    }
+
     /// Sets up the machine, and returns the backend of each family.
     pub fn into_backends(
         self,
@@ -62,7 +75,7 @@ impl Access {
                 tracing::info!("Using nftables Proxier");
                 for (family, access) in accesses {
                     let addresses = node_port_addresses(config, family, node);
-                    let settings = nftables_settings(config, family, node)?;
+                    let settings = nftables_settings(config, family, node, access.abilities().hashing)?;
                     let backend = Box::new(Nftables::new(access, settings, metrics.clone()));
                     let explain_settings = explain_settings(config, family, node)?;
                     backends.insert(
@@ -88,10 +101,10 @@ impl Access {
             }
             Self::Ipvs(accesses) => {
                 tracing::info!("Using ipvs Proxier");
-                for (family, (table, mut servers)) in accesses {
+                for (family, (table, mut servers, _)) in accesses {
                     set_up_ipvs(&config.ipvs, &Sysctls::default(), &mut servers)
                         .with_context(|| create_error(family))?;
-                    let program = nftables_settings(config, family, node)?;
+                    let program = nftables_settings(config, family, node, false)?;
                     let plan = IpvsPlan::new(program, server_settings(config, family));
                     let backend = Box::new(Ipvs::new(plan, table, servers, metrics));
                     let node_port_addresses = node_port_addresses(config, family, node);
@@ -163,8 +176,9 @@ fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
         if let Err(error) = servers.check_scheduler(&weighted) {
             tracing::warn!(scheduler = %weighted, err = %error, "Services whose endpoints have weights can't be served");
         }
+        let can_hash = servers.check_scheduler(HASH_SCHEDULER).is_ok();
         let table = nftables::KernelTable::open(family).context(create_error(family))?;
-        accesses.insert(family, (table, servers));
+        accesses.insert(family, (table, servers, can_hash));
     }
     Ok(Access::Ipvs(accesses))
 }
@@ -287,6 +301,7 @@ pub fn nftables_settings(
     config: &Config,
     family: Family,
     node: &LocalNode,
+    can_hash: bool,
 ) -> anyhow::Result<plan::nftables::program::ProgramSettings> {
     Ok(plan::nftables::program::ProgramSettings {
         family,
@@ -295,6 +310,7 @@ pub fn nftables_settings(
         masquerade_all: config.masquerade_all,
         from_pod: from_pod(config, family, node),
         node_ports_everywhere: node_port_addresses(config, family, node).match_all(),
+        can_hash,
     })
 }
 

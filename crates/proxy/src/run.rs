@@ -99,7 +99,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     let name = node::name(&config)?;
     let access = Access::open(&config)?;
     let (source, recorder) = source(&config, &options, &name, &metrics)?;
-    let families = families(&config, &name, access.families(), &metrics)?;
+    let families = families(&config, &name, &access, &metrics)?;
     let (main, inbox) = channel();
     let workers: Vec<_> = families.values().cloned().collect();
     let deliver = move |event: Arc<Event>| workers.iter().for_each(|worker| worker.apply(event.clone()));
@@ -305,20 +305,24 @@ pub fn source(
 fn families(
     config: &Config,
     node_name: &str,
-    families: Vec<Family>,
+    access: &Access,
     metrics: &Arc<Metrics>,
 ) -> anyhow::Result<Families> {
-    let spawn = |family| Ok((family, family::spawn(here(config, node_name, family), metrics.clone())?));
-    families.into_iter().map(spawn).collect()
+    let spawn = |family| {
+        let here = here(config, node_name, family, access.can_hash(family));
+        Ok((family, family::spawn(here, metrics.clone())?))
+    };
+    access.families().into_iter().map(spawn).collect()
 }
 
 /// What the model needs before this node's addresses are known.
-pub fn here(config: &Config, node_name: &str, family: Family) -> Here {
+pub fn here(config: &Config, node_name: &str, family: Family, can_hash: bool) -> Here {
     Here {
         family,
         node_name: node_name.to_owned(),
         node_ip: family.loopback(),
         serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
+        can_hash,
         started: Timestamp::now(),
     }
 }

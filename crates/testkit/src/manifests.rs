@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
+use model::hashing::HASH_ANNOTATION;
 use model::names::Protocol;
 use model::weights::WEIGHT_ANNOTATION;
 
@@ -303,6 +304,8 @@ pub struct PlainService<'a> {
     pub endpoints: &'a [SocketAddr],
     /// The weights of the endpoints, in their order; endpoints beyond have none.
     pub weights: &'a [u16],
+    /// The annotation that asks for hashing.
+    pub hash: Option<&'a str>,
 }
 
 impl<'a> PlainService<'a> {
@@ -320,6 +323,7 @@ impl<'a> PlainService<'a> {
             sticky,
             endpoints,
             weights: &[],
+            hash: None,
         }
     }
 
@@ -343,9 +347,11 @@ impl<'a> PlainService<'a> {
         let external = self.external_ip.map(|ip| format!("\"{ip}\"")).unwrap_or_default();
         let created =
             self.created.map(|time| format!(r#","creationTimestamp":"{time}""#)).unwrap_or_default();
+        let hash = self.hash.map(|hash| format!(r#","annotations":{{"{HASH_ANNOTATION}":"{hash}"}}"#));
+        let hash = hash.unwrap_or_default();
         let affinity = if self.sticky { "ClientIP" } else { "None" };
         let mut items = vec![format!(
-            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"namespace":"{namespace}","name":"{name}"{created}}},"spec":{{
+            r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"namespace":"{namespace}","name":"{name}"{created}{hash}}},"spec":{{
             "clusterIP":"{cluster_ip}","externalIPs":[{external}],"sessionAffinity":"{affinity}","ports":[{}]}}}}"#,
             ports.join(",")
         )];

@@ -24,6 +24,7 @@ pub fn node(family: Family) -> Here {
         node_name: NODE.into(),
         node_ip: node_ip.parse().unwrap(),
         serve_external_ips: true,
+        can_hash: true,
         started: STARTED.parse().unwrap(),
     }
 }

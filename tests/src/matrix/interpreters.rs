@@ -84,6 +84,7 @@ pub fn settings(family: Family, options: &Options) -> ProgramSettings {
         masquerade_all: options.masquerade_all,
         from_pod: options.from_pod(family),
         node_ports_everywhere: options.node_port_addresses(family).match_all(),
+        can_hash: true,
     }
 }
 
@@ -327,6 +328,7 @@ impl<'a> Node<'a> {
             let source = probe.from.ip(self.family, attempt, to.ip());
             let packet = Packet {
                 source,
+                source_port: None,
                 protocol: probe.protocol,
                 destination: to,
                 interface: probe.from.interface().map(Into::into),

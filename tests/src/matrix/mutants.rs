@@ -435,7 +435,13 @@ impl Way {
             }
         };
         let source = from.ip(FAMILY, 0, destination.ip());
-        Packet { source, protocol: Protocol::Tcp, destination, interface: from.interface().map(Into::into) }
+        Packet {
+            source,
+            source_port: None,
+            protocol: Protocol::Tcp,
+            destination,
+            interface: from.interface().map(Into::into),
+        }
     }
 
     /// Whether packets are masqueraded.

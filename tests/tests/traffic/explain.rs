@@ -321,6 +321,7 @@ impl Question {
     fn packet(&self, family: Family) -> Packet {
         Packet {
             source: self.source(family),
+            source_port: None,
             protocol: self.protocol,
             destination: self.to,
             interface: self.from.interface().map(Into::into),

@@ -4,6 +4,7 @@ mod chance;
 mod changes;
 mod claims;
 mod explain;
+mod hashing;
 mod listing;
 mod matrix;
 mod preload;

@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use model::address::Family;
+use model::hashing::ClientHash;
 use netlink::nftables::{
     self as nft, Base, Comparison, ConntrackKey, Direction, DynamicOperation, Expression, FibResult, MetaKey,
     NatFlags, NatKind, NumberGenerator, Register, Registers, RejectWith, Value, Verdict,
 };
 use plan::mark::Mark;
+use plan::nftables::hashing::CLIENT_SEED;
 use plan::nftables::program::{HookKind, PacketHook, ProgramChain};
 use plan::nftables::sets::{Clients, EndpointList, LookupBy, Set, SetKind, Type};
-use plan::nftables::slots::SlotRange;
+use plan::nftables::slots::{SlotRange, hash_range};
 use plan::nftables::statements::{
-    Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
+    Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields, hash_fields,
 };
 
 use crate::wire_family;
@@ -163,7 +165,7 @@ fn use_list(by: LookupBy, clients: Clients, what: ListUse, family: Family, out: 
         ListUse::Has => None,
         ListUse::GotoFirst => Some(first),
         ListUse::JumpDraw => Some(draw),
-        ListUse::Dnat(_) => Some(list),
+        ListUse::Dnat(_) | ListUse::HashDnat(_) => Some(list),
     };
     out.extend(shown.map(|to| Expression::Meta { key: MetaKey::Mark, to }));
     let key = load(frontend_fields(by, false), family, &mut frontend_registers(), out);
@@ -181,11 +183,38 @@ fn use_list(by: LookupBy, clients: Clients, what: ListUse, family: Family, out: 
         ListUse::Dnat(SlotRange { count: modulus, first: offset }) => {
             let (generator, to) = (NumberGenerator::Random, first);
             out.push(Expression::Numgen { generator, modulus, offset, to });
-            let map = Set::Endpoints.name().into();
-            out.push(Expression::LookupData { map, key: list, to: Register::FIRST });
-            dnat_from_first(family, out);
+            dnat_to_slot(list, family, out);
+        }
+        ListUse::HashDnat(hash) => {
+            // In the registers of the frontend, which has been looked up.
+            let from = load(hash_fields(hash), family, &mut frontend_registers(), out);
+            out.push(hash_of(hash, from, first, family));
+            dnat_to_slot(list, family, out);
         }
     }
+}
+
+/// Translates the destination to the endpoint in a slot. The slot is in the register after that of its list.
+fn dnat_to_slot(list: Register, family: Family, out: &mut Vec<Expression<'_>>) {
+    let map = Set::Endpoints.name().into();
+    out.push(Expression::LookupData { map, key: list, to: Register::FIRST });
+    dnat_from_first(family, out);
+}
+
+fn hash_of(hash: ClientHash, from: Register, to: Register, family: Family) -> Expression<'static> {
+    // A port takes a whole register, the rest of which is zero.
+    let length = hash_fields(hash).iter().map(|field| length(*field, family).next_multiple_of(4)).sum();
+    let SlotRange { count: modulus, first: offset } = hash_range();
+    Expression::Hash { from, length, modulus, seed: CLIENT_SEED, offset, to }
+}
+
+/// A rule that the kernel refuses if it cannot hash.
+pub fn hash_probe(family: Family) -> Vec<Expression<'static>> {
+    let hash = ClientHash::Address;
+    let mut out = Vec::new();
+    let from = load(hash_fields(hash), family, &mut Registers::default(), &mut out);
+    out.push(hash_of(hash, from, Register::FIRST, family));
+    out
 }
 
 /// An IPv6 frontend takes the last six of the sixteen registers.
@@ -327,6 +356,9 @@ fn load(
             PacketField::Source => Expression::source_address(wire_family(family), to),
             PacketField::Destination => Expression::destination_address(wire_family(family), to),
             PacketField::Protocol => Expression::Meta { key: MetaKey::L4Protocol, to },
+            PacketField::SourcePort => {
+                Expression::Payload { base: Base::Transport, offset: 0, length: 2, to }
+            }
             PacketField::DestinationPort => {
                 Expression::Payload { base: Base::Transport, offset: 2, length: 2, to }
             }
@@ -353,7 +385,7 @@ fn length(field: PacketField, family: Family) -> u32 {
             address_length(family)
         }
         PacketField::Protocol => 1,
-        PacketField::DestinationPort | PacketField::OriginalDestinationPort => 2,
+        PacketField::SourcePort | PacketField::DestinationPort | PacketField::OriginalDestinationPort => 2,
     }
 }
 

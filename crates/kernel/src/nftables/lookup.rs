@@ -8,7 +8,7 @@ use model::address::Family;
 use netlink::nftables::{NftablesSocket, Value};
 use plan::nftables::interpreter::{Sets, Slots};
 use plan::nftables::sets::{Element, ElementKey, Set, Type, address};
-use plan::nftables::slots::{SlotRange, slot_ranges};
+use plan::nftables::slots::{SlotRange, hash_range, slot_ranges};
 
 use super::TABLE;
 use super::read::{element_of, malformed};
@@ -73,11 +73,11 @@ impl Sets for Lookup {
             return Ok(slots.clone());
         }
         let key = ElementKey::EMPTY.number(list);
-        let firsts = slot_ranges().map(|table| key.slot(table.first)).collect();
+        let firsts = ranges().map(|table| key.slot(table.first)).collect();
         let used: BTreeSet<u32> =
             self.at(Set::Endpoints, firsts)?.iter().filter_map(slot).map(|(slot, _)| slot).collect();
         let mut slots = Vec::new();
-        for SlotRange { first, count } in slot_ranges().filter(|table| used.contains(&table.first)) {
+        for SlotRange { first, count } in ranges().filter(|table| used.contains(&table.first)) {
             let all = (first..first.saturating_add(count)).map(|slot| key.slot(slot)).collect();
             slots.extend(self.at(Set::Endpoints, all)?.iter().filter_map(slot));
         }
@@ -86,6 +86,10 @@ impl Sets for Lookup {
         self.slots.insert(list, slots.clone());
         Ok(slots)
     }
+}
+
+fn ranges() -> impl Iterator<Item = SlotRange> {
+    slot_ranges().chain([hash_range()])
 }
 
 fn slot(element: &Element) -> Option<(u32, SocketAddr)> {

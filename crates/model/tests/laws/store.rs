@@ -53,6 +53,7 @@ impl Store {
             node_name: THIS_NODE.into(),
             node_ip: node_ip.parse().unwrap(),
             serve_external_ips: true,
+            can_hash: true,
             started: "2026-11-15T10:00:00Z".parse().unwrap(),
         };
         Self {

@@ -48,6 +48,15 @@ pub enum Expression<'a> {
         offset: u32,
         to: Register,
     },
+    /// Loads a number from 0 to `modulus` - 1, plus `offset`, in host byte order: Jenkins' hash of `length` bytes.
+    Hash {
+        from: Register,
+        length: u32,
+        modulus: u32,
+        seed: u32,
+        offset: u32,
+        to: Register,
+    },
     /// Loads `from & mask ^ xor`. The length of the mask is that of the operation.
     Bitwise {
         from: Register,
@@ -254,6 +263,7 @@ impl<'a> Expression<'a> {
             Self::Conntrack { .. } => "ct",
             Self::Fib { .. } => "fib",
             Self::Numgen { .. } => "numgen",
+            Self::Hash { .. } => "hash",
             Self::Verdict(_) => "immediate",
             Self::Bitwise { .. } => "bitwise",
             Self::Compare { .. } => "cmp",
@@ -305,6 +315,15 @@ impl<'a> Expression<'a> {
                 m.be32(NFTA_NG_MODULUS, modulus);
                 m.be32(NFTA_NG_TYPE, generator as u32);
                 m.be32(NFTA_NG_OFFSET, offset);
+            }
+            Self::Hash { from, length, modulus, seed, offset, to } => {
+                m.be32(NFTA_HASH_SREG, from.to_wire());
+                m.be32(NFTA_HASH_DREG, to.to_wire());
+                m.be32(NFTA_HASH_LEN, length);
+                m.be32(NFTA_HASH_MODULUS, modulus);
+                m.be32(NFTA_HASH_SEED, seed);
+                m.be32(NFTA_HASH_OFFSET, offset);
+                m.be32(NFTA_HASH_TYPE, NFT_HASH_JENKINS);
             }
             Self::Verdict(verdict) => {
                 m.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);

@@ -128,6 +128,15 @@ pub(super) const NFTA_FIB_FLAGS: u16 = 3;
 pub(super) const NFTA_FIB_F_SADDR: u32 = 1;
 pub(super) const NFTA_FIB_F_DADDR: u32 = 2;
 
+pub(super) const NFTA_HASH_SREG: u16 = 1;
+pub(super) const NFTA_HASH_DREG: u16 = 2;
+pub(super) const NFTA_HASH_LEN: u16 = 3;
+pub(super) const NFTA_HASH_MODULUS: u16 = 4;
+pub(super) const NFTA_HASH_SEED: u16 = 5;
+pub(super) const NFTA_HASH_OFFSET: u16 = 6;
+pub(super) const NFTA_HASH_TYPE: u16 = 7;
+pub(super) const NFT_HASH_JENKINS: u32 = 0;
+
 pub(super) const NFTA_NG_DREG: u16 = 1;
 pub(super) const NFTA_NG_MODULUS: u16 = 2;
 pub(super) const NFTA_NG_TYPE: u16 = 3;

@@ -19,6 +19,8 @@ use crate::walk::{Packet, PacketVerdict};
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     pub source: IpAddr,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_port: Option<u16>,
     #[serde(with = "ProtocolName")]
     pub protocol: Protocol,
     pub destination: SocketAddr,

@@ -103,6 +103,7 @@ impl Explanation {
     fn packet(&self) -> Packet {
         Packet {
             source: self.source,
+            source_port: self.source_port,
             protocol: self.protocol,
             destination: self.destination,
             interface: self.context.interface.clone(),
@@ -122,6 +123,7 @@ impl Explanation {
                 PodDetection::InterfacePrefix(prefix) => Some(FromPod::InterfacePrefix(prefix.clone())),
             }),
             node_ports_everywhere: *node_ports_everywhere,
+            can_hash: true,
         }
     }
 }

@@ -44,6 +44,8 @@ impl ExplainSettings {
             masquerade_all: self.masquerade_all,
             from_pod: self.from_pod.clone(),
             node_ports_everywhere: self.node_port_addresses.match_all(),
+            // If it cannot, no routing needs the chains.
+            can_hash: true,
         }
     }
 }
@@ -83,8 +85,9 @@ fn reasons<'q>(question: &'q Question<'q>, program: &Program, walk: &ProgramWalk
 
 /// The chains to show: without base chains, and without those that only try random slots.
 fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
-    let tries_slot =
-        |rule: &ProgramRule| matches!(rule.statements[..], [Statement::List(_, _, ListUse::Dnat(_))]);
+    let tries_slot = |rule: &ProgramRule| {
+        matches!(rule.statements[..], [Statement::List(_, _, ListUse::Dnat(_) | ListUse::HashDnat(_))])
+    };
     let is_shown = |name: &&&str| {
         let chain = program.chains.iter().find(|chain| chain.name == **name);
         chain.is_some_and(|chain| chain.hook.is_none() && !chain.rules.iter().all(tries_slot))
@@ -95,7 +98,9 @@ fn chains(program: &Program, path: &ProgramPath<'_>) -> Vec<String> {
 /// If a rule translates: how it looks up frontends, and whether it is only for traffic from inside.
 fn translation(rule: &ProgramRule) -> Option<(LookupBy, bool)> {
     rule.statements.iter().find_map(|statement| match statement {
-        Statement::List(by, clients, ListUse::Dnat(_)) => Some((*by, *clients == Clients::Inside)),
+        Statement::List(by, clients, ListUse::Dnat(_) | ListUse::HashDnat(_)) => {
+            Some((*by, *clients == Clients::Inside))
+        }
         Statement::Affinity(by, Affinity::Dnat(list)) => Some((*by, list.is_some())),
         _ => None,
     })

@@ -103,6 +103,7 @@ impl World {
             node_name: "here".into(),
             node_ip: NODE.parse().unwrap(),
             serve_external_ips: true,
+            can_hash: true,
             started: Default::default(),
         });
         let mut slice: api::EndpointSlice = serde_saphyr::from_str(
@@ -144,6 +145,7 @@ impl World {
     ) -> Result<Explanation, Unanswerable> {
         let packet = Packet {
             source: from.parse().unwrap(),
+            source_port: None,
             protocol: Protocol::Tcp,
             destination: to.parse().unwrap(),
             interface: interface.map(Into::into),
@@ -583,6 +585,7 @@ fn an_endpoint_in_a_likelier_slot_is_likelier() {
     slots.rotate_left(2);
     let packet = Packet {
         source: CLIENT.parse().unwrap(),
+        source_port: None,
         protocol: Protocol::Tcp,
         destination: "10.96.0.10:80".parse().unwrap(),
         interface: None,
@@ -626,6 +629,7 @@ fn of_several_claims_to_an_address_the_winner_is_reported_with_the_reason() {
         }
         let packet = Packet {
             source: CLIENT.parse().unwrap(),
+            source_port: None,
             protocol: Protocol::Tcp,
             destination: format!("{address}:80").parse().unwrap(),
             interface: None,

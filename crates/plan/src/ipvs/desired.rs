@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::address::Family;
+use model::hashing::ClientHash;
 use model::names::{Port, Protocol};
 use model::routing::{Endpoint, Routing, Traffic};
 
@@ -16,6 +17,9 @@ use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::FrontendKey;
 use crate::nftables::interpreter::{Sets, Slots, WeightedServers};
 use crate::nftables::sets::{Element, ElementKey, Set};
+
+/// The scheduler that hashes clients.
+pub const HASH_SCHEDULER: &str = "mh";
 
 /// What virtual servers depend on, besides Services and addresses. Constant while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,12 +76,18 @@ impl DesiredServers<'_> {
     }
 
     fn server(&self, routing: &Routing, is_weighted: bool) -> VirtualServer {
-        let scheduler =
-            if is_weighted { &self.settings.weighted_scheduler } else { &self.settings.scheduler };
+        let ServerSettings { scheduler, weighted_scheduler, .. } = self.settings;
         let persistent = if routing.affinity.is_some() { PERSISTENT } else { 0 };
-        let hash_port = if &**scheduler == "mh" { HASH_PORT } else { 0 };
+        let scheduler = match routing.hash {
+            Some(_) => HASH_SCHEDULER.into(),
+            None if is_weighted => weighted_scheduler.clone(),
+            None => scheduler.clone(),
+        };
+        // As in upstream, it also hashes the port if it is the scheduler for all Services.
+        let hashes_port = &*scheduler == HASH_SCHEDULER && routing.hash != Some(ClientHash::Address);
+        let hash_port = if hashes_port { HASH_PORT } else { 0 };
         VirtualServer {
-            scheduler: scheduler.clone(),
+            scheduler,
             flags: persistent | hash_port,
             timeout: routing.affinity.unwrap_or_default(),
         }

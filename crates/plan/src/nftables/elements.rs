@@ -11,11 +11,12 @@ use model::routing::{self, Endpoint, Routing, Traffic};
 use model::service::Addresses;
 
 use crate::nftables::frontend_chains::FrontendChain;
+use crate::nftables::hashing::{self, HASH_SLOTS};
 use crate::nftables::sets::{
     Balancer, Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set, Sticky, Type,
     protocol,
 };
-use crate::nftables::slots::{MAX_SLOTS, assign, slot_range};
+use crate::nftables::slots::{MAX_SLOTS, SlotRange, assign, hash_range, slot_range};
 use crate::nftables::timeouts::rounded;
 
 /// What the kernel holds for one service port.
@@ -107,8 +108,16 @@ fn ipvs_elements(routing: &Routing) -> impl Iterator<Item = SharedElement> {
 impl ElementUnit {
     /// Renders a routing; endpoints keep the slots that they have in `before`.
     pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: u32) -> Self {
-        let cluster = assign(before.cluster, &routing.cluster, routing.weights(Traffic::ToCluster));
-        let local = assign(before.local, &routing.local, routing.weights(Traffic::ToLocal));
+        let slots = |before: &[Endpoint], endpoints: &Arc<[Endpoint]>, traffic: Traffic| {
+            let weights = routing.weights(traffic);
+            if routing.hash.is_some() {
+                hashing::fill(endpoints, weights).into()
+            } else {
+                assign(before, endpoints, weights)
+            }
+        };
+        let cluster = slots(before.cluster, &routing.cluster, Traffic::ToCluster);
+        let local = slots(before.local, &routing.local, Traffic::ToLocal);
         let local = if cluster[..] == local[..] { cluster.clone() } else { local };
         Self { routing, balancer: Balancer::Slots, id, cluster, local }
     }
@@ -133,7 +142,10 @@ impl ElementUnit {
     pub fn left_out(&self) -> usize {
         let Routing { cluster, local, .. } = &*self.routing;
         match self.balancer {
-            Balancer::Slots => cluster.len().max(local.len()).saturating_sub(MAX_SLOTS),
+            Balancer::Slots => {
+                let slots = if self.routing.hash.is_some() { HASH_SLOTS as usize } else { MAX_SLOTS };
+                cluster.len().max(local.len()).saturating_sub(slots)
+            }
             Balancer::Ipvs => 0,
         }
     }
@@ -165,6 +177,14 @@ impl ElementUnit {
         }
     }
 
+    /// The slot range of a list.
+    fn range(&self, slots: &[Endpoint]) -> Option<SlotRange> {
+        match self.routing.hash {
+            Some(_) => (!slots.is_empty()).then(hash_range),
+            None => slot_range(slots.len()),
+        }
+    }
+
     fn is_cluster_ip(&self, frontend: &FrontendKey) -> bool {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
@@ -186,7 +206,7 @@ impl ElementUnit {
         {
             let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
             let list = list.of(self.id);
-            let first = slot_range(endpoints.len()).map_or(0, |range| range.first);
+            let first = self.range(endpoints).map_or(0, |range| range.first);
             out.extend((first..).zip(endpoints).map(|(slot, endpoint)| {
                 Element::pair(Set::Endpoints, ElementKey::EMPTY.number(list).slot(slot), endpoint)
             }));
@@ -227,7 +247,11 @@ impl ElementUnit {
         let traffic = if self.is_cluster_ip(frontend) { routing.internal } else { routing.external };
         let lists = Clients::BOTH.map(|clients| {
             let slots = self.slots_for(self.traffic_of(frontend, clients)?)?;
-            slot_range(slots.len()).map(|range| FrontendChain::Draw(by, clients, range))
+            let range = self.range(slots)?;
+            Some(match routing.hash {
+                Some(hash) => FrontendChain::Hash(by, clients, hash),
+                None => FrontendChain::Draw(by, clients, range),
+            })
         });
         if let [draw, inside] = lists
             && (draw.is_some() || inside.is_some())

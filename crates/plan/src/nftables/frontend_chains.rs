@@ -4,6 +4,9 @@
 
 use std::borrow::Cow;
 
+use model::hashing::ClientHash;
+
+use crate::nftables::hashing::HASH_SLOTS;
 use crate::nftables::sets::{Clients, Data, Element, ElementKey, LookupBy, Set};
 use crate::nftables::slots::{SlotRange, slot_ranges};
 
@@ -22,21 +25,27 @@ pub enum FrontendChain {
     ExternalLocal(LookupBy),
     /// Translates to a random slot of this range, and returns if there is none.
     Draw(LookupBy, Clients, SlotRange),
+    /// Translates to the slot that the client is hashed to, and returns if there is none.
+    Hash(LookupBy, Clients, ClientHash),
 }
 
 impl FrontendChain {
-    /// All of them.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let draws = LookupBy::BOTH
-            .into_iter()
-            .flat_map(|by| Clients::BOTH.map(|clients| (by, clients)))
+    /// All of them; those that hash only if the kernel can.
+    pub fn all(can_hash: bool) -> impl Iterator<Item = Self> {
+        let each = LookupBy::BOTH.into_iter().flat_map(|by| Clients::BOTH.map(|clients| (by, clients)));
+        let draws = each
+            .clone()
             .flat_map(|(by, clients)| slot_ranges().map(move |range| Self::Draw(by, clients, range)));
+        let hashes = each
+            .filter(move |_| can_hash)
+            .flat_map(|(by, clients)| ClientHash::BOTH.map(|hash| Self::Hash(by, clients, hash)));
         [Self::StickyClusterIp]
             .into_iter()
             .chain(LookupBy::BOTH.map(Self::External))
             .chain(LookupBy::BOTH.map(Self::ExternalLocal))
             .chain(slot_ranges().map(Self::ClusterIp))
             .chain(draws)
+            .chain(hashes)
     }
 
     /// The kind above bit 20, and the size of the slot range. Never zero.
@@ -52,6 +61,10 @@ impl FrontendChain {
             Self::External(LookupBy::NodePort) => (8, 0),
             Self::ExternalLocal(LookupBy::Address) => (9, 0),
             Self::ExternalLocal(LookupBy::NodePort) => (10, 0),
+            // The kinds from 11 to 18, in the order of `all`.
+            Self::Hash(by, clients, hash) => {
+                (11 + (by as u32) * 4 + (clients as u32) * 2 + hash as u32, HASH_SLOTS)
+            }
         };
         kind << KIND | size
     }
@@ -70,6 +83,7 @@ impl FrontendChain {
             8 if size == 0 => Self::External(LookupBy::NodePort),
             9 if size == 0 => Self::ExternalLocal(LookupBy::Address),
             10 if size == 0 => Self::ExternalLocal(LookupBy::NodePort),
+            11..=18 => return Self::all(true).find(|chain| chain.number() == number),
             _ => return None,
         })
     }
@@ -92,6 +106,21 @@ impl FrontendChain {
                 };
                 format!("{prefix}-{count}").into()
             }
+            Self::Hash(by, clients, hash) => {
+                let prefix = match by {
+                    LookupBy::Address => "",
+                    LookupBy::NodePort => "nodeport-",
+                };
+                let inside = match clients {
+                    Clients::All => "",
+                    Clients::Inside => "-inside",
+                };
+                let what = match hash {
+                    ClientHash::Address => "ip",
+                    ClientHash::AddressAndPort => "ip-and-port",
+                };
+                format!("{prefix}hash{inside}-{what}").into()
+            }
         }
     }
 
@@ -100,7 +129,7 @@ impl FrontendChain {
         match self {
             Self::ClusterIp(_) | Self::StickyClusterIp => Set::FirstChains(LookupBy::Address),
             Self::External(by) | Self::ExternalLocal(by) => Set::FirstChains(by),
-            Self::Draw(by, clients, _) => Set::DrawChains(by, clients),
+            Self::Draw(by, clients, _) | Self::Hash(by, clients, _) => Set::DrawChains(by, clients),
         }
     }
 
@@ -112,7 +141,7 @@ impl FrontendChain {
 
     /// Whether packets return from the chain, rather than take no other path.
     pub fn returns(self) -> bool {
-        matches!(self, Self::Draw(..))
+        matches!(self, Self::Draw(..) | Self::Hash(..))
     }
 }
 
@@ -124,7 +153,8 @@ mod tests {
 
     #[test]
     fn every_chain_has_a_number_and_a_name_of_its_own() {
-        let all: Vec<FrontendChain> = FrontendChain::all().collect();
+        let all: Vec<FrontendChain> = FrontendChain::all(true).collect();
+        assert_eq!(FrontendChain::all(false).count() + 8, all.len());
         let numbers: BTreeSet<u32> = all.iter().map(|target| target.number()).collect();
         let names: BTreeSet<_> = all.iter().map(|target| target.name()).collect();
         assert_eq!((numbers.len(), names.len()), (all.len(), all.len()));
@@ -132,7 +162,7 @@ mod tests {
         for target in all {
             assert_eq!(FrontendChain::from_number(target.number()), Some(target));
         }
-        for number in [0, 1, 0x0010_0000, 0x0010_0011, 0x0060_0001, 0x00b0_0000, u32::MAX] {
+        for number in [0, 1, 0x0010_0000, 0x0010_0011, 0x0060_0001, 0x00b0_0000, 0x0130_3ffd, u32::MAX] {
             assert_eq!(FrontendChain::from_number(number), None, "{number:#x}");
         }
     }

@@ -16,12 +16,14 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use model::hashing::ClientHash;
 use model::names::{Port, Protocol};
 
 use crate::nftables::frontend_chains::FrontendChain;
+use crate::nftables::hashing::slot_of;
 use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
 use crate::nftables::sets::{Balancer, Clients, Data, Element, ElementKey, ListOfFrontend, LookupBy, Set};
-use crate::nftables::slots::SlotRange;
+use crate::nftables::slots::{SlotRange, hash_range};
 use crate::nftables::statements::{
     Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
 };
@@ -392,6 +394,12 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                             }
                             false
                         }
+                        ListUse::HashDnat(hash) => {
+                            if self.dnat(found.list, self.hashed(*hash), stack, path, ended)? {
+                                return Ok(Effect::End);
+                            }
+                            false
+                        }
                     },
                 },
                 Statement::Affinity(by, what) => match self.affinity(*by, *what, path)? {
@@ -467,6 +475,19 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             self.not_understood.push(format!("a jump to {name}"));
         }
         chain
+    }
+
+    /// The slot that the client is hashed to, or all slots if its port is hashed and not known.
+    fn hashed(&self, hash: ClientHash) -> SlotRange {
+        let Packet { source, source_port, .. } = *self.context.packet;
+        let SlotRange { first, .. } = hash_range();
+        match (hash, source_port) {
+            (ClientHash::Address, _) => SlotRange { count: 1, first: first + slot_of(source, None) },
+            (ClientHash::AddressAndPort, None) => hash_range(),
+            (ClientHash::AddressAndPort, port) => {
+                SlotRange { count: 1, first: first + slot_of(source, port) }
+            }
+        }
     }
 
     /// Translates the part of the path for which the slots have an endpoint, and leaves the rest. Returns whether nothing is left.
@@ -582,6 +603,7 @@ impl<'p, S: Sets> Run<'p, '_, S> {
                 PacketField::Source | PacketField::Destination | PacketField::OriginalDestination => {
                     key.address(self.address(*field, path)?)
                 }
+                PacketField::SourcePort => key.port(port(packet.source_port?)?),
                 PacketField::Protocol => key.protocol(packet.protocol),
                 PacketField::DestinationPort => key.port(port(path.destination(packet).port())?),
                 PacketField::OriginalDestinationPort => key.port(port(packet.destination.port())?),
@@ -596,9 +618,10 @@ impl<'p, S: Sets> Run<'p, '_, S> {
             PacketField::Source => Some(packet.source),
             PacketField::Destination => Some(path.destination(packet).ip()),
             PacketField::OriginalDestination => Some(packet.destination.ip()),
-            PacketField::Protocol | PacketField::DestinationPort | PacketField::OriginalDestinationPort => {
-                None
-            }
+            PacketField::SourcePort
+            | PacketField::Protocol
+            | PacketField::DestinationPort
+            | PacketField::OriginalDestinationPort => None,
         }
     }
 }

@@ -24,6 +24,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use model::address::Family;
+use model::hashing::ClientHash;
 use model::local::FromPod;
 
 use crate::mark::Mark;
@@ -45,6 +46,8 @@ pub struct ProgramSettings {
     pub from_pod: Option<FromPod>,
     /// Whether every address of the node serves node ports, rather than those in [`Set::NodePortIps`].
     pub node_ports_everywhere: bool,
+    /// Whether the kernel can hash clients. If not, no routing may ask for it.
+    pub can_hash: bool,
 }
 
 impl ProgramSettings {
@@ -110,7 +113,7 @@ impl Program {
             Balancer::Ipvs => ipvs::chains(settings),
         };
         let mut verdicts: Vec<Element> = match balancer {
-            Balancer::Slots => FrontendChain::all().map(FrontendChain::element).collect(),
+            Balancer::Slots => FrontendChain::all(settings.can_hash).map(FrontendChain::element).collect(),
             Balancer::Ipvs => Vec::new(),
         };
         verdicts.sort_unstable();
@@ -150,6 +153,8 @@ fn translation(settings: &ProgramSettings) -> Vec<ProgramChain> {
     for (by, clients) in LookupBy::BOTH.into_iter().flat_map(|by| Clients::BOTH.map(|clients| (by, clients)))
     {
         chains.extend(slot_ranges().map(|range| draw(by, clients, range)));
+        let hashes = ClientHash::BOTH.into_iter().filter(|_| settings.can_hash);
+        chains.extend(hashes.map(|hash| hash_chain(by, clients, hash)));
         chains.push(pick(by, clients));
     }
     chains.extend(slot_ranges().map(|range| cluster_ip_with(range, settings)));
@@ -242,6 +247,12 @@ fn draw(by: LookupBy, clients: Clients, range: SlotRange) -> ProgramChain {
         .map(|random| rule([Statement::List(by, clients, ListUse::Dnat(random))]))
         .collect();
     frontend_chain(FrontendChain::Draw(by, clients, range), rules)
+}
+
+/// The endpoint in the slot that the client is hashed to.
+fn hash_chain(by: LookupBy, clients: Clients, hash: ClientHash) -> ProgramChain {
+    let rules = vec![rule([Statement::List(by, clients, ListUse::HashDnat(hash))])];
+    frontend_chain(FrontendChain::Hash(by, clients, hash), rules)
 }
 
 /// Drops packets to a frontend, given by these fields, that its source ranges do not allow.

@@ -22,6 +22,8 @@ use foldhash::fast::RandomState;
 use model::routing::Endpoint;
 use model::weights::Weight;
 
+use crate::nftables::hashing::HASH_SLOTS;
+
 /// The sizes of slot ranges.
 #[rustfmt::skip]
 const SIZES: [u32; 36] = [
@@ -89,6 +91,12 @@ pub fn slot_ranges() -> impl Iterator<Item = SlotRange> {
         *next += count;
         Some(SlotRange { count, first })
     })
+}
+
+/// The slot range of lists whose clients are hashed, beyond all others.
+pub fn hash_range() -> SlotRange {
+    let first = SIZES.into_iter().sum();
+    SlotRange { count: HASH_SLOTS, first }
 }
 
 /// Assigns slots to endpoints, in proportion to their weights if there are any. An endpoint keeps the slots that it has, as far as

@@ -6,10 +6,12 @@ use std::fmt;
 
 use ipnet::IpNet;
 use model::address::Family;
+use model::hashing::ClientHash;
 
 use crate::mark::Mark;
+use crate::nftables::hashing::CLIENT_SEED;
 use crate::nftables::sets::{Clients, EndpointList, LookupBy, Set};
-use crate::nftables::slots::SlotRange;
+use crate::nftables::slots::{SlotRange, hash_range};
 
 /// A rule. The kernel evaluates its statements in order, and stops at the first that does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,8 @@ pub enum ListUse {
     JumpDraw,
     /// Translates to the endpoint in a random slot of this range; no match if the slot is empty.
     Dnat(SlotRange),
+    /// Translates to the endpoint in the slot that the client is hashed to.
+    HashDnat(ClientHash),
 }
 
 /// A statement of session affinity. Each starts with the same lookup in [`Set::Sticky`], as explained at [`ListUse`]. Without a
@@ -90,6 +94,7 @@ pub enum Affinity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketField {
     Source,
+    SourcePort,
     Destination,
     Protocol,
     DestinationPort,
@@ -106,6 +111,14 @@ pub const fn frontend_fields(by: LookupBy, is_translated: bool) -> &'static [Pac
         (LookupBy::Address, true) => &[OriginalDestination, Protocol, OriginalDestinationPort],
         (LookupBy::NodePort, false) => &[Protocol, DestinationPort],
         (LookupBy::NodePort, true) => &[Protocol, OriginalDestinationPort],
+    }
+}
+
+/// What is hashed of a client.
+pub const fn hash_fields(hash: ClientHash) -> &'static [PacketField] {
+    match hash {
+        ClientHash::Address => &[PacketField::Source],
+        ClientHash::AddressAndPort => &[PacketField::Source, PacketField::SourcePort],
     }
 }
 
@@ -172,6 +185,13 @@ impl ListUse {
                 let endpoints = Set::Endpoints.name();
                 format!("dnat {ip} to meta mark . numgen random mod {count}{offset} map @{endpoints}")
             }
+            Self::HashDnat(hash) => {
+                let client: Vec<String> = hash_fields(hash).iter().map(|field| field.show(family)).collect();
+                let (client, endpoints) = (client.join(" . "), Set::Endpoints.name());
+                let SlotRange { count, first } = hash_range();
+                let hash = format!("jhash {client} mod {count} seed {CLIENT_SEED:#x} offset {first}");
+                format!("dnat {ip} to meta mark . {hash} map @{endpoints}")
+            }
         }
     }
 }
@@ -214,6 +234,7 @@ impl PacketField {
         let ip = protocol_name(family);
         match self {
             Self::Source => format!("{ip} saddr"),
+            Self::SourcePort => "th sport".into(),
             Self::Destination => format!("{ip} daddr"),
             Self::Protocol => "meta l4proto".into(),
             Self::DestinationPort => "th dport".into(),

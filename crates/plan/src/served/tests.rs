@@ -61,6 +61,7 @@ fn table(lines: &str) -> DesiredTable {
         masquerade_all: false,
         from_pod: Some(FromPod::Source("10.244.0.0/16".parse().unwrap())),
         node_ports_everywhere: true,
+        can_hash: true,
     });
     table.accept(sorted(lines).into_iter().map(|(name, routing)| (name, Some(routing))).collect());
     table

@@ -79,6 +79,7 @@ impl Options {
                 Family::V6 => "fd00:192:168::2".parse().unwrap(),
             },
             serve_external_ips: self.allow_service_external_ips,
+            can_hash: true,
             started: "2026-01-01T00:00:00Z".parse().unwrap(),
         }
     }

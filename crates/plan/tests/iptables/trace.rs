@@ -37,7 +37,7 @@ impl Tracer {
             _ => Some("eth0".into()),
         };
         let protocol = Protocol::from_api(Some(&protocol.to_uppercase())).unwrap();
-        self.of(&Packet { source, protocol, destination: to.parse().unwrap(), interface })
+        self.of(&Packet { source, source_port: None, protocol, destination: to.parse().unwrap(), interface })
     }
 
     pub fn of(&self, packet: &Packet) -> Fates {

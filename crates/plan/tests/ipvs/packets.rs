@@ -85,6 +85,7 @@ impl Node {
         let (to, port) = to.split_once(':').unwrap();
         let packet = Packet {
             source: self.ip(source),
+            source_port: None,
             protocol,
             destination: SocketAddr::new(self.ip(to), port.parse().unwrap()),
             interface: None,

@@ -33,6 +33,7 @@ pub fn settings(family: Family) -> ProgramSettings {
         masquerade_all: false,
         from_pod: Some(FromPod::Source(pods.parse().unwrap())),
         node_ports_everywhere: true,
+        can_hash: true,
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, anyhow, bail};
 use kernel::interfaces;
-use model::address::Family;
+use model::address::{Family, parse_ip};
 use model::names::Protocol;
 use plan::explain::{Packet, Unanswerable};
 use settings::go::os_error;
@@ -14,14 +14,22 @@ use settings::go::os_error;
 pub struct PacketQuery {
     /// `None` if the node itself sends the packet, from the address that it chooses.
     pub source: Option<IpAddr>,
+    /// `None` if it is not known.
+    pub source_port: Option<u16>,
     pub protocol: Protocol,
     pub destination: SocketAddr,
     pub interface: Option<String>,
 }
 
+/// An address, with a port or without.
+pub fn parse_source(text: &str) -> Option<(IpAddr, Option<u16>)> {
+    let with_port = || text.parse().ok().map(|at: SocketAddr| (at.ip(), Some(at.port())));
+    parse_ip(text).map(|ip| (ip, None)).or_else(with_port)
+}
+
 impl PacketQuery {
     pub fn new(
-        source: Option<IpAddr>,
+        source: Option<(IpAddr, Option<u16>)>,
         protocol: Protocol,
         destination: SocketAddr,
         interface: Option<&str>,
@@ -38,17 +46,20 @@ impl PacketQuery {
             bail!("{name:?} is not the name of an interface");
         }
         let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
-        if source.is_some_and(|source| Family::of(source) != Family::of(destination.ip())) {
+        if source.is_some_and(|(source, _)| Family::of(source) != Family::of(destination.ip())) {
             bail!(Unanswerable::Families);
         }
-        Ok(Self { source, protocol, destination, interface: interface.map(Into::into) })
+        let source_port = source.and_then(|(_, port)| port);
+        let source = source.map(|(ip, _)| ip);
+        Ok(Self { source, source_port, protocol, destination, interface: interface.map(Into::into) })
     }
 
     pub fn to_url_query(&self) -> String {
-        let Self { source, protocol, destination, interface } = self;
+        let Self { source, source_port, protocol, destination, interface } = self;
         let mut query = format!("protocol={protocol}&to={destination}");
         if let Some(source) = source {
-            query += &format!("&from={source}");
+            let with_port = source_port.map(|port| SocketAddr::new(*source, port).to_string());
+            query += &format!("&from={}", with_port.unwrap_or(source.to_string()));
         }
         if let Some(interface) = interface {
             query += &format!("&interface={interface}");
@@ -66,7 +77,8 @@ impl PacketQuery {
         }
         let protocol = value("protocol").and_then(protocol).context("protocol: tcp, udp or sctp")?;
         let to = value("to").and_then(|to| to.parse().ok()).context("to: not an address with a port")?;
-        let from = value("from").map(|from| from.parse().context("from: not an address")).transpose()?;
+        let from =
+            value("from").map(|from| parse_source(from).context("from: not an address")).transpose()?;
         Self::new(from, protocol, to, value("interface"))
     }
 
@@ -88,6 +100,7 @@ impl PacketQuery {
         };
         Ok(Packet {
             source,
+            source_port: self.source_port,
             protocol: self.protocol,
             destination: self.destination,
             interface: self.interface.clone(),
@@ -121,8 +134,10 @@ mod tests {
             (None, Protocol::Tcp, "10.96.0.10:80", None),
             (Some("10.244.0.7"), Protocol::Udp, "10.96.0.10:53", Some("cni0")),
             (Some("fd00::7"), Protocol::Sctp, "[fd00:10:96::10]:80", Some("veth0.5@if-2")),
+            (Some("10.244.0.7:4711"), Protocol::Tcp, "10.96.0.10:80", None),
+            (Some("[fd00::7]:4711"), Protocol::Tcp, "[fd00:10:96::10]:80", None),
         ] {
-            let source = source.map(|ip| ip.parse().unwrap());
+            let source = source.map(|ip| parse_source(ip).unwrap());
             let described =
                 PacketQuery::new(source, protocol, destination.parse().unwrap(), interface).unwrap();
             let query = described.to_url_query();
@@ -144,7 +159,9 @@ mod tests {
             (None, "[fd00::10]:80", "::1", None, None),
         ] {
             let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
-            let described = PacketQuery::new(from.map(ip), Protocol::Tcp, to.parse().unwrap(), None).unwrap();
+            let described =
+                PacketQuery::new(from.map(|from| (ip(from), None)), Protocol::Tcp, to.parse().unwrap(), None)
+                    .unwrap();
             let packet = described.packet(&addresses, ip(node_ip), |_| picked.map(ip).context("no route"));
             assert_eq!(packet.ok().map(|packet| packet.source), want.map(ip), "{from:?} {to} {node_ip}");
         }

@@ -84,6 +84,7 @@ impl Backend for FakeBackend {
             masquerade_all: false,
             from_pod: None,
             node_ports_everywhere: true,
+            can_hash: true,
         }))))
     }
 

@@ -60,6 +60,7 @@ fn program_settings(family: Family) -> ProgramSettings {
         masquerade_all: false,
         from_pod: Some(FromPod::Source(pods.parse().unwrap())),
         node_ports_everywhere: false,
+        can_hash: true,
     }
 }
 

@@ -14,6 +14,7 @@ use model::api::{
     Service, ServiceCidr, ServiceCidrSpec, ServicePort, ServiceSpec, ServiceStatus, SessionAffinityConfig,
     SliceEndpoint, Taint,
 };
+use model::hashing::HASH_ANNOTATION;
 use model::weights::WEIGHT_ANNOTATION;
 
 use super::{FromProtobuf, Malformed, Value, fields};
@@ -136,6 +137,7 @@ impl FromProtobuf for Annotations {
         let field = match key {
             "endpoints.kubernetes.io/last-change-trigger-time" => &mut self.last_change_trigger_time,
             WEIGHT_ANNOTATION => &mut self.weight,
+            HASH_ANNOTATION => &mut self.hash,
             _ => return Ok(()),
         };
         *field = Some(value.to_owned());

@@ -69,6 +69,7 @@ pub fn settings() -> ProgramSettings {
         masquerade_all: false,
         from_pod: None,
         node_ports_everywhere: false,
+        can_hash: true,
     }
 }
 
@@ -137,6 +138,7 @@ prop_compose! {
             }),
             created: created.map_or(Created::UNKNOWN, second),
             affinity,
+            hash: None,
             internal: policy(internal_local),
             external: policy(external_local),
             cluster: endpoints(&cluster, false),
