@@ -42,7 +42,7 @@ impl Case {
 pub fn of(mode: Mode) -> Vec<Case> {
     let mut cases = all();
     cases.extend(match mode {
-        Mode::Nftables | Mode::Ipvs => node_ports_not_on_loopback(),
+        Mode::Nftables | Mode::Ipvs => [node_ports_not_on_loopback(), hashing()].concat(),
         Mode::Iptables => node_ports_on_loopback(),
     });
     cases
@@ -85,6 +85,29 @@ fn node_ports_not_on_loopback() -> Vec<Case> {
             .hold([web(&[A, R]).into()])
             .expect(&[Node], &[on_loopback], Untouched)
             .expect(&[Node, Outside], &[NODE_PORT_AT_NODE_IP], masqueraded(&[A, R])),
+    ]
+}
+
+/// Where a mode can hash clients.
+fn hashing() -> Vec<Case> {
+    let all = [A, R, S];
+    vec![
+        case("clients are hashed by their address")
+            .hold([web(&all).hashed("ClientIP").external_local().into()])
+            .expect(PODS, &[CLUSTER_IP], plain(&all).sticking())
+            .expect(NOT_PODS, &[CLUSTER_IP], masqueraded(&all).sticking())
+            .expect(PODS, EXTERNAL, plain(&all).sticking().but_in_ipvs(plain(&[A])))
+            .expect(&[Node], EXTERNAL, masqueraded(&all).sticking().but_in_ipvs(plain(&[A])))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .hold([web(&all).hashed("ClientIP").into()])
+            .expect(&[Outside, Node], EXTERNAL, masqueraded(&all).sticking()),
+        case("clients are hashed by their address and port")
+            .hold([web(&all).hashed("ClientIPAndPort").external_local().into()])
+            .expect(PODS, &[CLUSTER_IP], plain(&all))
+            .expect(PODS, EXTERNAL, plain(&all).but_in_ipvs(plain(&[A])))
+            .expect(&[Outside], EXTERNAL, plain(&[A]))
+            .hold([web(&all).hashed("ClientIPAndPort").into()])
+            .expect(&[Outside, Node], EXTERNAL, masqueraded(&all)),
     ]
 }
 

@@ -39,6 +39,8 @@ pub struct ServiceManifest {
     pub endpoints: Vec<EndpointManifest>,
     /// Writes IPv4 addresses with leading zeros.
     pub leading_zeros: bool,
+    /// The annotation that asks for hashing.
+    pub hash: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +94,7 @@ pub fn web(endpoints: &[EndpointManifest]) -> ServiceManifest {
         ports: vec![PortManifest { number: 80, target: TARGET, node_port: Some(NODE_PORT), protocols: ALL }],
         endpoints: endpoints.into(),
         leading_zeros: false,
+        hash: None,
     }
 }
 
@@ -120,6 +123,10 @@ impl ServiceManifest {
 
     pub fn sticky(self, seconds: u32) -> Self {
         Self { affinity: Some(seconds), ..self }
+    }
+
+    pub fn hashed(self, hash: &'static str) -> Self {
+        Self { hash: Some(hash), ..self }
     }
 
     pub fn only_for(self, source_ranges: &'static [&'static str]) -> Self {
@@ -153,7 +160,7 @@ impl ServiceManifest {
 ---
 apiVersion: v1
 kind: Service
-metadata: {{name: {name}}}
+metadata: {{name: {name}, annotations: {{{hash}}}}}
 spec:
   type: {kind}
   clusterIP: {cluster_ip}
@@ -174,6 +181,7 @@ ports: [{targets}]
 endpoints:{endpoints}
 ",
             name = self.name,
+            hash = self.hash.map(|hash| format!("{HASH_ANNOTATION}: {hash}")).unwrap_or_default(),
             kind = self.kind,
             cluster_ip = ip(self.cluster_ip),
             external = external.join(", "),
