@@ -21,7 +21,7 @@ use crate::address::{Family, cidrs_of_family};
 use crate::api;
 use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
-use crate::hashing::{ClientHash, HASH_ANNOTATION, HASH_UNSUPPORTED, HashIgnored};
+use crate::hashing::{ClientHash, HASH_ANNOTATION, HashIgnored};
 use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
 use crate::pending::Pending;
@@ -463,11 +463,14 @@ impl Cluster {
         };
         let ignored = (text.to_owned(), why);
         if self.ignored_hashes.get(name) != Some(&ignored) {
-            let message = match why {
-                HashIgnored::Invalid => "Ignoring invalid hash",
-                HashIgnored::Unsupported => HASH_UNSUPPORTED,
+            let note = match why {
+                HashIgnored::Invalid => Note::new("Ignoring invalid hash of clients", name),
+                HashIgnored::Unsupported => {
+                    let message = "Can't hash clients in this mode, choosing endpoints at random";
+                    Note::new(message, name).with_event("HashingNotSupported")
+                }
             };
-            notes.push(Note::new(message, name).with(HASH_ANNOTATION, text));
+            notes.push(note.with(HASH_ANNOTATION, text));
             self.ignored_hashes.insert(name.clone(), ignored);
         }
         true

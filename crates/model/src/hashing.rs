@@ -4,9 +4,6 @@
 /// The annotation of a Service.
 pub const HASH_ANNOTATION: &str = "service.sluice.io/hash";
 
-/// What is noted of a Service that asks for hashing where it is not supported.
-pub const HASH_UNSUPPORTED: &str = "Can't hash clients in this mode, choosing endpoints at random";
-
 /// What is hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientHash {

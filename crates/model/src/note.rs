@@ -11,11 +11,17 @@ pub struct Note {
     pub object: String,
     /// The field at fault and its value, if there is one.
     pub detail: Option<(&'static str, String)>,
+    /// The reason of an event that should also be recorded about the object, which is a Service.
+    pub event: Option<&'static str>,
 }
 
 impl Note {
     pub fn new(message: &'static str, object: impl fmt::Display) -> Self {
-        Self { message, object: object.to_string(), detail: None }
+        Self { message, object: object.to_string(), detail: None, event: None }
+    }
+
+    pub fn with_event(self, reason: &'static str) -> Self {
+        Self { event: Some(reason), ..self }
     }
 
     pub fn with(self, field: &'static str, value: impl fmt::Display) -> Self {

@@ -18,6 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
 use model::cluster::{Cluster, CurrentServicePort};
+use model::hashing::{ClientHash, HASH_ANNOTATION, HashIgnored};
 use model::local::{FromPod, NodePortAddresses};
 use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Routing, Traffic};
@@ -34,9 +35,9 @@ use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::PacketContext;
 pub use explanation::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
-    Masquerade, Origin, PodDetection, PolicyField, PolicyValue, Reason, RuleContext, Target, UnusedEndpoint,
-    UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HashedFields, HealthCheckAnswer,
+    IgnoredAnnotation, IgnoredReason, Masquerade, Origin, PodDetection, PolicyField, PolicyValue, Reason,
+    RuleContext, Target, UnusedEndpoint, UnusedReason,
 };
 
 /// What the path of a packet depends on, besides Services.
@@ -300,6 +301,7 @@ impl<'a> Question<'a> {
             health_check: None,
             endpoints: Vec::new(),
             unused: Vec::new(),
+            hash: None,
             ignored: Vec::new(),
             affinity_seconds: None,
             chains: answer.chains,
@@ -317,6 +319,7 @@ impl<'a> Question<'a> {
         match (answer.end, answer.matched) {
             (End::Translated { targets: possible, traffic, .. }, Some((claim, _))) => {
                 explanation.endpoints = targets(&claim.routing, traffic, possible);
+                explanation.hash = claim.routing.hash.map(HashedFields::from);
                 explanation.affinity_seconds = match self.settings.mode {
                     Mode::Nftables => claim.routing.affinity.map(rounded),
                     Mode::Iptables | Mode::Ipvs => claim.routing.affinity,
@@ -421,14 +424,22 @@ fn unused(claim: &CurrentServicePort<'_>, policy: TrafficPolicy) -> Vec<UnusedEn
 }
 
 fn ignored(claim: &CurrentServicePort<'_>) -> Vec<IgnoredAnnotation> {
-    let weights = claim.invalid_weights.iter();
-    weights
-        .map(|(slice, value)| IgnoredAnnotation {
-            slice: (*slice).to_owned(),
-            annotation: WEIGHT_ANNOTATION.to_owned(),
-            value: (*value).to_owned(),
-        })
-        .collect()
+    let weights = claim.invalid_weights.iter().map(|(slice, value)| IgnoredAnnotation {
+        slice: Some((*slice).to_owned()),
+        annotation: WEIGHT_ANNOTATION.to_owned(),
+        value: (*value).to_owned(),
+        reason: IgnoredReason::Invalid,
+    });
+    let hash = claim.ignored_hash.map(|(value, why)| IgnoredAnnotation {
+        slice: None,
+        annotation: HASH_ANNOTATION.to_owned(),
+        value: value.to_owned(),
+        reason: match why {
+            HashIgnored::Invalid => IgnoredReason::Invalid,
+            HashIgnored::Unsupported => IgnoredReason::Unsupported,
+        },
+    });
+    hash.into_iter().chain(weights).collect()
 }
 
 fn any_address(addresses: &Addresses, matches: impl Fn(IpAddr) -> bool) -> bool {
@@ -447,6 +458,15 @@ fn is_from_pod(context: &PacketContext<'_>, settings: &ExplainSettings) -> Resul
         FromPod::Source(cidr) => Ok(cidr.contains(&context.packet.source)),
         FromPod::Interface(theirs) => by_interface(interface == theirs),
         FromPod::InterfacePrefix(prefix) => by_interface(interface.starts_with(prefix.as_str())),
+    }
+}
+
+impl From<ClientHash> for HashedFields {
+    fn from(hash: ClientHash) -> Self {
+        match hash {
+            ClientHash::Address => Self::Address,
+            ClientHash::AddressAndPort => Self::AddressAndPort,
+        }
     }
 }
 

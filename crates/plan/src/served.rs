@@ -11,7 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use model::hashing::ClientHash;
 use model::names::{Port, Protocol, ServicePortName};
 
 use crate::difference::Difference;
@@ -70,6 +72,8 @@ pub struct ServedFrontend {
     pub endpoints: BTreeSet<ServedEndpoint>,
     /// Which of 1,000 connections each of `endpoints` gets. Empty if all get the same share.
     pub shares: BTreeMap<ServedEndpoint, u32>,
+    /// How clients are hashed to endpoints.
+    pub hash: Option<ServedHash>,
     /// The endpoints of connections from pods and from this node, if endpoints see the addresses of outside clients. Empty in
     /// the ipvs mode, in which they are the same.
     pub inside: Option<BTreeSet<ServedEndpoint>>,
@@ -79,6 +83,14 @@ pub struct ServedFrontend {
     pub affinity: Option<u32>,
     /// The source ranges that may use it; `None` if all sources may.
     pub sources: Option<BTreeSet<String>>,
+}
+
+/// How clients are hashed to endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedHash {
+    pub of: ClientHash,
+    /// The endpoint in each slot. Empty in the ipvs mode.
+    pub slots: Arc<[(u32, ServedEndpoint)]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -28,6 +28,7 @@ use model::address::Family;
 use model::cluster::Here;
 use model::local::NodePortAddresses;
 use plan::explain;
+use watch::recorder::Recorder;
 
 use crate::backend::Backend;
 use crate::flows::FlowFollower;
@@ -43,11 +44,11 @@ pub use handle::{ANSWER_TIMEOUT, FamilyHandle, QueryError};
 pub type Families = BTreeMap<Family, FamilyHandle>;
 
 /// Starts the worker of a family. It applies events from now on, and syncs after [`start`](FamilyHandle::start).
-pub fn spawn(here: Here, metrics: Arc<Metrics>) -> anyhow::Result<FamilyHandle> {
+pub fn spawn(here: Here, metrics: Arc<Metrics>, recorder: Recorder) -> anyhow::Result<FamilyHandle> {
     let family = here.family;
     let (sender, inbox) = inbox::inbox();
     let handle = FamilyHandle::new(family, sender);
-    let worker = worker::Worker::new(here, metrics, handle.clone());
+    let worker = worker::Worker::new(here, metrics, recorder, handle.clone());
     threads::spawn(format!("sync-{family}"), move || worker.run(&inbox))?;
     Ok(handle)
 }

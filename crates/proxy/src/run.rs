@@ -99,7 +99,7 @@ pub fn run(config: Config, options: RunOptions) -> anyhow::Result<()> {
     let name = node::name(&config)?;
     let access = Access::open(&config)?;
     let (source, recorder) = source(&config, &options, &name, &metrics)?;
-    let families = families(&config, &name, &access, &metrics)?;
+    let families = families(&config, &name, &access, &metrics, &recorder)?;
     let (main, inbox) = channel();
     let workers: Vec<_> = families.values().cloned().collect();
     let deliver = move |event: Arc<Event>| workers.iter().for_each(|worker| worker.apply(event.clone()));
@@ -307,10 +307,11 @@ fn families(
     node_name: &str,
     access: &Access,
     metrics: &Arc<Metrics>,
+    recorder: &Recorder,
 ) -> anyhow::Result<Families> {
     let spawn = |family| {
         let here = here(config, node_name, family, access.can_hash(family));
-        Ok((family, family::spawn(here, metrics.clone())?))
+        Ok((family, family::spawn(here, metrics.clone(), recorder.clone())?))
     };
     access.families().into_iter().map(spawn).collect()
 }

@@ -69,6 +69,7 @@ pub fn service(text: &str) -> api::Service {
             Some(("ranges", value)) => {
                 spec.load_balancer_source_ranges = list(&value.replace('_', " "));
             }
+            Some(("hash", value)) => service.metadata.annotations.hash = Some(value.into()),
             Some(("health", value)) => spec.health_check_node_port = Some(value.parse().unwrap()),
             Some(("affinity", value)) => {
                 spec.session_affinity = Some("ClientIP".into());

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use plan::explain::live::Live;
 use plan::explain::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
-    Masquerade, Origin, PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HashedFields, HealthCheckAnswer,
+    IgnoredAnnotation, IgnoredReason, Masquerade, Origin, PolicyField, PolicyValue, Reason, Target,
+    UnusedEndpoint, UnusedReason,
 };
 use plan::iptables::chains::lower_case;
 use plan::mode::Mode;
@@ -39,6 +40,9 @@ pub fn of(explanation: &Explanation) -> String {
         Some(_) => push("  connections to other endpoints fail: their addresses belong to another service"),
         None => {}
     }
+    if let Some(hash) = explanation.hash {
+        push(&format!("  {}", hashed(hash, explanation)));
+    }
     if let Some(seconds) = explanation.affinity_seconds {
         push(&format!("  session affinity: {}", time(seconds)));
     }
@@ -49,8 +53,8 @@ pub fn of(explanation: &Explanation) -> String {
         let (address, why) = (unused.address.to_string(), why_unused(unused));
         push(&format!("    {address:<width$}         {why}"));
     }
-    for IgnoredAnnotation { slice, annotation, value } in &explanation.ignored {
-        push(&format!("  ignored, since it is invalid: {annotation} {value:?} of endpoint slice {slice}"));
+    for ignored in &explanation.ignored {
+        push(&format!("  {}", ignored_annotation(ignored)));
     }
     if !explanation.chains.is_empty() {
         push(&format!("  path: {}", explanation.chains.join(" > ")));
@@ -232,6 +236,31 @@ fn why_unused(unused: &UnusedEndpoint) -> String {
         UnusedReason::ForOtherNodes => "for other nodes (hints)".into(),
         UnusedReason::ForOtherZones => format!("for other zones (hints: {})", unused.zones.join(", ")),
     }
+}
+
+fn hashed(hash: HashedFields, explanation: &Explanation) -> String {
+    let what = match hash {
+        HashedFields::Address => "the client's address",
+        HashedFields::AddressAndPort => "the client's address and port",
+    };
+    let unknown = match (explanation.mode, hash, explanation.source_port) {
+        (Mode::Ipvs, ..) => "; IPVS knows which endpoint that is",
+        (_, HashedFields::AddressAndPort, None) => {
+            "; give the port with --from IP:PORT to see which endpoint that is"
+        }
+        _ => "",
+    };
+    format!("chosen by a hash of {what}{unknown}")
+}
+
+fn ignored_annotation(ignored: &IgnoredAnnotation) -> String {
+    let IgnoredAnnotation { slice, annotation, value, reason } = ignored;
+    let of = slice.as_ref().map_or("the service".into(), |slice| format!("endpoint slice {slice}"));
+    let why = match reason {
+        IgnoredReason::Invalid => "it is invalid",
+        IgnoredReason::Unsupported => "this mode can't hash clients",
+    };
+    format!("annotation {annotation} {value:?} of {of} is ignored: {why}")
 }
 
 fn kernel(live: &Live, explanation: &Explanation) -> String {

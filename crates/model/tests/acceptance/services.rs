@@ -612,3 +612,66 @@ mod test_get_cluster_ip_by_family {
         }
     }
 }
+
+mod hashing {
+    use super::*;
+    use crate::support::here;
+    use model::cluster::Here;
+    use model::hashing::{ClientHash, HashIgnored};
+
+    const WEB: &str = "ns/web 10.96.0.10 p:80";
+
+    fn service(hash: Option<&str>) -> Event {
+        let mut service = crate::support::service(WEB);
+        service.metadata.annotations.hash = hash.map(Into::into);
+        Event::ServiceApplied(service.into())
+    }
+
+    fn ignored(world: &World) -> Option<(String, HashIgnored)> {
+        let found = world.cluster.current_service_ports(|_, _| true);
+        found[0].ignored_hash.map(|(text, why)| (text.to_owned(), why))
+    }
+
+    #[test]
+    fn clients_are_hashed_by_what_the_annotation_says() {
+        let mut world = World::v4();
+        for (hash, want) in [
+            (Some("ClientIP"), Some(ClientHash::Address)),
+            (Some("ClientIPAndPort"), Some(ClientHash::AddressAndPort)),
+            (None, None),
+        ] {
+            assert_eq!(world.apply(&service(hash)), []);
+            world.take();
+            assert_eq!(world.routing("ns/web:p/TCP").hash, want);
+            assert_eq!(ignored(&world), None);
+        }
+    }
+
+    #[test]
+    fn an_invalid_annotation_is_ignored_and_noted_once() {
+        let mut world = World::v4();
+        let notes = world.apply(&service(Some("clientip")));
+        let want = r#"ns/web: Ignoring invalid hash of clients: service.sluice.io/hash "clientip""#;
+        assert_eq!(notes.iter().map(ToString::to_string).collect::<Vec<_>>(), [want]);
+        assert_eq!(notes[0].event, None);
+        assert_eq!(world.apply(&service(Some("clientip"))), []);
+        world.take();
+        assert_eq!(world.routing("ns/web:p/TCP").hash, None);
+        assert_eq!(ignored(&world), Some(("clientip".into(), HashIgnored::Invalid)));
+        world.delete_service("ns/web");
+        assert_eq!(world.apply(&service(Some("clientip"))).len(), 1, "of another Service");
+    }
+
+    #[test]
+    fn where_hashing_is_not_supported_endpoints_are_chosen_at_random_and_an_event_says_so() {
+        let mut world = World::on_node(Here { can_hash: false, ..here(Family::V4) });
+        let notes = world.apply(&service(Some("ClientIP")));
+        assert_eq!(notes.iter().map(|note| note.event).collect::<Vec<_>>(), [Some("HashingNotSupported")]);
+        assert_eq!(world.apply(&service(Some("ClientIP"))), []);
+        world.take();
+        assert_eq!(world.routing("ns/web:p/TCP").hash, None);
+        assert_eq!(ignored(&world), Some(("ClientIP".into(), HashIgnored::Unsupported)));
+        assert_eq!(world.apply(&service(None)), []);
+        assert_eq!(ignored(&world), None);
+    }
+}

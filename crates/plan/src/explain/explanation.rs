@@ -40,7 +40,10 @@ pub struct Explanation {
     /// Where the packet may be forwarded to.
     pub endpoints: Vec<Target>,
     pub unused: Vec<UnusedEndpoint>,
-    /// Annotations of the Service's slices that are ignored because they are invalid.
+    /// What is hashed of the client to choose the endpoint; `None` if it is chosen at random.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<HashedFields>,
+    /// Annotations of the Service or of its slices that are ignored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<IgnoredAnnotation>,
     /// The timeout of session affinity.
@@ -249,14 +252,31 @@ pub enum Masquerade {
     Hairpin,
 }
 
-/// An annotation that is ignored because it is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HashedFields {
+    Address,
+    AddressAndPort,
+}
+
+/// An annotation that is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IgnoredAnnotation {
-    /// The EndpointSlice.
-    pub slice: String,
+    /// The EndpointSlice; `None` if it is one of the Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<String>,
     pub annotation: String,
     pub value: String,
+    pub reason: IgnoredReason,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum IgnoredReason {
+    Invalid,
+    /// The mode of the proxy, or the kernel, cannot do it.
+    Unsupported,
 }
 
 /// An endpoint that the packet cannot go to.

@@ -565,9 +565,10 @@ fn an_annotation_that_is_ignored_is_reported() {
     assert_eq!(
         explanation.ignored,
         [IgnoredAnnotation {
-            slice: "web-1".into(),
+            slice: Some("web-1".into()),
             annotation: "service.sluice.io/weight".into(),
-            value: "heavy".into()
+            value: "heavy".into(),
+            reason: IgnoredReason::Invalid,
         }]
     );
     assert!(explanation.endpoints.iter().all(|it| it.weight.is_none()));

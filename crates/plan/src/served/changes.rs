@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use model::address::host_port;
+use model::hashing::ClientHash;
 use model::names::{Protocol, ServicePortName};
 
 use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
@@ -88,6 +89,9 @@ impl Sides<'_> {
             affinity(kind, side, other).into_iter().for_each(&mut add);
             endpoints(side, other).into_iter().for_each(&mut add);
             shares(side, other).into_iter().for_each(&mut add);
+            if kind == DifferenceKind::Missing {
+                moved(side, other).into_iter().for_each(&mut add);
+            }
             // For an endpoint that is added or removed, this is implied.
             let lasting = targets(side).into_iter().filter(|it| targets(other).contains_key(&it.0));
             for (target, at) in lasting {
@@ -128,6 +132,13 @@ fn lines(frontend: &FrontendKey, service: &ServedFrontend) -> Vec<(Scope, String
     }
     if service.inside.is_some() {
         lines.push((Scope::Detail, format!("{frontend} keeps client addresses")));
+    }
+    if let Some(hash) = &service.hash {
+        let of = match hash.of {
+            ClientHash::Address => "address",
+            ClientHash::AddressAndPort => "address and port",
+        };
+        lines.push((Scope::Detail, format!("{frontend} hashes clients by {of}")));
     }
     if let Some(sources) = &service.sources {
         let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
@@ -185,6 +196,21 @@ fn shares(side: &Frontends<'_>, other: &Frontends<'_>) -> BTreeSet<String> {
             if share != there.share(endpoint) {
                 lines.insert(format!("endpoint {} gets {}% of connections", show(endpoint), share / 10.0));
             }
+        }
+    }
+    lines
+}
+
+/// How many clients are hashed to another endpoint than before.
+fn moved(after: &Frontends<'_>, before: &Frontends<'_>) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for (frontend, service) in after {
+        let Some(before) = before.get(frontend).and_then(|before| before.hash.as_ref()) else { continue };
+        let Some(hash) = service.hash.as_ref().filter(|hash| hash.of == before.of) else { continue };
+        let moved = hash.slots.iter().zip(&*before.slots).filter(|(after, before)| after != before).count();
+        if moved > 0 {
+            let percent = 100.0 * moved as f64 / hash.slots.len() as f64;
+            lines.insert(format!("{percent:.1}% of clients get another endpoint"));
         }
     }
     lines

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, shares};
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, ServedHash, shares};
 use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
@@ -52,14 +52,13 @@ impl Served {
 
     pub fn from_elements<'a>(elements: impl IntoIterator<Item = &'a Element>, family: Family) -> Self {
         let mut served = Self::default();
-        // The number of slots of each endpoint of a list.
-        let mut slots: BTreeMap<u32, BTreeMap<ServedEndpoint, f64>> = BTreeMap::new();
+        let mut slots: BTreeMap<u32, Vec<(u32, ServedEndpoint)>> = BTreeMap::new();
         let mut uses: Vec<(FrontendKey, Clients, ListOfFrontend)> = Vec::new();
         for element in elements {
             match (element.set, element.data) {
                 (Set::Endpoints, _) => {
-                    if let Some((list, _, endpoint)) = element.slot() {
-                        *slots.entry(list).or_default().entry(endpoint).or_default() += 1.0;
+                    if let Some((list, slot, endpoint)) = element.slot() {
+                        slots.entry(list).or_default().push((slot, endpoint));
                     }
                 }
                 (Set::Lists(_, clients), Some(Data::List(list))) => {
@@ -70,7 +69,7 @@ impl Served {
         }
         for (frontend, clients, list) in uses {
             let slots = slots.get(&list.list).filter(|_| list.draw.is_some());
-            served.use_list(frontend, clients, list, slots.unwrap_or(&BTreeMap::new()));
+            served.use_list(frontend, clients, list, slots.map(Vec::as_slice).unwrap_or_default());
         }
         served
     }
@@ -80,16 +79,20 @@ impl Served {
         frontend: FrontendKey,
         clients: Clients,
         list: ListOfFrontend,
-        slots: &BTreeMap<ServedEndpoint, f64>,
+        slots: &[(u32, ServedEndpoint)],
     ) {
         self.lists.entry(list.list).or_insert(frontend);
         let service = self.frontends.entry(frontend).or_default();
         if matches!(list.first, FrontendChain::ExternalLocal(_)) {
             service.inside.get_or_insert_default();
         }
-        let endpoints = slots.keys().copied().collect();
+        let endpoints = slots.iter().map(|(_, endpoint)| *endpoint).collect();
         match clients {
-            Clients::All => (service.endpoints, service.shares) = (endpoints, shares(slots)),
+            Clients::All => {
+                service.endpoints = endpoints;
+                service.shares = shares(&counted(slots, list.draw));
+                service.hash = hash(slots, list.draw);
+            }
             Clients::Inside => service.inside = Some(endpoints),
         }
     }
@@ -168,4 +171,22 @@ impl Served {
             service.claims.extend(owner.cloned());
         }
     }
+}
+
+/// The number of slots of each endpoint; one each if clients are hashed and the numbers differ by no more than they must.
+fn counted(slots: &[(u32, ServedEndpoint)], draw: Option<FrontendChain>) -> BTreeMap<ServedEndpoint, f64> {
+    let mut counts: BTreeMap<ServedEndpoint, f64> = BTreeMap::new();
+    slots.iter().for_each(|(_, endpoint)| *counts.entry(*endpoint).or_default() += 1.0);
+    let most = counts.values().copied().fold(0.0, f64::max);
+    if matches!(draw, Some(FrontendChain::Hash(..))) && counts.values().all(|count| most - count <= 1.0) {
+        counts.values_mut().for_each(|count| *count = 1.0);
+    }
+    counts
+}
+
+fn hash(slots: &[(u32, ServedEndpoint)], draw: Option<FrontendChain>) -> Option<ServedHash> {
+    let Some(FrontendChain::Hash(_, _, of)) = draw else { return None };
+    let mut slots = slots.to_vec();
+    slots.sort_unstable();
+    Some(ServedHash { of, slots: slots.into() })
 }

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, shares};
+use model::hashing::ClientHash;
+
+use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedHash, shares};
 use crate::difference::Difference;
 use crate::ipvs::compare::compare;
-use crate::ipvs::desired::{DesiredServers, DesiredVirtual, addresses};
+use crate::ipvs::desired::{DesiredServers, DesiredVirtual, HASH_SCHEDULER, addresses};
 use crate::ipvs::servers::{
-    ActualServers, ActualVirtual, PERSISTENT, RealServer, VirtualAddress, VirtualServer,
+    ActualServers, ActualVirtual, HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer,
 };
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
@@ -24,6 +27,7 @@ struct Side<'a> {
 /// A virtual server: its session affinity, and where connections go.
 struct ServedVirtual {
     affinity: Option<u32>,
+    hash: Option<ServedHash>,
     /// With their weights.
     endpoints: BTreeMap<ServedEndpoint, f64>,
 }
@@ -53,7 +57,7 @@ impl<'a> Side<'a> {
         let served = |(at, DesiredVirtual { server, real_servers })| {
             let weight = |(real, weight): (RealServer, u32)| ((real.ip, real.port), f64::from(weight));
             let endpoints = real_servers.into_iter().map(weight).collect();
-            (at, ServedVirtual { affinity: affinity(&server), endpoints })
+            (at, ServedVirtual { affinity: affinity(&server), hash: hash(&server), endpoints })
         };
         Self {
             table: servers.table,
@@ -66,7 +70,8 @@ impl<'a> Side<'a> {
         let served = |(at, found): (&VirtualAddress, &ActualVirtual)| {
             let real = found.real_servers.iter().filter(|(_, real)| real.weight > 0);
             let endpoints = real.map(|(real, it)| ((real.ip, real.port), it.weight.into())).collect();
-            (*at, ServedVirtual { affinity: affinity(&found.server), endpoints })
+            let server = &found.server;
+            (*at, ServedVirtual { affinity: affinity(server), hash: hash(server), endpoints })
         };
         let servers = found.virtual_servers.iter().map(served).collect();
         Self { table, servers, bound: found.bound.clone() }
@@ -109,12 +114,18 @@ impl Served {
             service.shares = shares(&endpoints);
             service.endpoints = endpoints.into_keys().collect();
             service.affinity = first.and_then(|first| first.affinity);
+            service.hash = first.and_then(|first| first.hash.clone());
             let serves = exists && side.is_reachable(frontend);
             service.forwards = serves && !service.endpoints.is_empty();
             let refuses = serves && service.endpoints.is_empty();
             service.refusal = refuses.then_some(RefusalReason::NoEndpoints);
         }
     }
+}
+
+fn hash(server: &VirtualServer) -> Option<ServedHash> {
+    let of = if server.flags & HASH_PORT != 0 { ClientHash::AddressAndPort } else { ClientHash::Address };
+    (&*server.scheduler == HASH_SCHEDULER).then(|| ServedHash { of, slots: Arc::default() })
 }
 
 fn affinity(server: &VirtualServer) -> Option<u32> {

@@ -197,6 +197,7 @@ fn decided(name: &ServicePortName, routing: &Routing, frontend: &FrontendKey) ->
         forwards,
         endpoints: targets(traffic),
         shares: BTreeMap::new(),
+        hash: None,
         inside,
         refusal: match traffic {
             Traffic::ToCluster | Traffic::ToLocal => None,
@@ -416,6 +417,38 @@ fn weights_are_reported_as_shares() {
             "{mode:?}"
         );
         assert_eq!(changes(" weights=7", ""), [""; 0], "{mode:?}");
+    }
+}
+
+#[test]
+fn hashing_is_reported_with_the_clients_that_move() {
+    let hashed = |hash: &str, endpoints: &str| {
+        format!("service ns/web 10.96.0.10 http:80{hash}\nslice ns/web-1 of web http:8080 {endpoints}")
+    };
+    for mode in [Mode::Nftables, Mode::Ipvs] {
+        let changes = |before: &str, after: &str| reported(&comparison(mode, before, after));
+        let (two, three) = ("| 10.244.1.5 | 10.244.1.6", "| 10.244.1.5 | 10.244.1.6 | 10.244.1.7");
+        assert_eq!(
+            changes(&hashed("", two), &hashed(" hash=ClientIP", two)),
+            ["~ ns/web:http", "+ 10.96.0.10:80/TCP hashes clients by address"],
+            "{mode:?}"
+        );
+        assert_eq!(
+            changes(&hashed(" hash=ClientIP", two), &hashed(" hash=ClientIPAndPort", two)),
+            [
+                "~ ns/web:http",
+                "- 10.96.0.10:80/TCP hashes clients by address",
+                "+ 10.96.0.10:80/TCP hashes clients by address and port"
+            ],
+            "{mode:?}"
+        );
+        let mut want = vec!["~ ns/web:http", "- endpoint 10.244.1.7:8080"];
+        want.extend((mode == Mode::Nftables).then_some("+ 33.4% of clients get another endpoint"));
+        assert_eq!(
+            changes(&hashed(" hash=ClientIP", three), &hashed(" hash=ClientIP", two)),
+            want,
+            "{mode:?}"
+        );
     }
 }
 

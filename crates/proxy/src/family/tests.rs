@@ -138,7 +138,7 @@ struct Started {
 
 fn start(family: Family) -> Started {
     let metrics = Arc::new(Metrics::new(ProxyMode::Nftables));
-    let worker = spawn(testkit::node(family), metrics.clone()).unwrap();
+    let worker = spawn(testkit::node(family), metrics.clone(), Recorder::to_log()).unwrap();
     let (gate, gated) = channel();
     let [kernel, preloaded] = [FakeKernel::default(), FakeKernel::default()];
     let node_port_addresses = NodePortAddresses::new(family, &[]);

@@ -10,7 +10,10 @@ use kernel::nftables::CounterOwners;
 use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
+use model::names::NamespacedName;
+use model::note::Note;
 use plan::explain::Explanation;
+use watch::recorder::{Notice, Recorder, Regarding, Severity};
 
 use super::drift::DriftWatch;
 use super::inbox::{Inbox, InboxContents};
@@ -31,6 +34,7 @@ pub struct Worker {
     node_addresses: Arc<[IpAddr]>,
     events: EventCounts,
     metrics: Arc<Metrics>,
+    recorder: Recorder,
     /// For threads that the worker starts.
     handle: FamilyHandle,
     /// `None` until everything about the node is known.
@@ -38,13 +42,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(here: Here, metrics: Arc<Metrics>, handle: FamilyHandle) -> Self {
+    pub fn new(here: Here, metrics: Arc<Metrics>, recorder: Recorder, handle: FamilyHandle) -> Self {
         Self {
             family: here.family,
             cluster: Cluster::new(here),
             node_addresses: Arc::default(),
             events: EventCounts::new(metrics.clone()),
             metrics,
+            recorder,
             handle,
             syncer: None,
         }
@@ -92,10 +97,7 @@ impl Worker {
     fn apply(&mut self, updates: &[Update]) {
         let was_complete = self.cluster.is_complete();
         for update in updates {
-            for note in self.cluster.apply_update(update) {
-                let (field, value) = note.detail.unwrap_or_default();
-                tracing::error!(ipFamily = %self.family, object = note.object, field, value, "{}", note.message);
-            }
+            self.cluster.apply_update(update).into_iter().for_each(|note| self.report(note));
         }
         self.events.add_new(&self.cluster);
         // An incomplete cluster cannot be synced. Its completion requests a sync even if that has nothing to change.
@@ -106,6 +108,22 @@ impl Worker {
             && let Some(syncer) = &mut self.syncer
         {
             syncer.request();
+        }
+    }
+
+    fn report(&self, note: Note) {
+        let Note { message, object, detail, event } = note;
+        let (field, value) = detail.unwrap_or_default();
+        tracing::error!(ipFamily = %self.family, object, field, value, "{message}");
+        let service = object.split_once('/').map(|(namespace, name)| NamespacedName::new(namespace, name));
+        if let (Some(reason), Some(service)) = (event, service) {
+            self.recorder.record(Notice {
+                regarding: Regarding::Service(service),
+                severity: Severity::Warning,
+                reason,
+                action: "Balance",
+                note: format!("{message} ({field}: {value:?})"),
+            });
         }
     }
 
