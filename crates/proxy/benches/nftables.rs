@@ -13,6 +13,7 @@
 )]
 
 mod affinity;
+mod balance;
 
 use std::convert::Infallible;
 use std::env::args;
@@ -76,6 +77,11 @@ fn main() {
         ["affinity", timeouts] => {
             let timeouts = number(timeouts);
             in_fresh_netns(move || affinity::measure(timeouts, settings()));
+        }
+        ["balance"] => balance::report(),
+        ["balance", services] => {
+            let services = number(services);
+            in_fresh_netns(move || balance::measure(services, settings()));
         }
         _ => panic!("unknown arguments {arguments:?}"),
     }
@@ -196,6 +202,7 @@ fn report() {
     }
 
     affinity::report();
+    balance::report();
 }
 
 /// The most lookups in sets that translate a packet of a pod to a cluster IP with this number of endpoints: by running the program,
