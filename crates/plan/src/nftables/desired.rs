@@ -17,7 +17,7 @@ use model::weights::Weight;
 
 use crate::nftables::claims::{Contention, Precedence, Rank, contentions};
 use crate::nftables::elements::{
-    ElementUnit, FrontendKey, SharedElement, SlotAssignment, frontends, shared_elements,
+    ElementUnit, FrontendKey, SharedElement, SlotAssignment, UsedList, frontends, shared_elements, sort_from,
 };
 use crate::nftables::program::{Program, ProgramSettings, affinity_chains};
 use crate::nftables::sets::{Balancer, Data, Element, ElementKey, EndpointList, LookupBy, Set};
@@ -171,10 +171,16 @@ impl DesiredTable {
         let moved = moved.map(|ip| SharedElement::BoundIp(*ip));
         shared_before.extend(moved.map(|it| (it, self.shares(&it))));
         let names = self.concerned(&changes, &affected);
-        let mut before = self.elements_of(&affected, &names);
+        let lists = |table: &Self| names.iter().map(|name| table.lists(name)).collect::<Vec<_>>();
+        let (old_lists, mut before) = (lists(self), self.elements_of(&affected));
         let contentions = self.accept(changes);
         node_ips.into_iter().for_each(|ips| self.replace_node_ips(ips));
-        let mut after = self.elements_of(&affected, &names);
+        let (new_lists, mut after) = (lists(self), self.elements_of(&affected));
+        // A list may have thousands of slots of which few change.
+        for (old, new) in old_lists.iter().zip(&new_lists) {
+            old.iter().for_each(|list| list.elements_beyond(new, &mut before));
+            new.iter().for_each(|list| list.elements_beyond(old, &mut after));
+        }
         for (shared, was_there) in shared_before {
             match (was_there, self.shares(&shared)) {
                 (true, false) => before.push(shared.element()),
@@ -233,7 +239,7 @@ impl DesiredTable {
         // The bytes of an id are in host order.
         let mut units: Vec<_> = self.units.iter().collect();
         units.sort_unstable_by_key(|(_, unit)| unit.id().to_ne_bytes());
-        units.into_iter().for_each(|(name, unit)| self.list_elements(name, unit, &mut all));
+        units.into_iter().for_each(|(name, _)| self.list_elements(name, &mut all));
         // There are few sets, and the elements of each are nearly sorted: by the name of the protocol instead of its number.
         // So the second sort is fast.
         all.sort_by_key(|element| element.set);
@@ -371,8 +377,8 @@ impl DesiredTable {
     pub fn list_elements_of(&self, list: u32) -> Vec<Element> {
         let id = EndpointList::Cluster.of(list);
         let mut elements = Vec::new();
-        if let Some((name, unit)) = self.units.iter().find(|(_, unit)| unit.id() == id) {
-            self.list_elements(name, unit, &mut elements);
+        if let Some((name, _)) = self.units.iter().find(|(_, unit)| unit.id() == id) {
+            self.list_elements(name, &mut elements);
         }
         elements
     }
@@ -428,15 +434,8 @@ impl DesiredTable {
         !owners.is_empty()
     }
 
-    fn elements_of(
-        &self,
-        frontends: &BTreeSet<FrontendKey>,
-        names: &BTreeSet<ServicePortName>,
-    ) -> Vec<Element> {
+    fn elements_of(&self, frontends: &BTreeSet<FrontendKey>) -> Vec<Element> {
         let mut elements = Vec::new();
-        for (name, unit) in names.iter().filter_map(|name| Some((name, self.units.get(name)?))) {
-            self.list_elements(name, unit, &mut elements);
-        }
         for frontend in frontends {
             let owner = self.owner(frontend);
             if let Some(unit) = owner.and_then(|owner| self.units.get(owner)) {
@@ -446,8 +445,18 @@ impl DesiredTable {
         elements
     }
 
-    fn list_elements(&self, name: &ServicePortName, unit: &ElementUnit, out: &mut Vec<Element>) {
-        unit.list_elements(|frontend| self.owner(frontend) == Some(name), out);
+    /// Adds the elements of the endpoint lists of a service port that are in use, sorted.
+    fn list_elements(&self, name: &ServicePortName, out: &mut Vec<Element>) {
+        let start = out.len();
+        self.lists(name).iter().for_each(|list| list.elements_beyond(&[], out));
+        // The bytes of a slot are in host order, so elements are not sorted by its number.
+        sort_from(start, out);
+    }
+
+    /// The endpoint lists of a service port that are in use.
+    fn lists(&self, name: &ServicePortName) -> Vec<UsedList> {
+        let unit = self.units.get(name);
+        unit.map(|unit| unit.lists(|frontend| self.owner(frontend) == Some(name))).unwrap_or_default()
     }
 
     /// Endpoints keep their slots, unless `slots` replace them.

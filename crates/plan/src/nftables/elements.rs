@@ -32,6 +32,37 @@ pub struct ElementUnit {
     local: Arc<[Endpoint]>,
 }
 
+/// An endpoint list that frontends use.
+#[derive(Clone, Debug)]
+pub struct UsedList {
+    list: u32,
+    /// The first slot.
+    first: u32,
+    slots: Arc<[Endpoint]>,
+    /// The endpoints that clients keep; none without session affinity.
+    sticky: Arc<[Endpoint]>,
+}
+
+impl UsedList {
+    /// Adds the elements of the list, except for slots that one of the other lists has, too.
+    pub fn elements_beyond(&self, others: &[Self], out: &mut Vec<Element>) {
+        let Self { list, first, slots, sticky } = self;
+        let other = others.iter().find(|other| (other.list, other.first) == (*list, *first));
+        let mut before = other.map(|other| &*other.slots).unwrap_or_default().iter();
+        for (slot, endpoint) in (*first..).zip(&**slots) {
+            if before.next().is_some_and(|before| (before.ip, before.port) == (endpoint.ip, endpoint.port)) {
+                continue;
+            }
+            let key = ElementKey::EMPTY.number(*list).slot(slot);
+            out.push(Element::pair(Set::Endpoints, key, endpoint));
+        }
+        out.extend(sticky.iter().take(slots.len()).map(|endpoint| {
+            let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(*list);
+            Element::pair(Set::StickyEndpoints, key, endpoint)
+        }));
+    }
+}
+
 /// What identifies a frontend in sets. Several service ports may claim it, and one gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey {
@@ -189,10 +220,10 @@ impl ElementUnit {
         frontend.ip == Some(self.routing.addresses.cluster_ip)
     }
 
-    /// Adds the elements of its endpoint lists, sorted: of each list that a frontend uses which the service port gets.
-    pub fn list_elements(&self, is_owned: impl Fn(&FrontendKey) -> bool, out: &mut Vec<Element>) {
+    /// Its endpoint lists that are used by a frontend which the service port gets.
+    pub fn lists(&self, is_owned: impl Fn(&FrontendKey) -> bool) -> Vec<UsedList> {
         if self.balancer == Balancer::Ipvs {
-            return;
+            return Vec::new();
         }
         let used: Vec<Traffic> = frontends(&self.routing)
             .iter()
@@ -200,26 +231,19 @@ impl ElementUnit {
             .flat_map(|frontend| Clients::BOTH.map(|clients| self.traffic_of(frontend, clients)))
             .flatten()
             .collect();
-        let start = out.len();
-        for (list, traffic) in
-            [(EndpointList::Cluster, Traffic::ToCluster), (EndpointList::Local, Traffic::ToLocal)]
-        {
-            let endpoints = self.slots_for(traffic).filter(|_| used.contains(&traffic)).unwrap_or_default();
-            let list = list.of(self.id);
-            let first = self.range(endpoints).map_or(0, |range| range.first);
-            out.extend((first..).zip(endpoints).map(|(slot, endpoint)| {
-                Element::pair(Set::Endpoints, ElementKey::EMPTY.number(list).slot(slot), endpoint)
-            }));
-            if self.routing.affinity.is_some() {
-                let endpoints = self.routing.endpoints(traffic).iter().take(endpoints.len());
-                out.extend(endpoints.map(|endpoint| {
-                    let key = ElementKey::EMPTY.address(endpoint.ip).port(endpoint.port).number(list);
-                    Element::pair(Set::StickyEndpoints, key, endpoint)
-                }));
-            }
-        }
-        // The bytes of a slot are in host order, so elements are not sorted by its number.
-        sort_from(start, out);
+        let is_sticky = self.routing.affinity.is_some();
+        let list =
+            |list: EndpointList, traffic: Traffic, slots: &Arc<[Endpoint]>, endpoints: &Arc<[Endpoint]>| {
+                let SlotRange { first, .. } = self.range(slots).filter(|_| used.contains(&traffic))?;
+                let sticky = if is_sticky { endpoints.clone() } else { Arc::default() };
+                Some(UsedList { list: list.of(self.id), first, slots: slots.clone(), sticky })
+            };
+        let Routing { cluster, local, .. } = &*self.routing;
+        let lists = [
+            list(EndpointList::Cluster, Traffic::ToCluster, &self.cluster, cluster),
+            list(EndpointList::Local, Traffic::ToLocal, &self.local, local),
+        ];
+        lists.into_iter().flatten().collect()
     }
 
     /// Adds the elements of one frontend that the service port gets. Those of one set are sorted.
@@ -309,7 +333,7 @@ fn list_of(traffic: Traffic) -> EndpointList {
     }
 }
 
-fn sort_from(start: usize, elements: &mut [Element]) {
+pub(super) fn sort_from(start: usize, elements: &mut [Element]) {
     if let Some(new) = elements.get_mut(start..) {
         new.sort_unstable();
     }

@@ -75,7 +75,7 @@ pub fn slot_of(client: IpAddr, port: Option<u16>) -> u32 {
     let mut bytes = address_bytes(client);
     // A port takes a register of its own, in its first two bytes.
     bytes.extend(port.into_iter().flat_map(|port| [port.to_be_bytes(), [0, 0]].concat()));
-    let scaled = u64::from(jenkins(&bytes, CLIENT_SEED)) * u64::from(HASH_SLOTS) >> 32;
+    let scaled = (u64::from(jenkins(&bytes, CLIENT_SEED)) * u64::from(HASH_SLOTS)) >> 32;
     u32::try_from(scaled).unwrap_or_default()
 }
 

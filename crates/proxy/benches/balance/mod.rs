@@ -14,7 +14,7 @@ use testkit::bench::figures::{goal, run, say};
 /// The numbers of other Services.
 const SERVICES: [usize; 2] = [1_000, 10_000];
 /// The number of the Service that is measured, and of the endpoints that it has.
-const MEASURED: usize = 60_000;
+const MEASURED: usize = 20_000;
 const ENDPOINTS: [usize; 3] = [3, 10, 100];
 const CHANGES: usize = 100;
 
