@@ -59,7 +59,7 @@ pub struct Cluster {
     slices: Map<Slice>,
     /// The annotations of slices whose weights are ignored.
     invalid_weights: Map<String>,
-    /// The annotations of Services that ask in vain for hashing, and why.
+    /// The annotations of Services that ask for hashing and are ignored, and why.
     ignored_hashes: Map<(String, HashIgnored)>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
@@ -130,7 +130,7 @@ pub struct CurrentServicePort<'a> {
     pub external_policy: TrafficPolicy,
     /// Annotations whose weights are ignored, by the name of the slice, sorted.
     pub invalid_weights: Vec<(&'a str, &'a str)>,
-    /// The annotation that asks in vain for hashing, and why.
+    /// The annotation that asks for hashing and is ignored, and why.
     pub ignored_hash: Option<(&'a str, HashIgnored)>,
     candidates: Vec<Candidate>,
     zone: Option<&'a str>,
@@ -449,7 +449,7 @@ impl Cluster {
         self.replace_service(&name, current);
     }
 
-    /// Whether a Service asks in vain for hashing, which is noted once.
+    /// Whether a Service asks for hashing and is ignored, which is noted once.
     fn ignores_hash(&mut self, name: &NamespacedName, service: &api::Service, notes: &mut Vec<Note>) -> bool {
         let text = service.metadata.annotations.hash.as_deref();
         let ignored = match text.map(|text| (text, ClientHash::parse(text))) {

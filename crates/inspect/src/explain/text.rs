@@ -130,6 +130,7 @@ fn fate(explanation: &Explanation) -> String {
                 _ => String::new(),
             };
             match explanation.endpoints.len() {
+                1 if explanation.hash.is_some() => format!("goes to this endpoint{sees}:"),
                 1 => format!("goes to the only endpoint{sees}:"),
                 count => format!("goes to one of {count} endpoints{sees}:"),
             }
