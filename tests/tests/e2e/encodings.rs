@@ -137,6 +137,8 @@ fn metadata() -> BoxedStrategy<Value> {
     ]);
     let annotations = all(vec![
         maybe("endpoints.kubernetes.io/last-change-trigger-time", "\\PC{0,20}".prop_map(Value::from)),
+        maybe("service.sluice.io/weight", one_of(&["", "7", "10.0.0.1=0"])),
+        maybe("service.sluice.io/hash", one_of(&["ClientIP", "ClientIPAndPort", "?"])),
         maybe("note", ".{0,200}".prop_map(Value::from)),
     ]);
     let metadata = all(vec![maybe("labels", labels), maybe("annotations", annotations)]);

@@ -2,6 +2,7 @@
 
 mod api_server;
 mod bad_input;
+mod balance;
 mod encodings;
 mod ending;
 mod health;

@@ -101,14 +101,14 @@ fn deviation(endpoints: &[SocketAddr], weights: &[u16], chosen: &BTreeMap<Socket
 
 #[test]
 fn nftables_fails_no_connection_while_weights_change() {
-    fails_no_connection(&|namespace, family, options| {
+    fails_no_connection(30, &|namespace, family, options| {
         Box::new(NftablesNode::new(namespace, family, options))
     });
 }
 
 #[test]
 fn iptables_over_nft_fails_no_connection_while_weights_change() {
-    fails_no_connection(&|namespace, family, options| {
+    fails_no_connection(30, &|namespace, family, options| {
         Box::new(IptablesNode::new(namespace, family, options, Variant::Nft))
     });
 }
@@ -116,11 +116,11 @@ fn iptables_over_nft_fails_no_connection_while_weights_change() {
 #[test]
 #[ignore = "needs a kernel with IPVS"]
 fn ipvs_fails_no_connection_while_weights_change() {
-    fails_no_connection(&|namespace, family, options| Box::new(IpvsNode::new(namespace, family, options)));
+    fails_no_connection(6, &|namespace, family, options| Box::new(IpvsNode::new(namespace, family, options)));
 }
 
 /// Weights change, also to zero and back, under load; a connection to an endpoint whose weight becomes zero goes on.
-fn fails_no_connection(start: StartProxy<'_>) {
+fn fails_no_connection(changes: usize, start: StartProxy<'_>) {
     const WEIGHTS: [[u16; 3]; 6] =
         [[0, 1, 1], [1, 1, 1], [1, 0, 3], [0, 0, 700], [100, 0, 0], [1, 2, 65_535]];
     let network = Network::new(1);
@@ -142,7 +142,7 @@ fn fails_no_connection(start: StartProxy<'_>) {
         is_answered_by_the_first();
         let storms = [web, sticky].map(|ip| Storm::new(&network, SocketAddr::new(ip, 80)));
         during(&storms, || {
-            for weights in WEIGHTS.iter().cycle().take(30) {
+            for weights in WEIGHTS.iter().cycle().take(changes) {
                 proxy.hold(&manifests(weights));
                 wait_for_connections(&storms);
                 is_answered_by_the_first();
