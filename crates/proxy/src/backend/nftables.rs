@@ -17,7 +17,6 @@ use plan::nftables::claims::{Contention, ContentionChange};
 use plan::nftables::elements::SlotAssignment;
 use plan::nftables::plan::NftablesPlan;
 use plan::nftables::program::ProgramSettings;
-use plan::nftables::slots::MAX_SLOTS;
 use settings::duration::Duration;
 
 use super::{AfterTimer, Backend, DriftListener, SyncError};
@@ -93,7 +92,7 @@ impl Nftables {
             return;
         }
         for (name, count) in now.iter().filter(|(name, _)| !self.left_out.contains_key(name)) {
-            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, most = MAX_SLOTS, "Service port has more endpoints than it can use: the others get no traffic");
+            tracing::warn!(ipFamily = %family, servicePortName = %name, leftOut = count, "Service port has more endpoints than it can use: the others get no traffic");
         }
         for name in self.left_out.keys().filter(|name| !now.contains_key(name)) {
             tracing::info!(ipFamily = %family, servicePortName = %name, "Service port no longer has more endpoints than it can use");
