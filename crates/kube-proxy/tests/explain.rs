@@ -179,7 +179,7 @@ fn all_there_is_to_say_is_said() {
   cluster IP of shop/web-2 (nftables mode)
   from this node itself; internalTrafficPolicy Cluster
   refused at once: no usable endpoint exists
-  path: forward-check > service-endpoints-check
+  path: forward-check > service-endpoints-check > no-endpoints
 "
         );
     });

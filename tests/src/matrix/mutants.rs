@@ -96,20 +96,6 @@ const EXCUSES: &[Excuse] = &[
         },
     },
     Excuse {
-        reason: "a frontend is in no more than one of the two sets",
-        fits: |mutant| {
-            let is = |matches: fn(Set) -> bool| {
-                move |rule: &ProgramRule| {
-                    rule.statements.iter().any(|it| matches!(it, Statement::In(_, set) if matches(*set)))
-                }
-            };
-            mutant.swaps(
-                is(|set| matches!(set, Set::NoEndpoints(_))),
-                is(|set| matches!(set, Set::NoLocalEndpoints(_))),
-            )
-        },
-    },
-    Excuse {
         reason: "the two lists of a service port are kept apart",
         fits: |mutant| {
             let list = |rule: &ProgramRule| match &rule.statements[..] {

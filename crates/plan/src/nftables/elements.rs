@@ -304,11 +304,13 @@ impl ElementUnit {
                 data: Some(Data::Sticky(Sticky { list, seconds })),
             }));
         }
-        out.extend(match traffic {
-            Traffic::ToCluster | Traffic::ToLocal => None,
-            Traffic::RejectNoEndpoints => Some(Element::new(Set::NoEndpoints(by), key)),
-            Traffic::DropNoLocalEndpoints => Some(Element::new(Set::NoLocalEndpoints(by), key)),
-        });
+        let (is_refused, is_dropped) = match traffic {
+            Traffic::ToCluster | Traffic::ToLocal => (false, false),
+            Traffic::RejectNoEndpoints => (true, false),
+            Traffic::DropNoLocalEndpoints => (true, true),
+        };
+        out.extend(is_refused.then(|| Element::new(Set::NoEndpoints(by), key)));
+        out.extend(is_dropped.then(|| Element::new(Set::NoLocalEndpoints(by), key)));
     }
 
     /// The first chain for packets to a frontend.

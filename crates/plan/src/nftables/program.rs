@@ -264,36 +264,22 @@ fn firewall_check(name: &'static str, frontend: &[PacketField]) -> ProgramChain 
 
 /// The chains for packets without an endpoint.
 fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
-    let at_node = || at_node_port_address(settings, false);
-    let node_port = |set| Statement::In(NODE_PORT.into(), set);
     vec![
+        no_endpoints("nodeport-no-endpoints", LookupBy::NodePort),
         chain(
             "nodeport-endpoints-check",
-            vec![
-                rule(
-                    at_node()
-                        .into_iter()
-                        .chain([node_port(Set::NoEndpoints(LookupBy::NodePort)), Statement::Reject]),
-                ),
-                rule(
-                    at_node()
-                        .into_iter()
-                        .chain([node_port(Set::NoLocalEndpoints(LookupBy::NodePort)), Statement::Drop]),
-                ),
-            ],
+            vec![rule(at_node_port_address(settings, false).into_iter().chain([
+                Statement::In(NODE_PORT.into(), Set::NoEndpoints(LookupBy::NodePort)),
+                Statement::Goto("nodeport-no-endpoints"),
+            ]))],
         ),
+        no_endpoints("no-endpoints", LookupBy::Address),
         chain(
             "service-endpoints-check",
-            vec![
-                rule([
-                    Statement::In(FRONTEND.into(), Set::NoEndpoints(LookupBy::Address)),
-                    Statement::Reject,
-                ]),
-                rule([
-                    Statement::In(FRONTEND.into(), Set::NoLocalEndpoints(LookupBy::Address)),
-                    Statement::Drop,
-                ]),
-            ],
+            vec![rule([
+                Statement::In(FRONTEND.into(), Set::NoEndpoints(LookupBy::Address)),
+                Statement::Goto("no-endpoints"),
+            ])],
         ),
         chain(
             "cluster-ports-check",
@@ -317,6 +303,12 @@ fn checks(settings: &ProgramSettings) -> Vec<ProgramChain> {
             ],
         ),
     ]
+}
+
+/// Packets to a frontend without endpoints. Most others need only one lookup to find that they have some.
+fn no_endpoints(name: &'static str, by: LookupBy) -> ProgramChain {
+    let no_local = Statement::In(frontend_fields(by, false).into(), Set::NoLocalEndpoints(by));
+    chain(name, vec![rule([no_local, Statement::Drop]), rule([Statement::Reject])])
 }
 
 /// The chains that update [`Set::Affinity`]. After the translation and before masquerading, rules see both the client and the

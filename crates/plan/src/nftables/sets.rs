@@ -38,7 +38,9 @@ pub enum Set {
     Affinity,
     /// Maps each timeout in use to the chain that updates `Affinity` with it.
     Timeouts(LookupBy),
+    /// Frontends without endpoints that this node may use.
     NoEndpoints(LookupBy),
+    /// Those of them that have endpoints on other nodes: they are not rejected, but dropped.
     NoLocalEndpoints(LookupBy),
     /// Load-balancer frontends with source ranges.
     Firewalled,
@@ -292,8 +294,8 @@ impl Set {
             Self::StickyEndpoints => "endpoints that clients may stick to, by endpoint list",
             Self::Affinity => "where a client went before, by endpoint list",
             Self::Timeouts(_) => "the chains that update @affinity, by seconds",
-            Self::NoEndpoints(_) => "refused: no endpoints",
-            Self::NoLocalEndpoints(_) => "dropped: no endpoints on this node",
+            Self::NoEndpoints(_) => "no endpoints: refused, or dropped if other nodes have some",
+            Self::NoLocalEndpoints(_) => "no endpoints on this node: dropped",
             Self::Firewalled => "load-balancer IPs with source ranges",
             Self::AllowedSources => "who may use those",
             Self::Hairpin => "connections to the pod they come from",
