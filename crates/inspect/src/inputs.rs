@@ -110,8 +110,7 @@ fn table_snapshot(
     config: &Config,
     node: &LocalNode,
 ) -> anyhow::Result<nftables::TableSnapshot> {
-    // Without privileges, it is not known; then the rules cannot be read either.
-    let can_hash = kernel::nftables::can_hash(inputs.family).unwrap_or(true);
+    let can_hash = modes::can_hash(config, inputs.family);
     let settings = modes::nftables_settings(config, inputs.family, node, can_hash)?;
     let routings = inputs.routings.iter();
     Ok(nftables::TableSnapshot::new(

@@ -16,7 +16,7 @@ use proxy::modes;
 use proxy::node::{self, LocalNode};
 use proxy::run::{self, RunOptions};
 use proxy::source::MainMessage;
-use settings::config::{Config, ProxyMode};
+use settings::config::Config;
 
 /// Limits how long to wait until everything is listed; a large cluster takes a few seconds.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ impl ObjectSnapshot {
         for family in families.iter().copied() {
             let (sender, inbox) = channel();
             senders.push(sender);
-            let cluster = Cluster::new(run::here(&config, &name, family, config.mode != ProxyMode::Iptables));
+            let cluster = Cluster::new(run::here(&config, &name, family, modes::can_hash(&config, family)));
             receivers.insert(family, thread::spawn(move || receive_all(cluster, &inbox)));
         }
         let (messages, inbox) = channel();

@@ -69,7 +69,8 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 /// The table of the nftables or the ipvs mode.
 fn desired_table(inputs: &FamilyInputs, config: &Config, node: &LocalNode) -> anyhow::Result<DesiredTable> {
-    let settings = modes::nftables_settings(config, inputs.family, node, true)?;
+    let settings =
+        modes::nftables_settings(config, inputs.family, node, modes::can_hash(config, inputs.family))?;
     let mut desired = DesiredTable::new(settings);
     let routings = inputs.routings.iter();
     desired.accept(routings.map(|(name, routing)| (name.clone(), Some(routing.clone()))).collect());

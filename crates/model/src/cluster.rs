@@ -461,16 +461,16 @@ impl Cluster {
             self.ignored_hashes.remove(name);
             return false;
         };
-        let ignored = (text.to_owned(), why);
+        let ignored = (shortened(text), why);
         if self.ignored_hashes.get(name) != Some(&ignored) {
             let note = match why {
                 HashIgnored::Invalid => Note::new("Ignoring invalid hash of clients", name),
                 HashIgnored::Unsupported => {
-                    let message = "Can't hash clients in this mode, choosing endpoints at random";
-                    Note::new(message, name).with_event("HashingNotSupported")
+                    let message = "Ignoring hash of clients, which this mode or kernel does not support";
+                    Note::new(message, name).with_event(name, "HashingNotSupported")
                 }
             };
-            notes.push(note.with(HASH_ANNOTATION, text));
+            notes.push(note.with(HASH_ANNOTATION, &ignored.0));
             self.ignored_hashes.insert(name.clone(), ignored);
         }
         true
@@ -550,7 +550,8 @@ impl Cluster {
             }
             Err(invalid) => invalid,
         };
-        if self.invalid_weights.insert(name.clone(), invalid.to_owned()).as_deref() != Some(invalid) {
+        let invalid = shortened(invalid);
+        if self.invalid_weights.insert(name.clone(), invalid.clone()).as_ref() != Some(&invalid) {
             let note = Note::new("Ignoring invalid weights of endpoints", name);
             notes.push(note.with(WEIGHT_ANNOTATION, invalid));
         }
@@ -684,6 +685,11 @@ impl Cluster {
         let name = self.name(namespace, name);
         self.services.get_key_value(&name).map_or(name, |(key, _)| key.clone())
     }
+}
+
+/// The beginning of an annotation, which may be long.
+fn shortened(text: &str) -> String {
+    text.chars().take(200).collect()
 }
 
 /// The candidates of all ports of a Service, from its slices.

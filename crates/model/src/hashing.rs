@@ -9,7 +9,7 @@ pub const HASH_ANNOTATION: &str = "service.sluice.io/hash";
 pub enum ClientHash {
     /// All connections of a client go to the same endpoint.
     Address,
-    /// Each connection goes to an endpoint of its own, whichever node it reaches.
+    /// Each connection is hashed on its own.
     AddressAndPort,
 }
 

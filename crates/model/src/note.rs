@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::names::NamespacedName;
+
 /// A part of an object that the model ignores, or interprets differently than its author may have meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -11,8 +13,8 @@ pub struct Note {
     pub object: String,
     /// The field at fault and its value, if there is one.
     pub detail: Option<(&'static str, String)>,
-    /// The reason of an event that should also be recorded about the object, which is a Service.
-    pub event: Option<&'static str>,
+    /// An event that should also be recorded: the Service, and the reason.
+    pub event: Option<(NamespacedName, &'static str)>,
 }
 
 impl Note {
@@ -20,8 +22,8 @@ impl Note {
         Self { message, object: object.to_string(), detail: None, event: None }
     }
 
-    pub fn with_event(self, reason: &'static str) -> Self {
-        Self { event: Some(reason), ..self }
+    pub fn with_event(self, service: &NamespacedName, reason: &'static str) -> Self {
+        Self { event: Some((service.clone(), reason)), ..self }
     }
 
     pub fn with(self, field: &'static str, value: impl fmt::Display) -> Self {

@@ -3,6 +3,7 @@
 //! The annotation has the form of Cilium's `service.cilium.io/weight`, one number for all endpoints of the slice, and may also
 //! have weights of single addresses: `10`, `10.1.2.3=0` or `10, 10.1.2.3=0, 10.1.2.4=20`.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::address::{Family, parse_ip};
@@ -10,7 +11,7 @@ use crate::address::{Family, parse_ip};
 /// The annotation of an EndpointSlice.
 pub const WEIGHT_ANNOTATION: &str = "service.sluice.io/weight";
 
-/// An endpoint that gets a share of the connections in proportion to it. Zero is for an endpoint that gets no new ones.
+/// An endpoint gets a share of the connections in proportion to its weight; with zero, it gets no new ones.
 pub type Weight = u16;
 
 /// The weight of endpoints without one, which leaves room below. That of Cilium.
@@ -20,12 +21,12 @@ pub const DEFAULT_WEIGHT: Weight = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceWeights {
     others: Weight,
-    by_ip: Vec<(IpAddr, Weight)>,
+    by_ip: BTreeMap<IpAddr, Weight>,
 }
 
 impl Default for SliceWeights {
     fn default() -> Self {
-        Self { others: DEFAULT_WEIGHT, by_ip: Vec::new() }
+        Self { others: DEFAULT_WEIGHT, by_ip: BTreeMap::new() }
     }
 }
 
@@ -33,16 +34,15 @@ impl SliceWeights {
     /// `None` if any part of the annotation is invalid, or if it has two weights for the same endpoints.
     pub fn parse(text: &str, family: Family) -> Option<Self> {
         let mut others = None;
-        let mut by_ip: Vec<(IpAddr, Weight)> = Vec::new();
+        let mut by_ip = BTreeMap::new();
         for part in text.split(',') {
             match part.split_once('=') {
                 None if others.is_none() => others = Some(weight(part)?),
                 Some((ip, number)) => {
                     let ip = parse_ip(ip.trim()).filter(|ip| Family::of(*ip) == family)?;
-                    if by_ip.iter().any(|(other, _)| *other == ip) {
+                    if by_ip.insert(ip, weight(number)?).is_some() {
                         return None;
                     }
-                    by_ip.push((ip, weight(number)?));
                 }
                 None => return None,
             }
@@ -51,7 +51,7 @@ impl SliceWeights {
     }
 
     pub fn of(&self, ip: IpAddr) -> Weight {
-        self.by_ip.iter().find(|(its, _)| *its == ip).map_or(self.others, |(_, weight)| *weight)
+        self.by_ip.get(&ip).copied().unwrap_or(self.others)
     }
 }
 

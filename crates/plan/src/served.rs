@@ -70,7 +70,7 @@ pub struct ServedFrontend {
     pub forwards: bool,
     /// The endpoints of all connections, or of those from outside if there is `inside`.
     pub endpoints: BTreeSet<ServedEndpoint>,
-    /// Which of 1,000 connections each of `endpoints` gets. Empty if all get the same share.
+    /// How many of 1,000 connections each of `endpoints` gets. Empty if all get the same share.
     pub shares: BTreeMap<ServedEndpoint, u32>,
     /// How clients are hashed to endpoints.
     pub hash: Option<ServedHash>,

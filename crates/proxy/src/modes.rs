@@ -27,11 +27,17 @@ use crate::node::LocalNode;
 pub enum Access {
     Nftables(BTreeMap<Family, nftables::KernelTable>),
     Iptables(BTreeMap<Family, iptables::Rules>),
-    Ipvs(BTreeMap<Family, (nftables::KernelTable, ipvs::KernelServers, CanHash)>),
+    Ipvs(BTreeMap<Family, IpvsAccess>),
 }
 
-/// Whether the kernel can hash clients.
-type CanHash = bool;
+/// Access to the kernel for the ipvs mode, and the schedulers that it has besides the configured one.
+#[derive(Debug)]
+pub struct IpvsAccess {
+    table: nftables::KernelTable,
+    servers: ipvs::KernelServers,
+    can_weigh: bool,
+    can_hash: bool,
+}
 
 impl Access {
     /// Changes nothing, except that IPVS gets a virtual server for a moment to load the scheduler. A mode that is not available is an
@@ -57,7 +63,7 @@ impl Access {
         let can_hash = match self {
             Self::Nftables(tables) => tables.get(&family).map(|table| table.abilities().hashing),
             Self::Iptables(_) => None,
-            Self::Ipvs(accesses) => accesses.get(&family).map(|(_, _, can_hash)| *can_hash),
+            Self::Ipvs(accesses) => accesses.get(&family).map(|access| access.can_hash),
         };
         can_hash.unwrap_or(false)
     }
@@ -101,11 +107,16 @@ impl Access {
             }
             Self::Ipvs(accesses) => {
                 tracing::info!("Using ipvs Proxier");
-                for (family, (table, mut servers, _)) in accesses {
+                for (family, access) in accesses {
+                    let IpvsAccess { table, mut servers, can_weigh, .. } = access;
                     set_up_ipvs(&config.ipvs, &Sysctls::default(), &mut servers)
                         .with_context(|| create_error(family))?;
                     let program = nftables_settings(config, family, node, false)?;
-                    let plan = IpvsPlan::new(program, server_settings(config, family));
+                    let mut settings = server_settings(config, family);
+                    if !can_weigh {
+                        settings.weighted_scheduler = settings.scheduler.clone();
+                    }
+                    let plan = IpvsPlan::new(program, settings);
                     let backend = Box::new(Ipvs::new(plan, table, servers, metrics));
                     let node_port_addresses = node_port_addresses(config, family, node);
                     let explain_settings = explain_settings(config, family, node)?;
@@ -173,12 +184,13 @@ fn open_ipvs(scheduler: &str) -> anyhow::Result<Access> {
         let mut servers = ipvs::KernelServers::open(family)?;
         servers.check_scheduler(scheduler)?;
         let weighted = ServerSettings::new(scheduler, Vec::new()).weighted_scheduler;
-        if let Err(error) = servers.check_scheduler(&weighted) {
-            tracing::warn!(scheduler = %weighted, err = %error, "Services whose endpoints have weights can't be served");
+        let weighing = servers.check_scheduler(&weighted);
+        if let Err(error) = &weighing {
+            tracing::warn!(scheduler = %weighted, err = %error, "Ignoring the weights of endpoints");
         }
         let can_hash = servers.check_scheduler(HASH_SCHEDULER).is_ok();
         let table = nftables::KernelTable::open(family).context(create_error(family))?;
-        accesses.insert(family, (table, servers, can_hash));
+        accesses.insert(family, IpvsAccess { table, servers, can_weigh: weighing.is_ok(), can_hash });
     }
     Ok(Access::Ipvs(accesses))
 }
@@ -294,6 +306,16 @@ pub fn families_of_kernel() -> Vec<Family> {
         families.push(Family::V6);
     }
     families
+}
+
+/// Whether the mode and the kernel can hash clients, for a process that does not program the kernel.
+pub fn can_hash(config: &Config, family: Family) -> bool {
+    match config.mode {
+        // Without privileges it is not known.
+        ProxyMode::Nftables => nftables::can_hash(family).unwrap_or(true),
+        ProxyMode::Iptables => false,
+        ProxyMode::Ipvs => true,
+    }
 }
 
 /// What the rules of the nftables and the ipvs mode depend on.

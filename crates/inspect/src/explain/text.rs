@@ -259,7 +259,7 @@ fn ignored_annotation(ignored: &IgnoredAnnotation) -> String {
     let of = slice.as_ref().map_or("the service".into(), |slice| format!("endpoint slice {slice}"));
     let why = match reason {
         IgnoredReason::Invalid => "it is invalid",
-        IgnoredReason::Unsupported => "this mode can't hash clients",
+        IgnoredReason::Unsupported => "this mode or kernel can't hash clients",
     };
     format!("annotation {annotation} {value:?} of {of} is ignored: {why}")
 }

@@ -1,6 +1,7 @@
 //! Reads the new connections that elements of our table have counted, over a socket of its own, whichever process owns the
 //! table. In the ipvs mode, IPVS counts those of endpoints.
 
+use std::cmp::Reverse;
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -75,8 +76,13 @@ pub fn connections(family: Family, owners: &CounterOwners) -> io::Result<Vec<Con
     match owners.settings().balancer {
         Balancer::Slots => {
             let ids = owners.ids();
-            let counted = reader.counted_slots()?.into_iter();
-            all.extend(counted.filter_map(|CountedSlot { list, slot, endpoint, count }| {
+            let mut counted = reader.counted_slots()?;
+            // An endpoint may have thousands of slots. Of those that have counted nothing, one represents it.
+            counted.sort_unstable_by_key(|it| (it.list, it.endpoint, Reverse(it.count)));
+            counted.dedup_by(|next, kept| {
+                (next.list, next.endpoint, next.count) == (kept.list, kept.endpoint, 0)
+            });
+            all.extend(counted.into_iter().filter_map(|CountedSlot { list, slot, endpoint, count }| {
                 let service = (*ids.get(&EndpointList::Cluster.of(list))?).clone();
                 let counter = CounterOf::Slot { list, slot };
                 Some(Connections { service, endpoint: Some(endpoint), counter, count, weight: None })

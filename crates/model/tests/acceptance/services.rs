@@ -666,7 +666,8 @@ mod hashing {
     fn where_hashing_is_not_supported_endpoints_are_chosen_at_random_and_an_event_says_so() {
         let mut world = World::on_node(Here { can_hash: false, ..here(Family::V4) });
         let notes = world.apply(&service(Some("ClientIP")));
-        assert_eq!(notes.iter().map(|note| note.event).collect::<Vec<_>>(), [Some("HashingNotSupported")]);
+        let event = notes[0].event.as_ref().map(|(service, reason)| format!("{service} {reason}"));
+        assert_eq!(event.as_deref(), Some("ns/web HashingNotSupported"));
         assert_eq!(world.apply(&service(Some("ClientIP"))), []);
         world.take();
         assert_eq!(world.routing("ns/web:p/TCP").hash, None);

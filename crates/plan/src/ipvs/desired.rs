@@ -11,7 +11,7 @@ use model::hashing::ClientHash;
 use model::names::{Port, Protocol};
 use model::routing::{Endpoint, Routing, Traffic};
 
-use crate::ipvs::servers::{HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
+use crate::ipvs::servers::{HASH_FALLBACK, HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::desired_sets::DesiredSets;
 use crate::nftables::elements::FrontendKey;
@@ -86,9 +86,10 @@ impl DesiredServers<'_> {
         // As in upstream, it also hashes the port if it is the scheduler for all Services.
         let hashes_port = &*scheduler == HASH_SCHEDULER && routing.hash != Some(ClientHash::Address);
         let hash_port = if hashes_port { HASH_PORT } else { 0 };
+        let fallback = if routing.hash.is_some() { HASH_FALLBACK } else { 0 };
         VirtualServer {
             scheduler,
-            flags: persistent | hash_port,
+            flags: persistent | hash_port | fallback,
             timeout: routing.affinity.unwrap_or_default(),
         }
     }

@@ -11,6 +11,8 @@ pub const INTERFACE: &str = "kube-ipvs0";
 
 /// `IP_VS_SVC_F_PERSISTENT`: session affinity.
 pub const PERSISTENT: u32 = 0x1;
+/// `IP_VS_SVC_F_SCHED_MH_FALLBACK`: the scheduler `mh` chooses another real server for clients of one with weight 0, instead of none.
+pub const HASH_FALLBACK: u32 = 0x8;
 /// `IP_VS_SVC_F_SCHED_MH_PORT`: the scheduler `mh` hashes the source port, too.
 pub const HASH_PORT: u32 = 0x10;
 

@@ -6,7 +6,7 @@ use model::address::host_port;
 use model::names::Protocol;
 
 use crate::ipvs::desired::DesiredVirtual;
-use crate::ipvs::servers::{HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
+use crate::ipvs::servers::{HASH_FALLBACK, HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
 
 /// The virtual servers, each followed by its real servers.
 pub fn servers(servers: &BTreeMap<VirtualAddress, DesiredVirtual>) -> String {
@@ -45,8 +45,11 @@ fn options(server: &VirtualServer) -> String {
     if server.flags & PERSISTENT != 0 {
         options.push_str(&format!(" -p {}", server.timeout));
     }
-    if server.flags & HASH_PORT != 0 {
-        options.push_str(" -b mh-port");
+    let flags = [(HASH_FALLBACK, "mh-fallback"), (HASH_PORT, "mh-port")];
+    let flags: Vec<&str> =
+        flags.iter().filter(|(flag, _)| server.flags & flag != 0).map(|(_, name)| *name).collect();
+    if !flags.is_empty() {
+        options.push_str(&format!(" -b {}", flags.join(",")));
     }
     options
 }

@@ -56,10 +56,10 @@ pub struct DesiredTable {
     node_ips: BTreeSet<IpAddr>,
 }
 
-/// For each frontend that several claim before or during a change: the claims before it.
 /// The weights of the endpoints of a service port.
 pub type EndpointWeights = HashMap<(IpAddr, Port), Weight, RandomState>;
 
+/// For each frontend that several claim before or during a change: the claims before it.
 type Contended = BTreeMap<FrontendKey, Vec<ServicePortName>>;
 
 impl DesiredTable {

@@ -18,7 +18,7 @@ const KIND: u32 = 20;
 pub enum FrontendChain {
     /// For a cluster IP without session affinity. It translates to a random slot of this range.
     ClusterIp(SlotRange),
-    /// For a cluster IP with session affinity.
+    /// For a cluster IP with session affinity, or whose clients are hashed.
     StickyClusterIp,
     External(LookupBy),
     /// For an external frontend whose clients keep their address (external traffic policy Local).

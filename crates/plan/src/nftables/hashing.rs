@@ -23,24 +23,36 @@ pub fn fill(endpoints: &[Endpoint], weights: &[Weight]) -> Vec<Endpoint> {
     let size = HASH_SLOTS as usize;
     let mut free = vec![true; size];
     let mut slots: Vec<Option<Endpoint>> = vec![None; size];
-    let mut preferences: Vec<Preference> = endpoints.iter().take(size).map(Preference::of).collect();
     let greatest = weights.iter().copied().max().unwrap_or(1);
-    let weight = |at: usize| weights.get(at).copied().unwrap_or(greatest);
-    let (mut left, mut turn) = (if endpoints.is_empty() { 0 } else { size }, 0u64);
+    let weights = weights.iter().copied().chain(std::iter::repeat(greatest)).map(u32::from);
+    let greatest = u32::from(greatest);
+    let claimant = |(endpoint, weight)| {
+        // All take the first turn. One with half the greatest weight takes every other one.
+        Claimant { endpoint, weight, credit: greatest - weight, preference: Preference::of(endpoint) }
+    };
+    let mut claimants: Vec<Claimant<'_>> = endpoints.iter().take(size).zip(weights).map(claimant).collect();
+    let mut left = if endpoints.is_empty() { 0 } else { size };
     while left > 0 {
-        for (at, preference) in preferences.iter_mut().enumerate() {
-            // All take the first turn. One with half the greatest weight takes every other one.
-            let taken = |turns: u64| (turns * u64::from(weight(at))).div_ceil(u64::from(greatest));
-            if left == 0 || taken(turn) == taken(turn + 1) {
+        for claimant in &mut claimants {
+            claimant.credit += claimant.weight;
+            if left == 0 || claimant.credit < greatest {
                 continue;
             }
-            let slot = preference.next(&mut free);
-            slots.get_mut(slot).into_iter().for_each(|slot| *slot = endpoints.get(at).copied());
+            claimant.credit -= greatest;
+            let slot = claimant.preference.next(&mut free);
+            slots.get_mut(slot).into_iter().for_each(|slot| *slot = Some(*claimant.endpoint));
             left -= 1;
         }
-        turn += 1;
     }
     slots.into_iter().flatten().collect()
+}
+
+/// An endpoint that takes turns to claim slots.
+struct Claimant<'a> {
+    endpoint: &'a Endpoint,
+    weight: u32,
+    credit: u32,
+    preference: Preference,
 }
 
 /// The order in which an endpoint prefers slots.

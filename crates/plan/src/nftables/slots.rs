@@ -41,9 +41,10 @@ const TRIES: usize = 3;
 /// The maximum number of endpoints of a list; further ones get no traffic.
 pub const MAX_SLOTS: usize = 65_536;
 
-/// Endpoints with weights that need more than [`ALWAYS_FULL`] slots share this number of slots, or as many for each.
-const MIN_WEIGHTED_SLOTS: usize = 1024;
-const SLOTS_PER_ENDPOINT: usize = 32;
+/// The number of slots of endpoints with weights that do not fit into [`ALWAYS_FULL`] slots: this minimum, which rounds shares to a
+/// fifth of a percent, or more for many endpoints.
+const MIN_WEIGHTED_SLOTS: usize = 512;
+const SLOTS_PER_ENDPOINT: usize = 16;
 
 /// Consecutive slots: what `numgen random mod COUNT offset FIRST` generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -193,7 +193,8 @@ fn shares(side: &Frontends<'_>, other: &Frontends<'_>) -> BTreeSet<String> {
         }
         for endpoint in service.endpoints.intersection(&there.endpoints) {
             let share = service.share(endpoint);
-            if share != there.share(endpoint) {
+            // Modes round differently.
+            if (share - there.share(endpoint)).abs() > 2.0 {
                 lines.insert(format!("endpoint {} gets {}% of connections", show(endpoint), share / 10.0));
             }
         }
@@ -207,7 +208,8 @@ fn moved(after: &Frontends<'_>, before: &Frontends<'_>) -> BTreeSet<String> {
     for (frontend, service) in after {
         let Some(before) = before.get(frontend).and_then(|before| before.hash.as_ref()) else { continue };
         let Some(hash) = service.hash.as_ref().filter(|hash| hash.of == before.of) else { continue };
-        let moved = hash.slots.iter().zip(&*before.slots).filter(|(after, before)| after != before).count();
+        let before: BTreeSet<&(u32, ServedEndpoint)> = before.slots.iter().collect();
+        let moved = hash.slots.iter().filter(|slot| !before.contains(slot)).count();
         if moved > 0 {
             let percent = 100.0 * moved as f64 / hash.slots.len() as f64;
             lines.insert(format!("{percent:.1}% of clients get another endpoint"));

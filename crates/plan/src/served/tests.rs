@@ -379,7 +379,6 @@ fn an_edit_is_reported_without_anything_else() {
     }
 }
 
-/// Only rules of iptables have the names of Services.
 #[test]
 fn weights_are_reported_as_shares() {
     let service = "service ns/web 10.96.0.10 NodePort http:80@30080\n";
@@ -452,6 +451,7 @@ fn hashing_is_reported_with_the_clients_that_move() {
     }
 }
 
+/// Only rules of iptables have the names of Services.
 #[test]
 fn a_deleted_service_is_reported_by_its_frontends() {
     for (mode, service) in [(Mode::Nftables, "of no service"), (Mode::Iptables, "ns/none:http")] {

@@ -10,7 +10,6 @@ use kernel::nftables::CounterOwners;
 use model::address::Family;
 use model::backlog::Update;
 use model::cluster::{Cluster, Here};
-use model::names::NamespacedName;
 use model::note::Note;
 use plan::explain::Explanation;
 use watch::recorder::{Notice, Recorder, Regarding, Severity};
@@ -115,8 +114,7 @@ impl Worker {
         let Note { message, object, detail, event } = note;
         let (field, value) = detail.unwrap_or_default();
         tracing::error!(ipFamily = %self.family, object, field, value, "{message}");
-        let service = object.split_once('/').map(|(namespace, name)| NamespacedName::new(namespace, name));
-        if let (Some(reason), Some(service)) = (event, service) {
+        if let Some((service, reason)) = event {
             self.recorder.record(Notice {
                 regarding: Regarding::Service(service),
                 severity: Severity::Warning,

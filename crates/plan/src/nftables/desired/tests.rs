@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use model::address::Family;
+use model::hashing::ClientHash;
 use model::names::{NamespacedName, Port, Protocol};
 use model::routing::{ListWeights, Traffic};
 use model::service::{Addresses, Created};
@@ -12,7 +13,7 @@ use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
 use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::sets::{Clients, ListOfFrontend};
-use crate::nftables::slots::{MAX_SLOTS, slot_range};
+use crate::nftables::slots::{MAX_SLOTS, hash_range, slot_range};
 
 /// A table made of a map. It rejects what the kernel rejects.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -108,6 +109,7 @@ prop_compose! {
         node_port in proptest::option::of(30_000u16..30_003),
         cluster in proptest::collection::btree_set(1u8..30, 0..12),
         local in proptest::collection::btree_set(1u8..4, 0..3),
+        hash in proptest::option::weighted(0.01, Just(ClientHash::Address)),
         weights in proptest::option::weighted(0.2, proptest::collection::vec(1u16..4, 12)),
         affinity in proptest::option::of(prop_oneof![Just(60u32), Just(10_800)]),
         internal_local in any::<bool>(),
@@ -138,7 +140,7 @@ prop_compose! {
             }),
             created: created.map_or(Created::UNKNOWN, second),
             affinity,
-            hash: None,
+            hash,
             internal: policy(internal_local),
             external: policy(external_local),
             cluster: endpoints(&cluster, false),
@@ -320,9 +322,17 @@ proptest! {
             .collect();
         prop_assert!(used.keys().eq(slots.keys()), "{:?} {:?}", used, slots);
         for (list, draw) in &used {
-            let Some(FrontendChain::Draw(_, _, range)) = *draw else { panic!("{draw:?}") };
+            let range = match *draw {
+                Some(FrontendChain::Draw(_, _, range)) => range,
+                Some(FrontendChain::Hash(..)) => hash_range(),
+                _ => panic!("{draw:?}"),
+            };
             let its = elements.iter().filter_map(Element::slot).filter(|(of, ..)| of == list);
-            prop_assert_eq!(Some(range), slot_range(slots[list].len()));
+            if range == hash_range() {
+                prop_assert_eq!(range.count as usize, slots[list].len());
+            } else {
+                prop_assert_eq!(Some(range), slot_range(slots[list].len()));
+            }
             prop_assert_eq!(
                 its.map(|(_, slot, _)| slot).collect::<BTreeSet<_>>(),
                 (range.first..).take(slots[list].len()).collect()

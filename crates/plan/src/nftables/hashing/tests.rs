@@ -17,7 +17,7 @@ fn counts(slots: &[Endpoint]) -> BTreeMap<IpAddr, usize> {
     counts
 }
 
-/// Which of 1,000 clients of the other endpoints get another one when an endpoint goes.
+/// How many of 1,000 clients of the other endpoints get another one when an endpoint goes.
 fn moved_of_thousand(before: &[Endpoint], gone: usize) -> usize {
     let mut after = before.to_vec();
     let gone = after.remove(gone);
