@@ -12,7 +12,7 @@ use crate::names::{Port, Protocol};
 use crate::service::{Addresses, Created, ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::Candidate;
 use crate::topology::{Choice, Uses, choose};
-use crate::weights::Weight;
+use crate::weights::{DEFAULT_WEIGHT, Weight};
 
 /// What one service port does on this node.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Routing {
     pub cluster: Arc<[Endpoint]>,
     /// The endpoints for traffic that must stay on this node, sorted by their text.
     pub local: Arc<[Endpoint]>,
-    /// `None` if the endpoints of each list are equally likely, as most are.
+    /// `None` if no endpoint of the Service has a weight of its own, used or not.
     pub weights: Option<Box<ListWeights>>,
 
     /// What happens to traffic to the cluster IP.
@@ -138,7 +138,7 @@ impl Routing {
             external: traffic(service.external_policy, &choice),
             cluster,
             local,
-            weights: (weights != ListWeights::default()).then(|| weights.into()),
+            weights: candidates.iter().any(|it| it.weight != DEFAULT_WEIGHT).then(|| weights.into()),
             preserves_client: external_local,
             ranges_admit_node: service.addresses.source_ranges.iter().any(|range| range.contains(&node_ip)),
             is_externally_accessible,

@@ -61,9 +61,8 @@ impl DesiredServers<'_> {
     /// The virtual server at an address. A frontend with this address precedes a node port on it.
     pub fn at(&self, address: &VirtualAddress) -> Option<DesiredVirtual> {
         let (routing, traffic) = routing_at(self.table, address)?;
-        let is_weighted = !routing.weights(list(traffic)).is_empty();
         Some(DesiredVirtual {
-            server: self.server(routing, is_weighted),
+            server: self.server(routing),
             real_servers: endpoints(routing, traffic).map(|(it, weight)| (it.into(), weight)).collect(),
         })
     }
@@ -75,12 +74,13 @@ impl DesiredServers<'_> {
         addresses.filter_map(|address| Some((address, self.at(&address)?))).collect()
     }
 
-    fn server(&self, routing: &Routing, is_weighted: bool) -> VirtualServer {
+    /// While IPVS changes the scheduler, new connections fail. So it stays the same, whatever the weights are.
+    fn server(&self, routing: &Routing) -> VirtualServer {
         let ServerSettings { scheduler, weighted_scheduler, .. } = self.settings;
         let persistent = if routing.affinity.is_some() { PERSISTENT } else { 0 };
         let scheduler = match routing.hash {
             Some(_) => HASH_SCHEDULER.into(),
-            None if is_weighted => weighted_scheduler.clone(),
+            None if routing.weights.is_some() => weighted_scheduler.clone(),
             None => scheduler.clone(),
         };
         // As in upstream, it also hashes the port if it is the scheduler for all Services.
