@@ -40,6 +40,11 @@ impl<'a> Storm<'a> {
         Self { to, clients, connections: AtomicU64::new(0), failures: Mutex::default() }
     }
 
+    /// Both clients use TCP.
+    pub fn over_tcp(self) -> Self {
+        Self { clients: self.clients.map(|(namespace, _)| (namespace, Protocol::Tcp)), ..self }
+    }
+
     fn run(&self, client: usize, end: &AtomicBool) {
         let (namespace, protocol) = self.clients[client];
         namespace.move_in();
