@@ -245,7 +245,7 @@ fn hashed(hash: HashedFields, explanation: &Explanation) -> String {
         HashedFields::AddressAndPort => "the client's address and port",
     };
     let unknown = match (explanation.mode, hash, explanation.source_port) {
-        (Mode::Ipvs, ..) => "; IPVS knows which endpoint that is",
+        (Mode::Ipvs, ..) => "; only IPVS knows which endpoint that is",
         (_, HashedFields::AddressAndPort, None) => {
             "; give the port with --from IP:PORT to see which endpoint that is"
         }
