@@ -10,7 +10,7 @@ use plan::mark::Mark;
 use plan::mode::Mode;
 use testkit::manifests::{PlainService, list};
 use testkit::network::{Network, client_ip, node_ip, of};
-use testkit::probe::{Server, receive};
+use testkit::probe::{Answer, Server, probe_here, receive};
 use tests::matrix::{ProxyUnderTest, StartProxy};
 use tests::node::NftablesNode;
 use tests::options::Options;
@@ -167,6 +167,26 @@ fn ipvs_hashes_clients() {
             let before = chosen(&network, &clients, to);
             proxy.hold(&manifests(hash, again.ip(), &all));
             assert_eq!(chosen(&network, &clients, again), before, "{hash}");
+
+            // The real server of an endpoint that goes stays, with weight 0, while it has connections of TCP.
+            let connect = || {
+                network.client.enter(|| {
+                    let ask = |client: &SocketAddr| {
+                        probe_here(Some(client.ip()), Protocol::Tcp, again, Duration::from_secs(5))
+                    };
+                    clients.iter().map(ask).collect::<Vec<Answer>>()
+                })
+            };
+            let is_from = |answer: &Answer, of: SocketAddr| matches!(answer, Answer::From { endpoint, .. } if *endpoint == of);
+            let gone =
+                all.iter().copied().find(|at| connect().iter().any(|answer| is_from(answer, *at))).unwrap();
+            let rest: Vec<SocketAddr> = all.iter().copied().filter(|at| *at != gone).collect();
+            proxy.hold(&manifests(hash, again.ip(), &rest));
+            let answers = connect();
+            assert!(
+                answers.iter().all(|answer| rest.iter().any(|at| is_from(answer, *at))),
+                "{hash}: {answers:?}"
+            );
         }
     }
 }
