@@ -1,11 +1,12 @@
 //! The subset of Kubernetes' `resource.Quantity` that buffer sizes need: `512`, `64k`, `1.5Ki`, `2e3`.
 //!
 //! A quantity keeps the format it was written in (decimal suffix, binary suffix or exponent), and prints with the largest
-//! suffix of that format that leaves an integer.
+//! suffix of that format that leaves an integer. A value without such a suffix, as `0Ki`, prints without its format, so
+//! the format does not count when quantities are compared.
 
 use std::fmt;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Quantity {
     /// Billionths, so that every suffix down to `n` is exact.
     nanos: i128,
@@ -30,6 +31,14 @@ const BINARY: [(&str, u32); 6] = [("Ei", 6), ("Pi", 5), ("Ti", 4), ("Gi", 3), ("
 const WRONG_FORMAT: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 const WRONG_SUFFIX: &str = "unable to parse quantity's suffix";
+
+impl PartialEq for Quantity {
+    fn eq(&self, other: &Self) -> bool {
+        self.nanos == other.nanos
+    }
+}
+
+impl Eq for Quantity {}
 
 impl Quantity {
     pub fn parse(text: &str) -> Result<Self, &'static str> {
