@@ -44,15 +44,9 @@ swap: image ## swap the image of upstream's kube-proxy in such a cluster for our
 	  PROXY=kubeadm MODE=$$mode hack/cluster/with $${CARGO_TARGET_DIR:-target}/debug/swap $$mode || exit 1; \
 	done
 
-# With FOCUS, the book keeps the table of all tests. Tests of Traffic Distribution need two nodes in each of three zones.
-CONFORMANCE = target/conformance/$(if $(FOCUS),focus,all)
-# Two tests update a DaemonSet five times, a minute per node each: half an hour with six nodes. They run in the first round only.
 conformance: image ## run upstream's e2e tests of Services with upstream's kube-proxy and ours, in each mode; FOCUS=, MODE=, PROXY=, ROUNDS= select
 	@hack/setup python3
-	@for round in $(or $(ROUNDS),1); do for mode in $(or $(MODE),nftables iptables); do for proxy in $(or $(PROXY),kubeadm sluice); do \
-	  results=$(CONFORMANCE)/$$proxy-$$mode/$$round; rm -rf "$$results"; [ $$round = 1 ] && skip= || skip='rolling update'; \
-	  SKIP=$$skip NODES=$${NODES:-6} PROXY=$$proxy MODE=$$mode hack/cluster/with hack/cluster/conformance "$$results"; \
-	done; done; done; hack/cluster/conformance-table $(CONFORMANCE) >$(if $(FOCUS),$(CONFORMANCE)/conformance.md,docs/src/conformance.md)
+	@hack/cluster/conformance-rounds
 
 cluster-down: ## end the cluster and remove all that belongs to it
 	@hack/cluster/down
