@@ -18,10 +18,11 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family};
+use crate::annotations::Annotations;
 use crate::api;
 use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
-use crate::hashing::{ClientHash, HASH_ANNOTATION, HashIgnored};
+use crate::hashing::HashIgnored;
 use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
 use crate::pending::Pending;
@@ -29,7 +30,6 @@ use crate::routing::{Frontend, Routing, Traffic};
 use crate::service::{ServiceInfo, ServicePortInfo, TrafficPolicy};
 use crate::slices::{Candidate, PortCandidates, Slice, SliceReader, Zones, merge};
 use crate::topology::{Unused, unused};
-use crate::weights::{SliceWeights, WEIGHT_ANNOTATION};
 
 /// The node that the proxy runs on, and when it started.
 #[derive(Clone, Debug)]
@@ -57,10 +57,7 @@ pub struct Cluster {
 
     services: Map<ServiceEntry>,
     slices: Map<Slice>,
-    /// The annotations of slices whose weights are ignored.
-    invalid_weights: Map<String>,
-    /// The annotations of Services that ask for hashing and are ignored, and why.
-    ignored_hashes: Map<(String, HashIgnored)>,
+    annotations: Annotations,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
@@ -169,6 +166,7 @@ pub struct Counts {
 
 impl Cluster {
     pub fn new(here: Here) -> Self {
+        let annotations = Annotations::new(here.family, here.can_hash);
         Self {
             here,
             zone: None,
@@ -176,8 +174,7 @@ impl Cluster {
             zones: Interner::default(),
             services: Map::default(),
             slices: Map::default(),
-            invalid_weights: Map::default(),
-            ignored_hashes: Map::default(),
+            annotations,
             service_cidrs: BTreeMap::new(),
             taken_cidrs: Vec::new(),
             pending_services: Pending::default(),
@@ -285,7 +282,7 @@ impl Cluster {
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
                     invalid_weights: self.invalid_weights_of(name, entry),
-                    ignored_hash: self.ignored_hashes.get(name).map(|(text, why)| (text.as_str(), *why)),
+                    ignored_hash: self.annotations.ignored_hash(name),
                     candidates: candidates.to_vec(),
                     zone,
                 });
@@ -302,7 +299,7 @@ impl Cluster {
     ) -> Vec<(&'a str, &'a str)> {
         let text = |slice: &'a Arc<str>| {
             let name = NamespacedName { namespace: service.namespace.clone(), name: slice.clone() };
-            self.invalid_weights.get(&name).map(|text| (&**slice, text.as_str()))
+            self.annotations.invalid_weights(&name).map(|text| (&**slice, text))
         };
         entry.slices.iter().filter_map(text).collect()
     }
@@ -442,44 +439,18 @@ impl Cluster {
         let name = self.service_name(&service.metadata.namespace, &service.metadata.name);
         let Here { family, serve_external_ips, .. } = self.here;
         let mut current = ServiceInfo::from_api(service, family, serve_external_ips, &mut self.names, notes);
-        if current.is_some() && self.ignores_hash(&name, service, notes) {
-            current.iter_mut().for_each(|service| service.hash = None);
+        if let Some(current) = &mut current {
+            let text = service.metadata.annotations.hash.as_deref();
+            current.hash = self.annotations.read_hash(&name, text, notes);
         }
         self.mark_listed(Kind::Service, &name);
         self.replace_service(&name, current);
     }
 
-    /// Whether a Service asks for hashing and is ignored, which is noted once.
-    fn ignores_hash(&mut self, name: &NamespacedName, service: &api::Service, notes: &mut Vec<Note>) -> bool {
-        let text = service.metadata.annotations.hash.as_deref();
-        let ignored = match text.map(|text| (text, ClientHash::parse(text))) {
-            Some((text, None)) => Some((text, HashIgnored::Invalid)),
-            Some((text, Some(_))) if !self.here.can_hash => Some((text, HashIgnored::Unsupported)),
-            Some((_, Some(_))) | None => None,
-        };
-        let Some((text, why)) = ignored else {
-            self.ignored_hashes.remove(name);
-            return false;
-        };
-        let ignored = (shortened(text), why);
-        if self.ignored_hashes.get(name) != Some(&ignored) {
-            let note = match why {
-                HashIgnored::Invalid => Note::new("Ignoring invalid hash of clients", name),
-                HashIgnored::Unsupported => {
-                    let message = "Ignoring hash of clients, which this mode or kernel does not support";
-                    Note::new(message, name).with_event(name, "HashingNotSupported")
-                }
-            };
-            notes.push(note.with(HASH_ANNOTATION, &ignored.0));
-            self.ignored_hashes.insert(name.clone(), ignored);
-        }
-        true
-    }
-
     fn replace_service(&mut self, name: &NamespacedName, current: Option<ServiceInfo>) {
         self.counts.service_changes += 1;
         if current.is_none() {
-            self.ignored_hashes.remove(name);
+            self.annotations.forget_service(name);
         }
         let count = |service: &Option<ServiceInfo>| service.as_ref().map_or(0, |service| service.ports.len());
         if current.is_none() && !self.services.contains_key(name) {
@@ -510,7 +481,8 @@ impl Cluster {
             return self.delete_slice(&name);
         }
         let service = self.service_name(&slice.metadata.namespace, service);
-        let weights = self.read_weights(&name, slice, notes);
+        let weights = slice.metadata.annotations.weight.as_deref();
+        let weights = self.annotations.read_weights(&name, weights, notes);
         let mut reader = SliceReader {
             family: self.here.family,
             node_name: &self.here.node_name,
@@ -534,32 +506,8 @@ impl Cluster {
         }
     }
 
-    /// Notes an invalid annotation once: the slice may change often.
-    fn read_weights(
-        &mut self,
-        name: &NamespacedName,
-        slice: &api::EndpointSlice,
-        notes: &mut Vec<Note>,
-    ) -> SliceWeights {
-        let text = slice.metadata.annotations.weight.as_deref();
-        let read = text.map(|text| SliceWeights::parse(text, self.here.family).ok_or(text));
-        let invalid = match read.unwrap_or_else(|| Ok(SliceWeights::default())) {
-            Ok(weights) => {
-                self.invalid_weights.remove(name);
-                return weights;
-            }
-            Err(invalid) => invalid,
-        };
-        let invalid = shortened(invalid);
-        if self.invalid_weights.insert(name.clone(), invalid.clone()).as_ref() != Some(&invalid) {
-            let note = Note::new("Ignoring invalid weights of endpoints", name);
-            notes.push(note.with(WEIGHT_ANNOTATION, invalid));
-        }
-        SliceWeights::default()
-    }
-
     fn delete_slice(&mut self, name: &NamespacedName) {
-        self.invalid_weights.remove(name);
+        self.annotations.forget_slice(name);
         if !self.slices.contains_key(name) {
             return;
         }
@@ -685,11 +633,6 @@ impl Cluster {
         let name = self.name(namespace, name);
         self.services.get_key_value(&name).map_or(name, |(key, _)| key.clone())
     }
-}
-
-/// The beginning of an annotation, which may be long.
-fn shortened(text: &str) -> String {
-    text.chars().take(200).collect()
 }
 
 /// The candidates of all ports of a Service, from its slices.

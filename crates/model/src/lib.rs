@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod annotations;
 pub mod api;
 pub mod backlog;
 pub mod cluster;

@@ -28,7 +28,7 @@ pub struct ServiceInfo {
     pub ports: Box<[ServicePortInfo]>,
     /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
-    /// Clients are hashed to endpoints; `None` if these are chosen at random.
+    /// Clients are hashed to endpoints; `None` if these are chosen at random. [`crate::annotations`] decides it.
     pub hash: Option<ClientHash>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
@@ -105,7 +105,7 @@ impl ServiceInfo {
             created,
             ports,
             affinity: affinity(spec),
-            hash: service.metadata.annotations.hash.as_deref().and_then(ClientHash::parse),
+            hash: None,
             internal_policy: policy(&spec.internal_traffic_policy),
             external_policy,
             health_check_node_port,

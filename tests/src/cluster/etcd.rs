@@ -13,7 +13,26 @@ pub const CLIENT_ADDRESS: &str = "127.0.0.1:2379";
 
 /// Writes an object without validation. The API server serves it all the same.
 pub fn put(namespace: &Namespace, key: &str, object: &Value) {
-    call(namespace, "/v3/kv/put", &json!({"key": base64(key), "value": base64(&object.to_string())}));
+    call(namespace, "/v3/kv/put", &entry(key, object));
+}
+
+/// Writes objects as [`put`] does, many in each transaction.
+pub fn put_all(namespace: &Namespace, objects: impl Iterator<Item = (String, Value)>) {
+    /// With fifty endpoints in each slice, less than half of what a request may have.
+    const AT_ONCE: usize = 50;
+    let mut objects = objects.peekable();
+    while objects.peek().is_some() {
+        let puts: Vec<_> = objects
+            .by_ref()
+            .take(AT_ONCE)
+            .map(|(key, object)| json!({"requestPut": entry(&key, &object)}))
+            .collect();
+        call(namespace, "/v3/kv/txn", &json!({"success": puts}));
+    }
+}
+
+fn entry(key: &str, object: &Value) -> Value {
+    json!({"key": base64(key), "value": base64(&object.to_string())})
 }
 
 pub fn delete(namespace: &Namespace, key: &str) {

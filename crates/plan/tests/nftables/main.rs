@@ -38,8 +38,7 @@ fn elements(family: Family, objects: &str) -> String {
         Family::V4 => ("192.0.2.10", "10.244.0.0/16"),
         Family::V6 => ("fd00:192:0:2::10", "fd00:10:244::/56"),
     };
-    let here =
-        Here { node_ip: node_ip.parse().unwrap(), serve_external_ips: true, ..testkit::node(family) };
+    let here = Here { node_ip: node_ip.parse().unwrap(), serve_external_ips: true, ..testkit::node(family) };
     let mut cluster = Cluster::new(here);
     for event in testkit::objects::events(objects) {
         cluster.apply(&event);

@@ -1,5 +1,7 @@
 //! Many Services with the same endpoints.
 
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use model::address::Family;
@@ -8,7 +10,8 @@ use serde_json::{Value, json};
 use testkit::lab::{ClientPlace, Place, TARGET};
 use testkit::probe::Answer;
 use testkit::wait::within;
-use tests::cluster::objects::{endpoint, service, slice, with};
+use tests::cluster::etcd;
+use tests::cluster::objects::{endpoint, service, slice, slice_name, with};
 use tests::cluster::test_cluster::{TestCluster, cluster_ip};
 
 pub const PLACES: [Place; 5] = [Place::PodA, Place::PodB, Place::Remote(5), Place::Remote(6), Place::Host];
@@ -38,18 +41,63 @@ pub fn tcp_only() -> Value {
     json!({"spec": {"ports": [{"name": "tcp", "protocol": "TCP", "port": 80, "targetPort": TARGET}]}})
 }
 
-/// Creates IPv4 Services with these names, and with `fields` instead of the usual ones.
+/// Creates IPv4 Services with these names, and with `fields` instead of the usual ones: the first one through the API server, the
+/// others as copies of it in etcd. The API server counts all assigned addresses, twice, whenever it assigns one, which takes too long
+/// with tens of thousands of Services.
 pub fn create_services(
     cluster: &TestCluster,
-    names: impl Iterator<Item = String>,
+    mut names: impl Iterator<Item = String>,
     places: &[Place],
     fields: &Value,
 ) {
-    let objects = names.flat_map(|name| {
-        let service = with(with(service(&name), single_stack()), fields.clone());
-        [(cluster.services(), service), (cluster.slices(), slice_at(&name, places))]
-    });
-    cluster.api().create_all(objects);
+    let Some(first) = names.next() else { return };
+    let (api, ip) = (cluster.api(), next_cluster_ip());
+    let fields = with(fields.clone(), json!({"spec": {"clusterIP": ip}}));
+    api.create(&cluster.services(), &with(with(service(&first), single_stack()), fields));
+    api.create(&cluster.slices(), &slice_at(&first, places));
+    let templates = [
+        cluster.service(&first),
+        cluster.slice(&first, Family::V4),
+        format!("/apis/networking.k8s.io/v1/ipaddresses/{ip}"),
+    ];
+    let templates = templates.map(|path| stored(api.get(&path)));
+    let copies = names.flat_map(|name| copies(cluster.namespace(), &name, &templates));
+    etcd::put_all(&cluster.control_plane().namespace, copies);
+}
+
+/// The copies of a Service, its slice and its address, each with its key in etcd.
+fn copies(namespace: &str, name: &str, [service, slice, address]: &[Value; 3]) -> [(String, Value); 3] {
+    let ip = next_cluster_ip();
+    let uid = |kind: u32| json!({"uid": format!("{kind:08x}-0000-4000-8000-{:012x}", u32::from(ip))});
+    let slice_name = slice_name(name, Family::V4);
+    let service = with(
+        with(service.clone(), json!({"metadata": with(json!({"name": name}), uid(1))})),
+        json!({"spec": {"clusterIP": ip, "clusterIPs": [ip]}}),
+    );
+    let labels = json!({"name": slice_name, "labels": {"kubernetes.io/service-name": name}});
+    let slice = with(slice.clone(), json!({"metadata": with(labels, uid(2))}));
+    let address = with(
+        with(address.clone(), json!({"metadata": with(json!({"name": ip.to_string()}), uid(3))})),
+        json!({"spec": {"parentRef": {"name": name}}}),
+    );
+    [
+        (format!("/registry/services/specs/{namespace}/{name}"), service),
+        (format!("/registry/endpointslices/{namespace}/{slice_name}"), slice),
+        (format!("/registry/ipaddresses/{ip}"), address),
+    ]
+}
+
+/// An object as the API server stores it: the version is that of the key.
+fn stored(mut object: Value) -> Value {
+    object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+    object
+}
+
+/// An address that no Service of this run has.
+fn next_cluster_ip() -> Ipv4Addr {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let first = u32::from(Ipv4Addr::new(10, 96, 1, 0));
+    (first + GIVEN.fetch_add(1, Ordering::Relaxed)).into()
 }
 
 pub fn single_stack() -> Value {
