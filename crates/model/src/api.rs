@@ -4,23 +4,33 @@
 //! `null`, so every field accepts `null` for its default.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
+
+use crate::names::NamespacedName;
 
 /// The identity of an object, and the labels and annotations that the model reads.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
+    /// Shared, since each family keys its events with it.
     #[serde(deserialize_with = "nullable")]
-    pub name: String,
+    pub name: Arc<str>,
     #[serde(deserialize_with = "nullable")]
-    pub namespace: String,
+    pub namespace: Arc<str>,
     #[serde(deserialize_with = "nullable")]
     pub labels: Labels,
     #[serde(deserialize_with = "nullable")]
     pub annotations: Annotations,
     pub creation_timestamp: Option<String>,
     pub deletion_timestamp: Option<String>,
+}
+
+impl Metadata {
+    pub fn full_name(&self) -> NamespacedName {
+        NamespacedName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
 }
 
 impl fmt::Display for Metadata {

@@ -81,12 +81,12 @@ impl Backlog {
             Event::Listing(kind) => self.of(*kind).begin(),
             Event::Listed(kind) => self.of(*kind).end(),
             Event::ServiceApplied(service) => {
-                let name = NamespacedName::new(&service.metadata.namespace, &service.metadata.name);
+                let name = service.metadata.full_name();
                 self.services.last.put(name, order, event.into());
             }
             Event::ServiceDeleted(name) => self.services.last.put(name.clone(), order, event.into()),
             Event::SliceApplied(slice) => {
-                let name = NamespacedName::new(&slice.metadata.namespace, &slice.metadata.name);
+                let name = slice.metadata.full_name();
                 self.slices.last.put(name, order, event.into());
             }
             Event::SliceDeleted(name) => self.slices.last.put(name.clone(), order, event.into()),

@@ -436,7 +436,7 @@ impl Cluster {
     }
 
     fn apply_service(&mut self, service: &api::Service, notes: &mut Vec<Note>) {
-        let name = self.service_name(&service.metadata.namespace, &service.metadata.name);
+        let name = self.known_name(service.metadata.full_name());
         let Here { family, serve_external_ips, .. } = self.here;
         let mut current = ServiceInfo::from_api(service, family, serve_external_ips, &mut self.names, notes);
         if let Some(current) = &mut current {
@@ -469,7 +469,10 @@ impl Cluster {
     }
 
     fn apply_slice(&mut self, slice: &api::EndpointSlice, superseded: &Superseded, notes: &mut Vec<Note>) {
-        let name = self.name(&slice.metadata.namespace, &slice.metadata.name);
+        let name = NamespacedName {
+            namespace: self.names.intern(&slice.metadata.namespace),
+            name: slice.metadata.name.clone(),
+        };
         if Family::from_api(&slice.address_type) != Some(self.here.family) {
             // It may have been of this family, if it was deleted and recreated with another type between two lists.
             return self.delete_slice(&name);
@@ -480,7 +483,8 @@ impl Cluster {
             notes.push(Note::new("Ignoring slice that names no service", &name));
             return self.delete_slice(&name);
         }
-        let service = self.service_name(&slice.metadata.namespace, service);
+        let service =
+            self.known_name(NamespacedName { namespace: name.namespace.clone(), name: service.into() });
         let weights = slice.metadata.annotations.weight.as_deref();
         let weights = self.annotations.read_weights(&name, weights, notes);
         let mut reader = SliceReader {
@@ -624,14 +628,12 @@ impl Cluster {
         }
     }
 
-    fn name(&mut self, namespace: &str, name: &str) -> NamespacedName {
-        NamespacedName { namespace: self.names.intern(namespace), name: name.into() }
-    }
-
-    /// The name of a Service, sharing the allocation of the key if the Service is known: slices and routings repeat it.
-    fn service_name(&mut self, namespace: &str, name: &str) -> NamespacedName {
-        let name = self.name(namespace, name);
-        self.services.get_key_value(&name).map_or(name, |(key, _)| key.clone())
+    /// The name of a Service, sharing the allocations of the key if the Service is known: slices and routings repeat it.
+    fn known_name(&mut self, name: NamespacedName) -> NamespacedName {
+        if let Some((key, _)) = self.services.get_key_value(&name) {
+            return key.clone();
+        }
+        NamespacedName { namespace: self.names.intern(&name.namespace), ..name }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Limited to the fields that the proxy uses.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use model::address::{Family, parse_ip};
 use model::api;
@@ -28,8 +29,8 @@ pub fn admit(object: &mut Object, own: &[IpAddr]) -> Result<(), String> {
                 port.name.get_or_insert_default();
             }
         }
-        Object::Node(node) => node.metadata.namespace.clear(),
-        Object::ServiceCidr(cidr) => cidr.metadata.namespace.clear(),
+        Object::Node(node) => node.metadata.namespace = Arc::default(),
+        Object::ServiceCidr(cidr) => cidr.metadata.namespace = Arc::default(),
     }
     validate::check(object, own)
 }

@@ -270,7 +270,7 @@ impl Manifests {
                 service.metadata.labels.service_proxy_name.is_none() && service.spec.cluster_ip != "None"
             }
             Object::EndpointSlice(slice) => slice.metadata.labels.headless.is_none(),
-            Object::Node(node) => node.metadata.name == self.node_name,
+            Object::Node(node) => *node.metadata.name == *self.node_name,
             Object::ServiceCidr(_) => true,
         }
     }

@@ -7,6 +7,8 @@
 pub(crate) mod encoder;
 mod messages;
 
+use std::sync::Arc;
+
 /// Begins every object that stands alone (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 pub(crate) const PREFIX: &[u8; 4] = b"k8s\0";
 
@@ -195,6 +197,13 @@ const TOO_LARGE: Malformed = Malformed("a number has more than 64 bits");
 impl FromProtobuf for String {
     fn merge(&mut self, value: Value<'_>) -> Result<(), Malformed> {
         *self = value.text()?.to_owned();
+        Ok(())
+    }
+}
+
+impl FromProtobuf for Arc<str> {
+    fn merge(&mut self, value: Value<'_>) -> Result<(), Malformed> {
+        *self = value.text()?.into();
         Ok(())
     }
 }

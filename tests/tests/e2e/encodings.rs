@@ -83,8 +83,8 @@ fn objects(cluster: &TestCluster, content_type: &str) -> Vec<Event> {
     while lists < 3 || !has_node {
         let event = events.recv().unwrap();
         let is_ours = match &event {
-            Event::ServiceApplied(service) => service.metadata.namespace == cluster.namespace(),
-            Event::SliceApplied(slice) => slice.metadata.namespace == cluster.namespace(),
+            Event::ServiceApplied(service) => &*service.metadata.namespace == cluster.namespace(),
+            Event::SliceApplied(slice) => &*slice.metadata.namespace == cluster.namespace(),
             Event::ServiceCidrApplied(_) => true,
             Event::NodeApplied(_) => !std::mem::replace(&mut has_node, true),
             Event::Listed(_) => {
@@ -104,8 +104,8 @@ fn objects(cluster: &TestCluster, content_type: &str) -> Vec<Event> {
         .patch(&cluster.node_path(), &json!({"metadata": {"annotations": {"read-as": content_type}}}));
     assert!(source.join().is_err());
     applied.sort_by_key(|event| match event {
-        Event::ServiceApplied(service) => (0, service.metadata.name.clone()),
-        Event::SliceApplied(slice) => (1, slice.metadata.name.clone()),
+        Event::ServiceApplied(service) => (0, service.metadata.name.to_string()),
+        Event::SliceApplied(slice) => (1, slice.metadata.name.to_string()),
         _ => (2, format!("{event:?}")),
     });
     applied

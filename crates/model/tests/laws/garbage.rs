@@ -91,7 +91,8 @@ fn slice() -> impl Strategy<Value = api::EndpointSlice> {
 fn metadata() -> impl Strategy<Value = api::Metadata> {
     (name(), name(), of(name()), of(text()), of(text())).prop_map(
         |(name, namespace, service_name, zone, time)| {
-            let mut metadata = api::Metadata { name, namespace, ..Default::default() };
+            let mut metadata =
+                api::Metadata { name: name.into(), namespace: namespace.into(), ..Default::default() };
             metadata.labels.service_name = service_name;
             metadata.labels.zone = zone;
             metadata.annotations.last_change_trigger_time = time;

@@ -60,7 +60,7 @@ impl Objects {
                 vec![Event::SliceDeleted(name.clone())]
             }
             Op::Cidr(cidr) => {
-                self.cidrs.insert(cidr.metadata.name.clone(), cidr.clone());
+                self.cidrs.insert(cidr.metadata.name.to_string(), cidr.clone());
                 vec![applied_cidr(cidr)]
             }
             Op::DeleteCidr(name) => {

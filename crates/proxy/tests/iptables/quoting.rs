@@ -28,12 +28,12 @@ fn apply(machine: &mut Machine<'_>, at: usize, name: &str) {
     for line in LINES {
         let mut event = testkit::event(line);
         if let Event::ServiceApplied(object) = &mut event {
-            object.metadata.name = service.clone();
+            object.metadata.name = service.as_str().into();
             object.spec.cluster_ip = format!("10.96.0.{}", at + 1);
             object.spec.ports[0].name = format!("p{name}");
             object.spec.ports[0].node_port = i64::try_from(30_000 + at).ok();
         } else if let Event::SliceApplied(object) = &mut event {
-            object.metadata.name = service.clone();
+            object.metadata.name = service.as_str().into();
             object.metadata.labels.service_name = Some(service.clone());
             object.ports[0].name = Some(format!("p{name}"));
         }

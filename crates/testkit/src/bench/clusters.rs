@@ -142,8 +142,8 @@ pub fn deletions(number: usize) -> [Event; 2] {
 
 fn metadata(number: usize, suffix: &str) -> api::Metadata {
     api::Metadata {
-        name: format!("service-{number}{suffix}"),
-        namespace: format!("namespace-{}", number % 100),
+        name: format!("service-{number}{suffix}").into(),
+        namespace: format!("namespace-{}", number % 100).into(),
         ..Default::default()
     }
 }

@@ -65,7 +65,7 @@ fn defaults_are_those_of_the_api_server() {
     let [Object::EndpointSlice(slice), Object::Service(service)] = &content.objects[..] else {
         panic!("{content:?}")
     };
-    assert_eq!(slice.metadata.namespace, "default");
+    assert_eq!(&*slice.metadata.namespace, "default");
     assert_eq!(slice.ports[0].name.as_deref(), Some(""), "the unnamed port of the Service");
     assert_eq!(service.spec.cluster_ip, "10.96.0.10");
     assert_eq!(service.spec.ip_families, ["IPv4", "IPv6"]);

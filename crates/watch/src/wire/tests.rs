@@ -41,7 +41,7 @@ fn decode_whole(wire: Wire, resource: Resource, decode: DecodeBody, body: &[u8])
 fn service(events: &[Event], name: &str) -> Service {
     let found = events.iter().find_map(|event| {
         let Event::ServiceApplied(service) = event else { return None };
-        (service.metadata.name == name).then_some(service)
+        (&*service.metadata.name == name).then_some(service)
     });
     (**found.unwrap()).clone()
 }
@@ -104,7 +104,7 @@ fn an_endpoint_slice_has_the_fields_that_it_was_created_with() {
     let (events, ..) = decode_whole(Wire::Protobuf, Resource::EndpointSlice, watch, &body);
     let found = events.iter().find_map(|event| {
         let Event::SliceApplied(slice) = event else { return None };
-        (slice.metadata.name == "web-1").then_some(slice)
+        (&*slice.metadata.name == "web-1").then_some(slice)
     });
     let slice = found.unwrap();
     assert_eq!(slice.metadata.labels.service_name.as_deref(), Some("web"));
