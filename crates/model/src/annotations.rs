@@ -11,7 +11,7 @@ use crate::note::Note;
 use crate::weights::{SliceWeights, WEIGHT_ANNOTATION};
 
 #[derive(Debug)]
-pub struct Annotations {
+pub struct AnnotationReader {
     family: Family,
     /// Whether the mode and the kernel can hash clients to endpoints.
     can_hash: bool,
@@ -21,7 +21,7 @@ pub struct Annotations {
     ignored_hashes: HashMap<NamespacedName, (String, HashIgnored), RandomState>,
 }
 
-impl Annotations {
+impl AnnotationReader {
     pub fn new(family: Family, can_hash: bool) -> Self {
         Self { family, can_hash, invalid_weights: HashMap::default(), ignored_hashes: HashMap::default() }
     }

@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family};
-use crate::annotations::Annotations;
+use crate::annotations::AnnotationReader;
 use crate::api;
 use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
@@ -57,7 +57,7 @@ pub struct Cluster {
 
     services: Map<ServiceEntry>,
     slices: Map<Slice>,
-    annotations: Annotations,
+    annotations: AnnotationReader,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
@@ -166,7 +166,7 @@ pub struct Counts {
 
 impl Cluster {
     pub fn new(here: Here) -> Self {
-        let annotations = Annotations::new(here.family, here.can_hash);
+        let annotations = AnnotationReader::new(here.family, here.can_hash);
         Self {
             here,
             zone: None,

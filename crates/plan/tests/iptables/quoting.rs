@@ -63,7 +63,8 @@ impl Names {
             } else {
                 panic!("{line}")
             };
-            (metadata.namespace, metadata.name) = (self.namespace.as_str().into(), self.service.as_str().into());
+            (metadata.namespace, metadata.name) =
+                (self.namespace.as_str().into(), self.service.as_str().into());
             ports.into_iter().for_each(|port| *port = self.port.clone());
             cluster.apply(&event);
         }
