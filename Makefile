@@ -82,7 +82,7 @@ soak: setup ## changes, kills, flushes and API restarts at the same time for MIN
 SECONDS ?= 60
 fuzz: ## search for inputs that break a decoder, SECONDS=60 each; TARGETS="manifest ..." selects some; installs what it needs
 	@hack/setup cc c++
-	@hack/fuzz $(SECONDS) $(TARGETS)
+	@SEED='$(SEED)' hack/fuzz $(SECONDS) $(TARGETS)
 
 bench: ## run the benchmarks and print the figures beside the expected ones; needs root
 	$(CARGO) bench --package model --bench model
