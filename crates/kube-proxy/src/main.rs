@@ -15,6 +15,10 @@ use settings::flags::{self, Flags};
 use settings::go::{os_error, quote_list};
 use settings::logs::Logs;
 
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let mut arguments =
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).peekable();
