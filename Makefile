@@ -5,7 +5,7 @@ CARGO ?= cargo
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help demo build static emulate image cluster cluster-test swap conformance cluster-down dist check test e2e vm soak fuzz bench \
-  bench-e2e bench-start bench-upstream bench-ipvs bench-nodes charts docs fmt setup layers words typos deny clean
+  bench-programs bench-e2e bench-start bench-upstream bench-ipvs bench-nodes charts docs fmt setup layers words typos deny clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -101,27 +101,28 @@ docs: ## build the book, target/book/index.html, and generate the chapters on fl
 	SLUICE_DOCS=write $(CARGO) test --quiet --package settings --lib chapters
 	mdbook=$$(hack/mdbook) && "$$mdbook" build docs
 
-bench-e2e: setup build ## benchmark against a real API server: latency from its write to the kernel, memory, and starts with each encoding; needs root
-	$(CARGO) build --bin control-plane --bin bench-cluster
-	components=$$(hack/control-plane) && SLUICE_CONTROL_PLANE=$$components \
-	  SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/release/kube-proxy $(CARGO) run --quiet --bin bench-cluster
+# With an API server, the benchmarks run the static binary, which the images contain.
+BENCH = SLUICE_KUBE_PROXY=$${CARGO_TARGET_DIR:-target}/$(MUSL)/release/kube-proxy $${CARGO_TARGET_DIR:-target}/release/bench-cluster
+bench-programs: setup
+	@CARGO='$(CARGO)' hack/static $(MUSL)
+	$(CARGO) build --release --bin control-plane --bin bench-cluster
+
+bench-e2e: bench-programs ## benchmark against a real API server: latency from its write to the kernel, memory, and starts with each encoding; needs root
+	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && $(BENCH)
 
 # Each size starts a control plane of its own, so that an interrupted run continues with the sizes that are missing.
 SIZES ?= 1000x5 10000x5 44000x1 5000x50
 MODES ?= nftables iptables
 DATA_PATH ?= 1 10000 44000
-bench-upstream: setup ## compare with upstream's kube-proxy in turns, for the book: SIZES=, MODES= and DATA_PATH= select; needs root, Go and hours
-	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
+bench-upstream: bench-programs ## compare with upstream's kube-proxy in turns, for the book: SIZES=, MODES= and DATA_PATH= select; needs root, Go and hours
 	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
-	  bench=$${CARGO_TARGET_DIR:-target}/release/bench-cluster && \
-	  for size in $(SIZES); do $$bench upstream $$size $(MODES) || exit 1; done && \
-	  for services in $(DATA_PATH); do $$bench data-path $$services || exit 1; done
+	  for size in $(SIZES); do $(BENCH) upstream $$size $(MODES) || exit 1; done && \
+	  for services in $(DATA_PATH); do $(BENCH) data-path $$services || exit 1; done
 	@$(MAKE) --no-print-directory charts
 
-bench-start: setup ## compare starts with the time of the wire and of the kernel alone, and measure memory: SIZES= selects; needs root and Go
-	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
+bench-start: bench-programs ## compare starts with the time of the wire and of the kernel alone, and measure memory: SIZES= selects; needs root and Go
 	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
-	  for size in $(SIZES); do $${CARGO_TARGET_DIR:-target}/release/bench-cluster start $$size || exit 1; done
+	  for size in $(SIZES); do $(BENCH) start $$size || exit 1; done
 
 # Static, since it runs in the VM, too.
 KERNEL ?= 6.1
@@ -134,11 +135,9 @@ bench-ipvs: ## compare one change in ipvs mode with upstream's, in a VM with KER
 
 COUNTS ?= 50 200
 SERVICES ?= 1000
-bench-nodes: setup ## compare 50 and 200 kube-proxies on one API server with upstream's; COUNTS="50 200" SERVICES=1000; needs root and 16 GiB
-	$(CARGO) build --release --bin kube-proxy --bin control-plane --bin bench-cluster
-	components=$$(hack/control-plane) && for nodes in $(COUNTS); do for proxy in sluice upstream; do \
-	  SLUICE_CONTROL_PLANE=$$components $${CARGO_TARGET_DIR:-target}/release/bench-cluster \
-	    nodes $$proxy $$nodes $(SERVICES) || exit 1; done; done
+bench-nodes: bench-programs ## compare 50 and 200 kube-proxies on one API server with upstream's; COUNTS="50 200" SERVICES=1000; needs root and 16 GiB
+	components=$$(hack/control-plane) && export SLUICE_CONTROL_PLANE=$$components && \
+	  for nodes in $(COUNTS); do for proxy in sluice upstream; do $(BENCH) nodes $$proxy $$nodes $(SERVICES) || exit 1; done; done
 
 fmt: ## format the code
 	$(CARGO) fmt --all
