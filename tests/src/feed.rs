@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use model::address::Family;
 use model::cluster::{Cluster, Here};
 use model::event::{Event, Kind};
+use model::hashing::MAX_HASHED;
 use watch::manifest::{Form, Object, read};
 
 use testkit::lab::NODE_NAME;
@@ -18,7 +19,7 @@ pub fn cluster(family: Family) -> Cluster {
         node_name: NODE_NAME.into(),
         node_ip: node_ip(family),
         serve_external_ips: true,
-        can_hash: true,
+        max_hashed: MAX_HASHED,
         started: Timestamp::UNIX_EPOCH,
     })
 }

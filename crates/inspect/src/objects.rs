@@ -143,6 +143,7 @@ mod tests {
     use jiff::Timestamp;
     use model::api::ServiceCidr;
     use model::cluster::Here;
+    use model::hashing::MAX_HASHED;
 
     use super::*;
 
@@ -152,7 +153,7 @@ mod tests {
             node_name: "n1".into(),
             node_ip: [192, 0, 2, 1].into(),
             serve_external_ips: true,
-            can_hash: true,
+            max_hashed: MAX_HASHED,
             started: Timestamp::UNIX_EPOCH,
         });
         let (sender, inbox) = channel();

@@ -3,22 +3,36 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use crate::address::Family;
-use crate::hashing::{ClientHash, HASH_ANNOTATION, HashIgnored};
+use crate::hashing::{ClientHash, HASH_ANNOTATION};
 use crate::names::NamespacedName;
 use crate::note::Note;
 use crate::weights::{SliceWeights, WEIGHT_ANNOTATION};
 
+/// Why an annotation is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum IgnoredReason {
+    Invalid,
+    /// The mode of the proxy, or the kernel, cannot hash clients.
+    Unsupported,
+    /// The clients of [`MAX_HASHED`] older service ports are hashed.
+    ///
+    /// [`MAX_HASHED`]: crate::hashing::MAX_HASHED
+    OverLimit,
+}
+
 #[derive(Debug)]
-pub struct AnnotationReader {
+pub(crate) struct AnnotationReader {
     family: Family,
     /// Whether the mode and the kernel can hash clients to endpoints.
     can_hash: bool,
     /// By slice.
     invalid_weights: HashMap<NamespacedName, String, RandomState>,
     /// By Service, and why.
-    ignored_hashes: HashMap<NamespacedName, (String, HashIgnored), RandomState>,
+    ignored_hashes: HashMap<NamespacedName, (String, IgnoredReason), RandomState>,
 }
 
 impl AnnotationReader {
@@ -35,8 +49,8 @@ impl AnnotationReader {
     ) -> Option<ClientHash> {
         let hash = text.and_then(ClientHash::parse);
         let why = match (text, hash) {
-            (Some(_), None) => HashIgnored::Invalid,
-            (Some(_), Some(_)) if !self.can_hash => HashIgnored::Unsupported,
+            (Some(_), None) => IgnoredReason::Invalid,
+            (Some(_), Some(_)) if !self.can_hash => IgnoredReason::Unsupported,
             (Some(_), Some(_)) | (None, _) => {
                 self.forget_service(service);
                 return hash;
@@ -44,14 +58,7 @@ impl AnnotationReader {
         };
         let ignored = (shortened(text.unwrap_or_default()), why);
         if self.ignored_hashes.get(service) != Some(&ignored) {
-            let note = match why {
-                HashIgnored::Invalid => Note::new("Ignoring invalid hash of clients", service),
-                HashIgnored::Unsupported => {
-                    let message = "Ignoring hash of clients, which this mode or kernel does not support";
-                    Note::new(message, service).with_event(service, "HashingNotSupported")
-                }
-            };
-            notes.push(note.with(HASH_ANNOTATION, &ignored.0));
+            notes.push(ignored_hash_note(service, &ignored.0, why));
             self.ignored_hashes.insert(service.clone(), ignored);
         }
         None
@@ -88,7 +95,7 @@ impl AnnotationReader {
     }
 
     /// The annotation of a Service that asks for hashing and is ignored, and why.
-    pub fn ignored_hash(&self, service: &NamespacedName) -> Option<(&str, HashIgnored)> {
+    pub fn ignored_hash(&self, service: &NamespacedName) -> Option<(&str, IgnoredReason)> {
         self.ignored_hashes.get(service).map(|(text, why)| (text.as_str(), *why))
     }
 
@@ -96,6 +103,23 @@ impl AnnotationReader {
     pub fn invalid_weights(&self, slice: &NamespacedName) -> Option<&str> {
         self.invalid_weights.get(slice).map(String::as_str)
     }
+}
+
+/// Says that the annotation of a Service is ignored, and why.
+pub(crate) fn ignored_hash_note(service: &NamespacedName, text: &str, why: IgnoredReason) -> Note {
+    let note = match why {
+        IgnoredReason::Invalid => Note::new("Ignoring invalid hash of clients", service),
+        IgnoredReason::Unsupported => {
+            let message = "Ignoring hash of clients, which this mode or kernel does not support";
+            Note::new(message, service).with_event(service, "HashingNotSupported")
+        }
+        IgnoredReason::OverLimit => {
+            let message =
+                "Ignoring hash of clients at some ports or all, since older services reach the limit";
+            Note::new(message, service).with_event(service, "HashingLimitReached")
+        }
+    };
+    note.with(HASH_ANNOTATION, text)
 }
 
 /// The beginning of an annotation, which may be long.

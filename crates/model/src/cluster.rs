@@ -18,11 +18,11 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 
 use crate::address::{Family, cidrs_of_family};
-use crate::annotations::AnnotationReader;
+use crate::annotations::{AnnotationReader, IgnoredReason, ignored_hash_note};
 use crate::api;
 use crate::backlog::{Superseded, Update};
 use crate::event::{Event, Kind};
-use crate::hashing::HashIgnored;
+use crate::hashing::{ClientHash, HashRequests};
 use crate::names::{Interner, NamespacedName, Protocol, ServicePortName};
 use crate::note::Note;
 use crate::pending::Pending;
@@ -40,8 +40,8 @@ pub struct Here {
     pub node_ip: IpAddr,
     /// Feature gate `AllowServiceExternalIPs`.
     pub serve_external_ips: bool,
-    /// Whether the mode and the kernel can hash clients to endpoints.
-    pub can_hash: bool,
+    /// How many service ports may have their clients hashed; zero if the mode or the kernel cannot hash them.
+    pub max_hashed: usize,
     /// Changes that were triggered before this are not measured: they did not wait for this process.
     pub started: Timestamp,
 }
@@ -58,6 +58,7 @@ pub struct Cluster {
     services: Map<ServiceEntry>,
     slices: Map<Slice>,
     annotations: AnnotationReader,
+    hash_requests: HashRequests,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// All service CIDRs at the last call of `take_changes`.
     taken_cidrs: Vec<IpNet>,
@@ -128,7 +129,7 @@ pub struct CurrentServicePort<'a> {
     /// Annotations whose weights are ignored, by the name of the slice, sorted.
     pub invalid_weights: Vec<(&'a str, &'a str)>,
     /// The annotation that asks for hashing and is ignored, and why.
-    pub ignored_hash: Option<(&'a str, HashIgnored)>,
+    pub ignored_hash: Option<(&'a str, IgnoredReason)>,
     candidates: Vec<Candidate>,
     zone: Option<&'a str>,
 }
@@ -166,7 +167,8 @@ pub struct Counts {
 
 impl Cluster {
     pub fn new(here: Here) -> Self {
-        let annotations = AnnotationReader::new(here.family, here.can_hash);
+        let annotations = AnnotationReader::new(here.family, here.max_hashed > 0);
+        let hash_requests = HashRequests::new(here.max_hashed);
         Self {
             here,
             zone: None,
@@ -175,6 +177,7 @@ impl Cluster {
             services: Map::default(),
             slices: Map::default(),
             annotations,
+            hash_requests,
             service_cidrs: BTreeMap::new(),
             taken_cidrs: Vec::new(),
             pending_services: Pending::default(),
@@ -208,7 +211,7 @@ impl Cluster {
             Event::Listing(kind) => self.begin_list(*kind),
             Event::Listed(kind) => self.end_list(*kind),
             Event::ServiceApplied(service) => self.apply_service(service, &mut notes),
-            Event::ServiceDeleted(name) => self.replace_service(name, None),
+            Event::ServiceDeleted(name) => _ = self.replace_service(name, None),
             Event::SliceApplied(slice) => self.apply_slice(slice, superseded, &mut notes),
             Event::SliceDeleted(name) => self.delete_slice(name),
             Event::NodeApplied(node) => self.move_to_zone(node.metadata.labels.zone.clone()),
@@ -242,6 +245,7 @@ impl Cluster {
             || self.cidrs_changed
             || !self.pending_services.is_empty()
             || !self.pending_slices.is_empty()
+            || self.hash_requests.changed().next().is_some()
     }
 
     pub fn counts(&self) -> Counts {
@@ -274,15 +278,19 @@ impl Cluster {
                 continue;
             }
             let all = candidates(name, entry, &self.slices);
-            for port in service.ports.iter().filter(|port| select(service, port)) {
+            let ports = ports(service, self.hash_requests.granted(name));
+            for (port, hash) in ports.filter(|(port, _)| select(service, port)) {
                 let candidates = of_port(&all, port);
+                let routing = Routing::decide(service, port, hash, candidates, zone, self.here.node_ip);
+                let over_limit = service.hash.filter(|_| hash.is_none());
+                let over_limit = over_limit.map(|hash| (hash.name(), IgnoredReason::OverLimit));
                 found.push(CurrentServicePort {
                     name: service_port_name(name, port),
-                    routing: Arc::new(Routing::decide(service, port, candidates, zone, self.here.node_ip)),
+                    routing: Arc::new(routing),
                     internal_policy: service.internal_policy,
                     external_policy: service.external_policy,
                     invalid_weights: self.invalid_weights_of(name, entry),
-                    ignored_hash: self.annotations.ignored_hash(name),
+                    ignored_hash: self.annotations.ignored_hash(name).or(over_limit),
                     candidates: candidates.to_vec(),
                     zone,
                 });
@@ -374,6 +382,10 @@ impl Cluster {
             }
             names.insert(name);
         }
+        // Services that have been taken before, and are no longer among the oldest ones that ask for hashing.
+        let is_taken = |entry: &ServiceEntry| !entry.routings.is_empty();
+        let changed = self.hash_requests.changed();
+        names.extend(changed.filter(|name| self.services.get(*name).is_some_and(is_taken)).cloned());
         let mut changes = Changes::default();
         let before = self.counts.endpoints;
         for name in names {
@@ -395,6 +407,7 @@ impl Cluster {
             names.extend(self.services.keys().cloned());
         }
         self.arrived = Vec::new();
+        names.extend(self.hash_requests.changed().cloned());
         names.extend(self.pending_services.drain().map(|(name, _)| name));
         for (slice, before) in self.pending_slices.drain() {
             names.extend(before.map(|slice| slice.service));
@@ -419,10 +432,12 @@ impl Cluster {
             changes.health_checks.push((name.clone(), health_check));
         }
 
+        let hashed = self.hash_requests.granted(name);
         let current = match &entry.service {
-            Some(service) => route(name, service, &ports, self.zone.as_deref(), self.here.node_ip),
+            Some(service) => route(name, service, hashed, &ports, self.zone.as_deref(), self.here.node_ip),
             None => Vec::new(),
         };
+        self.hash_requests.take(name);
         entry.routings =
             replace_routings(std::mem::take(&mut entry.routings), current, changes, &mut self.counts);
         self.remove_if_empty(name);
@@ -444,28 +459,39 @@ impl Cluster {
             current.hash = self.annotations.read_hash(&name, text, notes);
         }
         self.mark_listed(Kind::Service, &name);
-        self.replace_service(&name, current);
+        for name in self.replace_service(&name, current) {
+            let service = self.services.get(&name).and_then(|entry| entry.service.as_ref());
+            let text = service.and_then(|service| service.hash).map_or("", ClientHash::name);
+            notes.push(ignored_hash_note(&name, text, IgnoredReason::OverLimit));
+        }
     }
 
-    fn replace_service(&mut self, name: &NamespacedName, current: Option<ServiceInfo>) {
+    /// Returns the Services that must be noted as over the limit of hashing.
+    fn replace_service(
+        &mut self,
+        name: &NamespacedName,
+        current: Option<ServiceInfo>,
+    ) -> Vec<NamespacedName> {
         self.counts.service_changes += 1;
         if current.is_none() {
             self.annotations.forget_service(name);
         }
         let count = |service: &Option<ServiceInfo>| service.as_ref().map_or(0, |service| service.ports.len());
         if current.is_none() && !self.services.contains_key(name) {
-            return;
+            return Vec::new();
         }
         let entry = self.services.entry(name.clone()).or_default();
         if entry.service == current {
             // Keep the one that the routings share their addresses with.
-            return;
+            return Vec::new();
         }
+        let over_limit = self.hash_requests.replace(name, entry.service.as_ref(), current.as_ref());
         self.counts.service_ports = self.counts.service_ports + count(&current) - count(&entry.service);
         let before = std::mem::replace(&mut entry.service, current);
         self.pending_services.changed(name, before, entry.service.as_ref());
         self.note_arrival(name);
         self.remove_if_empty(name);
+        over_limit
     }
 
     fn apply_slice(&mut self, slice: &api::EndpointSlice, superseded: &Superseded, notes: &mut Vec<Note>) {
@@ -608,7 +634,7 @@ impl Cluster {
     fn end_list(&mut self, kind: Kind) {
         for name in self.unlisted.remove(&kind).unwrap_or_default() {
             match kind {
-                Kind::Service => self.replace_service(&name, None),
+                Kind::Service => _ = self.replace_service(&name, None),
                 Kind::EndpointSlice => self.delete_slice(&name),
                 Kind::ServiceCidr => self.replace_service_cidr(&name.name, None),
             }
@@ -655,18 +681,27 @@ fn service_port_name(service: &NamespacedName, port: &ServicePortInfo) -> Servic
     ServicePortName { service: service.clone(), port: port.name.clone(), protocol: port.protocol }
 }
 
+/// The ports of a Service, and how their clients are hashed: those of the first `hashed` ones.
+fn ports(
+    service: &ServiceInfo,
+    hashed: usize,
+) -> impl Iterator<Item = (&ServicePortInfo, Option<ClientHash>)> {
+    let hashes = std::iter::repeat_n(service.hash, hashed).chain(std::iter::repeat(None));
+    service.ports.iter().zip(hashes)
+}
+
 /// The routings of all ports of a Service, sorted like the ports.
 fn route(
     name: &NamespacedName,
     service: &ServiceInfo,
+    hashed: usize,
     candidates: &[PortCandidates],
     zone: Option<&str>,
     node_ip: IpAddr,
 ) -> Vec<(ServicePortName, Routing)> {
-    let ports = service.ports.iter();
-    ports
-        .map(|port| {
-            let routing = Routing::decide(service, port, of_port(candidates, port), zone, node_ip);
+    ports(service, hashed)
+        .map(|(port, hash)| {
+            let routing = Routing::decide(service, port, hash, of_port(candidates, port), zone, node_ip);
             (service_port_name(name, port), routing)
         })
         .collect()

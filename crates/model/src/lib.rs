@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-mod annotations;
+pub mod annotations;
 pub mod api;
 pub mod backlog;
 pub mod cluster;

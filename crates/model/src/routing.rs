@@ -101,6 +101,7 @@ impl Routing {
     pub fn decide(
         service: &ServiceInfo,
         port: &ServicePortInfo,
+        hash: Option<ClientHash>,
         candidates: &[Candidate],
         zone: Option<&str>,
         node_ip: IpAddr,
@@ -133,7 +134,7 @@ impl Routing {
             addresses: service.addresses.clone(),
             created: service.created,
             affinity: service.affinity,
-            hash: service.hash,
+            hash,
             internal: traffic(service.internal_policy, &choice),
             external: traffic(service.external_policy, &choice),
             cluster,

@@ -28,7 +28,7 @@ pub struct ServiceInfo {
     pub ports: Box<[ServicePortInfo]>,
     /// Session affinity: seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
-    /// Clients are hashed to endpoints; `None` if these are chosen at random. [`crate::annotations`] decides it.
+    /// How the Service asks for its clients to be hashed, which it gets within a limit: see [`crate::hashing`].
     pub hash: Option<ClientHash>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,

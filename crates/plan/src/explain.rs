@@ -17,8 +17,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use model::address::Family;
+use model::annotations::IgnoredReason;
 use model::cluster::{Cluster, CurrentServicePort};
-use model::hashing::{ClientHash, HASH_ANNOTATION, HashIgnored};
+use model::hashing::HASH_ANNOTATION;
 use model::local::{FromPod, NodePortAddresses};
 use model::names::{Port, Protocol, ServicePortName};
 use model::routing::{Routing, Traffic};
@@ -35,9 +36,9 @@ use crate::nftables::timeouts::rounded;
 pub use crate::walk::Packet;
 use crate::walk::PacketContext;
 pub use explanation::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HashedFields, HealthCheckAnswer,
-    IgnoredAnnotation, IgnoredReason, Masquerade, Origin, PodDetection, PolicyField, PolicyValue, Reason,
-    RuleContext, Target, UnusedEndpoint, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
+    Masquerade, Origin, PodDetection, PolicyField, PolicyValue, Reason, RuleContext, Target, UnusedEndpoint,
+    UnusedReason,
 };
 
 /// What the path of a packet depends on, besides Services.
@@ -319,7 +320,7 @@ impl<'a> Question<'a> {
         match (answer.end, answer.matched) {
             (End::Translated { targets: possible, traffic, .. }, Some((claim, _))) => {
                 explanation.endpoints = targets(&claim.routing, traffic, possible);
-                explanation.hash = claim.routing.hash.map(HashedFields::from);
+                explanation.hash = claim.routing.hash;
                 explanation.affinity_seconds = match self.settings.mode {
                     Mode::Nftables => claim.routing.affinity.map(rounded),
                     Mode::Iptables | Mode::Ipvs => claim.routing.affinity,
@@ -434,10 +435,7 @@ fn ignored(claim: &CurrentServicePort<'_>) -> Vec<IgnoredAnnotation> {
         slice: None,
         annotation: HASH_ANNOTATION.to_owned(),
         value: value.to_owned(),
-        reason: match why {
-            HashIgnored::Invalid => IgnoredReason::Invalid,
-            HashIgnored::Unsupported => IgnoredReason::Unsupported,
-        },
+        reason: why,
     });
     hash.into_iter().chain(weights).collect()
 }
@@ -458,15 +456,6 @@ fn is_from_pod(context: &PacketContext<'_>, settings: &ExplainSettings) -> Resul
         FromPod::Source(cidr) => Ok(cidr.contains(&context.packet.source)),
         FromPod::Interface(theirs) => by_interface(interface == theirs),
         FromPod::InterfacePrefix(prefix) => by_interface(interface.starts_with(prefix.as_str())),
-    }
-}
-
-impl From<ClientHash> for HashedFields {
-    fn from(hash: ClientHash) -> Self {
-        match hash {
-            ClientHash::Address => Self::Address,
-            ClientHash::AddressAndPort => Self::AddressAndPort,
-        }
     }
 }
 

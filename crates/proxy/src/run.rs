@@ -17,6 +17,7 @@ use model::address::Family;
 use model::api;
 use model::cluster::Here;
 use model::event::Event;
+use model::hashing::MAX_HASHED;
 use settings::config::{self, Completed, Config, ProxyMode};
 use settings::flags::Flags;
 use settings::gates::Gate;
@@ -323,7 +324,7 @@ pub fn here(config: &Config, node_name: &str, family: Family, can_hash: bool) ->
         node_name: node_name.to_owned(),
         node_ip: family.loopback(),
         serve_external_ips: config.gates.enabled(Gate::AllowServiceExternalIPs),
-        can_hash,
+        max_hashed: if can_hash { MAX_HASHED } else { 0 },
         started: Timestamp::now(),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use model::address::Family;
 use model::cluster::{Cluster, Here};
 use model::event::Event;
+use model::hashing::MAX_HASHED;
 use model::names::ServicePortName;
 use model::routing::Routing;
 
@@ -24,7 +25,7 @@ pub fn node(family: Family) -> Here {
         node_name: NODE.into(),
         node_ip: node_ip.parse().unwrap(),
         serve_external_ips: true,
-        can_hash: true,
+        max_hashed: MAX_HASHED,
         started: STARTED.parse().unwrap(),
     }
 }

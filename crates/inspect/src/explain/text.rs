@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
+use model::annotations::IgnoredReason;
+use model::hashing::{ClientHash, MAX_HASHED};
 use plan::explain::live::Live;
 use plan::explain::{
-    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HashedFields, HealthCheckAnswer,
-    IgnoredAnnotation, IgnoredReason, Masquerade, Origin, PolicyField, PolicyValue, Reason, Target,
-    UnusedEndpoint, UnusedReason,
+    AppliedPolicy, ExplainedFrontend, Explanation, Fate, FrontendKind, HealthCheckAnswer, IgnoredAnnotation,
+    Masquerade, Origin, PolicyField, PolicyValue, Reason, Target, UnusedEndpoint, UnusedReason,
 };
 use plan::iptables::chains::lower_case;
 use plan::mode::Mode;
@@ -239,14 +240,14 @@ fn why_unused(unused: &UnusedEndpoint) -> String {
     }
 }
 
-fn hashed(hash: HashedFields, explanation: &Explanation) -> String {
+fn hashed(hash: ClientHash, explanation: &Explanation) -> String {
     let what = match hash {
-        HashedFields::Address => "the client's address",
-        HashedFields::AddressAndPort => "the client's address and port",
+        ClientHash::Address => "the client's address",
+        ClientHash::AddressAndPort => "the client's address and port",
     };
     let unknown = match (explanation.mode, hash, explanation.source_port) {
         (Mode::Ipvs, ..) => "; only IPVS knows which endpoint that is",
-        (_, HashedFields::AddressAndPort, None) => {
+        (_, ClientHash::AddressAndPort, None) => {
             "; give the port with --from IP:PORT to see which endpoint that is"
         }
         _ => "",
@@ -258,8 +259,11 @@ fn ignored_annotation(ignored: &IgnoredAnnotation) -> String {
     let IgnoredAnnotation { slice, annotation, value, reason } = ignored;
     let of = slice.as_ref().map_or("the service".into(), |slice| format!("endpoint slice {slice}"));
     let why = match reason {
-        IgnoredReason::Invalid => "it is invalid",
-        IgnoredReason::Unsupported => "this mode or kernel can't hash clients",
+        IgnoredReason::Invalid => "it is invalid".into(),
+        IgnoredReason::Unsupported => "this mode or kernel can't hash clients".into(),
+        IgnoredReason::OverLimit => {
+            format!("no more than {MAX_HASHED} service ports have their clients hashed, and older ones do")
+        }
     };
     format!("annotation {annotation} {value:?} of {of} is ignored: {why}")
 }

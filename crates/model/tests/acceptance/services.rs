@@ -616,8 +616,9 @@ mod test_get_cluster_ip_by_family {
 mod hashing {
     use super::*;
     use crate::support::here;
+    use model::annotations::IgnoredReason;
     use model::cluster::Here;
-    use model::hashing::{ClientHash, HashIgnored};
+    use model::hashing::ClientHash;
 
     const WEB: &str = "ns/web 10.96.0.10 p:80";
 
@@ -627,7 +628,7 @@ mod hashing {
         Event::ServiceApplied(service.into())
     }
 
-    fn ignored(world: &World) -> Option<(String, HashIgnored)> {
+    fn ignored(world: &World) -> Option<(String, IgnoredReason)> {
         let found = world.cluster.current_service_ports(|_, _| true);
         found[0].ignored_hash.map(|(text, why)| (text.to_owned(), why))
     }
@@ -657,22 +658,99 @@ mod hashing {
         assert_eq!(world.apply(&service(Some("clientip"))), []);
         world.take();
         assert_eq!(world.routing("ns/web:p/TCP").hash, None);
-        assert_eq!(ignored(&world), Some(("clientip".into(), HashIgnored::Invalid)));
+        assert_eq!(ignored(&world), Some(("clientip".into(), IgnoredReason::Invalid)));
         world.delete_service("ns/web");
         assert_eq!(world.apply(&service(Some("clientip"))).len(), 1, "of another Service");
     }
 
     #[test]
     fn where_hashing_is_not_supported_endpoints_are_chosen_at_random_and_an_event_says_so() {
-        let mut world = World::on_node(Here { can_hash: false, ..here(Family::V4) });
+        let mut world = World::on_node(Here { max_hashed: 0, ..here(Family::V4) });
         let notes = world.apply(&service(Some("ClientIP")));
         let event = notes[0].event.as_ref().map(|(service, reason)| format!("{service} {reason}"));
         assert_eq!(event.as_deref(), Some("ns/web HashingNotSupported"));
         assert_eq!(world.apply(&service(Some("ClientIP"))), []);
         world.take();
         assert_eq!(world.routing("ns/web:p/TCP").hash, None);
-        assert_eq!(ignored(&world), Some(("ClientIP".into(), HashIgnored::Unsupported)));
+        assert_eq!(ignored(&world), Some(("ClientIP".into(), IgnoredReason::Unsupported)));
         assert_eq!(world.apply(&service(None)), []);
         assert_eq!(ignored(&world), None);
+    }
+
+    /// A Service with ports of these names, and clients hashed by their address.
+    fn hashed(name: &str, created: &str, ports: &str) -> Event {
+        let ports = ports.chars().map(|port| format!(" {port}:8{}", port as u32 % 10)).collect::<String>();
+        let mut service = crate::support::service(&format!("ns/{name} 10.96.0.10{ports}"));
+        service.metadata.annotations.hash = Some("ClientIP".into());
+        service.metadata.creation_timestamp = Some(format!("2026-11-19T{created}Z"));
+        Event::ServiceApplied(service.into())
+    }
+
+    /// The service ports whose clients are hashed.
+    fn all_hashed(world: &World) -> String {
+        let routings = world.cluster.routings().into_iter();
+        let hashed = routings.filter(|(_, routing)| routing.hash.is_some());
+        hashed.map(|(name, _)| name.to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_clients_of_the_oldest_services_are_hashed_up_to_a_limit() {
+        let mut world = World::on_node(Here { max_hashed: 3, ..here(Family::V4) });
+        let mut step = |event: &Event, all: &str, over_limit: &[&str]| {
+            let notes = world.apply(event);
+            let noted: Vec<_> = notes.iter().map(|note| note.event.clone().unwrap()).collect();
+            let want: Vec<_> =
+                over_limit.iter().map(|it| (crate::support::name(it), "HashingLimitReached")).collect();
+            assert_eq!(noted, want, "{event:?}");
+            assert_eq!(world.apply(event), [], "it is noted once");
+            let changed = world.take().routings;
+            assert_eq!(all_hashed(&world), all, "{event:?}");
+            let current = world.cluster.current_service_ports(|_, _| true);
+            for port in current {
+                let is_over_limit = port.ignored_hash == Some(("ClientIP", IgnoredReason::OverLimit));
+                assert_eq!(is_over_limit, port.routing.hash.is_none(), "{:?}", port.name);
+            }
+            changed
+        };
+        step(&hashed("b", "10:00:02", "pq"), "ns/b:p ns/b:q", &[]);
+        step(&hashed("d", "10:00:04", "pq"), "ns/b:p ns/b:q ns/d:p", &["ns/d"]);
+        step(&hashed("e", "10:00:05", "p"), "ns/b:p ns/b:q ns/d:p", &["ns/e"]);
+        let changed = step(&hashed("c", "10:00:03", "p"), "ns/b:p ns/b:q ns/c:p", &[]);
+        assert_eq!(changed, ["ns/c:p/TCP", "ns/d:p/TCP"]);
+        // Of the same second: the name decides.
+        step(&hashed("a", "10:00:03", "p"), "ns/a:p ns/b:p ns/b:q", &["ns/c"]);
+        // The next one gets what a Service leaves, and no other changes.
+        let delete = |name| Event::ServiceDeleted(crate::support::name(name));
+        let changed = step(&delete("ns/b"), "ns/a:p ns/c:p ns/d:p", &[]);
+        assert_eq!(changed, ["-ns/b:p/TCP", "-ns/b:q/TCP", "ns/c:p/TCP", "ns/d:p/TCP"]);
+        step(&hashed("a", "10:00:03", "pqr"), "ns/a:p ns/a:q ns/a:r", &["ns/c"]);
+        step(&delete("ns/a"), "ns/c:p ns/d:p ns/d:q", &[]);
+        step(&delete("ns/c"), "ns/d:p ns/d:q ns/e:p", &[]);
+    }
+
+    #[test]
+    fn an_older_service_that_is_gone_before_changes_are_taken_takes_no_hash() {
+        let mut world = World::on_node(Here { max_hashed: 1, ..here(Family::V4) });
+        world.apply(&hashed("b", "10:00:02", "p"));
+        world.take();
+        world.apply(&hashed("a", "10:00:01", "p"));
+        world.delete_service("ns/a");
+        assert!(!world.cluster.has_changes());
+        assert_eq!(world.take().routings, [""; 0]);
+        assert_eq!(all_hashed(&world), "ns/b:p");
+    }
+
+    #[test]
+    fn a_service_that_was_taken_early_gets_the_hash_of_one_that_was_not() {
+        let mut world = World::on_node(Here { max_hashed: 1, ..here(Family::V4) });
+        world.apply(&hashed("a", "10:00:01", "p"));
+        world.apply(&hashed("b", "10:00:02", "p"));
+        world.slice("ns/b-1 of b p:80 | 10.0.1.1");
+        assert_eq!(world.cluster.take_early(9).routings.len(), 1);
+        assert_eq!(all_hashed(&world), "");
+        world.delete_service("ns/a");
+        assert!(world.cluster.has_changes());
+        world.cluster.discard_changes();
+        assert_eq!(all_hashed(&world), "ns/b:p");
     }
 }

@@ -207,7 +207,9 @@ fn op() -> impl Strategy<Value = Op> {
 
 pub fn service() -> impl Strategy<Value = api::Service> {
     let policy = || of(text(&["Cluster", "Local"]));
-    let identity = (select(&SERVICES), cluster_ips(), vec(service_port(), 0..4));
+    let created = of(text(&["2026-11-15T10:00:01Z", "2026-11-15T10:00:02Z", "once"]));
+    let hash = weighted(0.7, text(&["ClientIP", "ClientIP", "ClientIPAndPort", "all"]));
+    let identity = (select(&SERVICES), cluster_ips(), vec(service_port(), 0..4), created, hash);
     let kind =
         weighted(0.9, text(&["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "ExternalName"]));
     let policies = (kind, policy(), policy(), of(select(&[0, 31000, 31001])), of(of(select(&[5, 600]))));
@@ -215,8 +217,16 @@ pub fn service() -> impl Strategy<Value = api::Service> {
     let ranges =
         few(&["10.0.0.0/8", "192.168.0.7/24", "2001:db8::/32", "fd00::/8", "0.0.0.0/0", "::/0", "?"], 3);
     (identity, policies, external, vec(ingress(), 0..3), ranges).prop_map(
-        |((at, ips, ports), (kind, external, internal, health, affinity), external_ips, ingress, ranges)| {
+        |(
+            (at, ips, ports, created, hash),
+            (kind, external, internal, health, affinity),
+            external_ips,
+            ingress,
+            ranges,
+        )| {
             let mut service = api::Service { metadata: metadata(at.0, at.1), ..Default::default() };
+            service.metadata.creation_timestamp = created;
+            service.metadata.annotations.hash = hash;
             let spec = &mut service.spec;
             (spec.cluster_ip, spec.ip_families, spec.cluster_ips) = ips;
             spec.ports = ports;

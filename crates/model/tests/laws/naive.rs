@@ -6,11 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::address::{Family, host_port, parse_cidr, parse_ip};
 use model::api;
+use model::hashing::ClientHash;
 use model::names::NamespacedName;
 use model::routing::{Endpoint, Routing, Traffic};
 
 use crate::histories::{Objects, THIS_NODE};
 use crate::store::View;
+
+/// How many service ports may have their clients hashed: few, so that histories reach the limit.
+pub const MAX_HASHED: usize = 3;
 
 /// Service ports by name, each described by named texts.
 type Described = BTreeMap<String, BTreeMap<&'static str, String>>;
@@ -34,6 +38,7 @@ fn words(routing: &Routing) -> BTreeMap<&'static str, String> {
         ("loadBalancerVIPs", joined(addresses.load_balancer_ips.iter())),
         ("sourceRanges", joined(addresses.source_ranges.iter())),
         ("affinity", routing.affinity.unwrap_or(0).to_string()),
+        ("hash", routing.hash.map_or("", ClientHash::name).into()),
         ("externalPolicyLocal", routing.preserves_client.to_string()),
         ("externallyAccessible", routing.is_externally_accessible.to_string()),
         ("healthCheckNodePort", port(routing.health_check_node_port)),
@@ -74,6 +79,7 @@ pub fn expected(family: Family, objects: &Objects) -> Described {
     let zone = objects.zone.as_deref().unwrap_or("");
     let mut said = Described::new();
     let mut health = Vec::new();
+    let mut hashed = BTreeMap::new();
     for (name, service) in &objects.services {
         let Some(ip) = cluster_ip(family, &service.spec) else { continue };
         let endpoints = endpoints_of(family, name, objects);
@@ -92,7 +98,14 @@ pub fn expected(family: Family, objects: &Objects) -> Described {
             let found = endpoints.get(&(port.name.clone(), protocol.to_owned()));
             let found: Vec<_> = found.map(|map| map.values().collect()).unwrap_or_default();
             check = Some(record.health_check_node_port).filter(|port| *port != 0);
-            said.insert(key, record.words(&found, zone));
+            said.insert(key.clone(), record.words(&found, zone));
+            if let Some(hash @ ("ClientIP" | "ClientIPAndPort")) =
+                service.metadata.annotations.hash.as_deref()
+            {
+                let created = service.metadata.creation_timestamp.as_deref();
+                let created = created.filter(|text| *text != "once").unwrap_or("unknown");
+                hashed.insert((created, name, &port.name, record.protocol), (key, hash));
+            }
         }
         if check.is_some() {
             let here: BTreeSet<_> = endpoints
@@ -103,6 +116,10 @@ pub fn expected(family: Family, objects: &Objects) -> Described {
                 .collect();
             health.push(format!("{name}={}", here.len()));
         }
+    }
+    // Not part of the specification.
+    for (key, hash) in hashed.into_values().take(MAX_HASHED) {
+        said.get_mut(&key).unwrap().insert("hash", hash.into());
     }
     said.insert("health".into(), [("checks", health.join(" "))].into());
     said
@@ -219,6 +236,7 @@ impl Record {
             ("loadBalancerVIPs", self.load_balancer_vips.join(" ")),
             ("sourceRanges", self.source_ranges.join(" ")),
             ("affinity", self.affinity.to_string()),
+            ("hash", String::new()),
             ("externalPolicyLocal", self.external_policy_local.to_string()),
             ("externallyAccessible", accessible.to_string()),
             ("healthCheckNodePort", self.health_check_node_port.to_string()),

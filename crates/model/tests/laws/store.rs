@@ -11,7 +11,7 @@ use model::names::{NamespacedName, ServicePortName};
 use model::routing::Routing;
 
 use crate::histories::{Objects, THIS_NODE};
-use crate::invariants;
+use crate::{invariants, naive};
 
 /// A store and the sum of the changes taken from it.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Store {
             node_name: THIS_NODE.into(),
             node_ip: node_ip.parse().unwrap(),
             serve_external_ips: true,
-            can_hash: true,
+            max_hashed: naive::MAX_HASHED,
             started: "2026-11-15T10:00:00Z".parse().unwrap(),
         };
         Self {

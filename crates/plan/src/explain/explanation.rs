@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use model::annotations::IgnoredReason;
 use model::cluster::CurrentServicePort;
+use model::hashing::ClientHash;
 use model::local::FromPod;
 use model::names::{NamespacedName, Protocol};
 use model::service::TrafficPolicy;
@@ -42,7 +44,7 @@ pub struct Explanation {
     pub unused: Vec<UnusedEndpoint>,
     /// What is hashed of the client to choose the endpoint; `None` if it is chosen at random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hash: Option<HashedFields>,
+    pub hash: Option<ClientHash>,
     /// Annotations of the Service or of its slices that are ignored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<IgnoredAnnotation>,
@@ -252,13 +254,6 @@ pub enum Masquerade {
     Hairpin,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum HashedFields {
-    Address,
-    AddressAndPort,
-}
-
 /// An annotation that is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -269,14 +264,6 @@ pub struct IgnoredAnnotation {
     pub annotation: String,
     pub value: String,
     pub reason: IgnoredReason,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum IgnoredReason {
-    Invalid,
-    /// The mode of the proxy, or the kernel, cannot do it.
-    Unsupported,
 }
 
 /// An endpoint that the packet cannot go to.

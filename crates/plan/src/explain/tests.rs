@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use model::api;
 use model::cluster::Here;
 use model::event::{Event, Kind as Objects};
+use model::hashing::MAX_HASHED;
 
 use super::live::{Live, through_rules, through_sets};
 use super::*;
@@ -103,7 +104,7 @@ impl World {
             node_name: "here".into(),
             node_ip: NODE.parse().unwrap(),
             serve_external_ips: true,
-            can_hash: true,
+            max_hashed: MAX_HASHED,
             started: Default::default(),
         });
         let mut slice: api::EndpointSlice = serde_saphyr::from_str(

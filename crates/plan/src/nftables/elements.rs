@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::address::{Family, host_port};
+use model::hashing::ClientHash;
 use model::names::{Port, Protocol};
 use model::routing::{self, Endpoint, Routing, Traffic};
 use model::service::Addresses;
@@ -141,7 +142,7 @@ impl ElementUnit {
     pub fn new(routing: Arc<Routing>, before: SlotAssignment<'_>, id: u32) -> Self {
         let slots = |before: &[Endpoint], endpoints: &Arc<[Endpoint]>, traffic: Traffic| {
             let weights = routing.weights(traffic);
-            if routing.hash.is_some() {
+            if routing.hash.is_some() && endpoints.len() > 1 {
                 hashing::fill(endpoints, weights).into()
             } else {
                 assign(before, endpoints, weights)
@@ -208,12 +209,14 @@ impl ElementUnit {
         }
     }
 
+    /// How the clients of a list are hashed to its slots. A list with one endpoint needs no table.
+    fn hash(&self, slots: &[Endpoint]) -> Option<ClientHash> {
+        self.routing.hash.filter(|_| slots.len() > 1)
+    }
+
     /// The slot range of a list.
     fn range(&self, slots: &[Endpoint]) -> Option<SlotRange> {
-        match self.routing.hash {
-            Some(_) => (!slots.is_empty()).then(hash_range),
-            None => slot_range(slots.len()),
-        }
+        if self.hash(slots).is_some() { Some(hash_range()) } else { slot_range(slots.len()) }
     }
 
     fn is_cluster_ip(&self, frontend: &FrontendKey) -> bool {
@@ -272,7 +275,7 @@ impl ElementUnit {
         let lists = Clients::BOTH.map(|clients| {
             let slots = self.slots_for(self.traffic_of(frontend, clients)?)?;
             let range = self.range(slots)?;
-            Some(match routing.hash {
+            Some(match self.hash(slots) {
                 Some(hash) => FrontendChain::Hash(by, clients, hash),
                 None => FrontendChain::Draw(by, clients, range),
             })

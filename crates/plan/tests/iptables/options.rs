@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use model::address::Family;
 use model::cluster::Here;
+use model::hashing::MAX_HASHED;
 use model::local::{FromPod, NodePortAddresses};
 use plan::iptables::program::{Abilities, Counters, RuleSettings};
 use plan::mark::Mark;
@@ -79,7 +80,7 @@ impl Options {
                 Family::V6 => "fd00:192:168::2".parse().unwrap(),
             },
             serve_external_ips: self.allow_service_external_ips,
-            can_hash: true,
+            max_hashed: MAX_HASHED,
             started: "2026-01-01T00:00:00Z".parse().unwrap(),
         }
     }
