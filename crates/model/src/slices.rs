@@ -168,14 +168,15 @@ impl SliceReader<'_> {
         };
         let conditions = &endpoint.conditions;
         let (weight, ready) = (weights.of(ip), conditions.ready.unwrap_or(true));
-        // Without weight it gets no new connections, as if it were terminating.
+        // Without weight it gets no new connections, as if it were terminating. Ready, it serves even if it says otherwise: it is
+        // published though not ready.
         let is_drained = weight == 0 && ready;
         let local = !self.node_name.is_empty() && endpoint.node_name.as_deref() == Some(self.node_name);
         Some(SliceEndpoint {
             ip,
             conditions: Conditions {
                 ready: ready && !is_drained,
-                serving: conditions.serving.unwrap_or(true),
+                serving: conditions.serving.unwrap_or(true) || is_drained,
                 terminating: conditions.terminating.unwrap_or(false) || is_drained,
                 local,
             },

@@ -497,6 +497,21 @@ mod weights {
         assert_eq!(spelled(&routing.serving), "10.0.1.1:53 10.0.1.2:53");
     }
 
+    /// As with `publishNotReadyAddresses`.
+    #[test]
+    fn an_endpoint_of_weight_zero_that_is_published_though_not_ready_serves() {
+        let mut world = World::taken(&["ns/dns 10.96.0.53 p:53/UDP"], &[]);
+        for (others, cluster) in [(" | 10.0.1.2", "10.0.1.2:53"), ("", "10.0.1.1:53")] {
+            let mut slice = slice(&format!("ns/a of dns p:53/UDP weights=10.0.1.1=0 | 10.0.1.1{others}"));
+            slice.endpoints[0].conditions.serving = Some(false);
+            world.apply(&Event::SliceApplied(slice.into()));
+            world.take();
+            let routing = world.routing("ns/dns:p/UDP");
+            assert_eq!(spelled(&routing.cluster), cluster);
+            assert_eq!(spelled(&routing.serving).split(' ').next(), Some("10.0.1.1:53"));
+        }
+    }
+
     #[test]
     fn an_invalid_annotation_is_noted_once() {
         let mut world = World::taken(&[WEB], &[]);

@@ -305,7 +305,7 @@ fn endpoints_of(
                     ip,
                     local,
                     ready: ready && weight > 0,
-                    serving: endpoint.conditions.serving.unwrap_or(true),
+                    serving: endpoint.conditions.serving.unwrap_or(true) || (ready && weight == 0),
                     terminating: endpoint.conditions.terminating.unwrap_or(false) || (ready && weight == 0),
                     weight,
                     zones: names(&endpoint.hints.for_zones),
