@@ -68,7 +68,7 @@ pub enum Traffic {
     DropNoLocalEndpoints,
 }
 
-/// The weights of the endpoints of both lists, in their order. Empty if those of a list are alike; never zero.
+/// The weights of the endpoints of both lists, in their order; never zero. Empty if those of a list do not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListWeights {
     pub cluster: Box<[Weight]>,
@@ -117,7 +117,6 @@ impl Routing {
         let choice = choose(candidates, uses, zone);
         let cluster = endpoints(choice.cluster.iter().copied(), &[]);
         let local = endpoints(choice.local.iter().copied(), &[&cluster]);
-        let weights = ListWeights { cluster: weights(&choice.cluster), local: weights(&choice.local) };
         let serving = match port.protocol {
             Protocol::Udp => {
                 // An endpoint published though it is not ready counts as ready, and rules choose it. Upstream deletes its
@@ -139,7 +138,10 @@ impl Routing {
             external: traffic(service.external_policy, &choice),
             cluster,
             local,
-            weights: candidates.iter().any(|it| it.weight != DEFAULT_WEIGHT).then(|| weights.into()),
+            weights: candidates.iter().any(|it| it.weight != DEFAULT_WEIGHT).then(|| {
+                let (cluster, local) = (weights(&choice.cluster), weights(&choice.local));
+                ListWeights { cluster, local }.into()
+            }),
             preserves_client: external_local,
             ranges_admit_node: service.addresses.source_ranges.iter().any(|range| range.contains(&node_ip)),
             is_externally_accessible,
@@ -171,6 +173,14 @@ impl Routing {
 
     /// The weights of [`Self::endpoints`]; empty if they are alike.
     pub fn weights(&self, traffic: Traffic) -> &[Weight] {
+        let weights = self.given_weights(traffic);
+        let are_alike = weights.windows(2).all(|pair| matches!(pair, [a, b] if a == b));
+        if are_alike { &[] } else { weights }
+    }
+
+    /// The weights of [`Self::endpoints`], also if they are alike. Empty if no endpoint of the Service has a weight of its own, or if
+    /// those of the list do not count.
+    pub fn given_weights(&self, traffic: Traffic) -> &[Weight] {
         match (&self.weights, traffic) {
             (Some(weights), Traffic::ToCluster) => &weights.cluster,
             (Some(weights), Traffic::ToLocal) => &weights.local,
@@ -216,10 +226,9 @@ fn traffic(policy: TrafficPolicy, choice: &Choice) -> Traffic {
     }
 }
 
-/// Nothing if all weights are alike. If none is ready, terminating endpoints are used, and those of weight zero like the others.
+/// If none is ready, terminating endpoints are used, and those of weight zero like the others.
 fn weights(chosen: &[&Candidate]) -> Box<[Weight]> {
-    let are_equal = chosen.windows(2).all(|pair| matches!(pair, [a, b] if a.weight == b.weight));
-    if are_equal || chosen.iter().any(|candidate| candidate.weight == 0) {
+    if chosen.iter().any(|candidate| candidate.weight == 0) {
         return Box::default();
     }
     chosen.iter().map(|candidate| candidate.weight).collect()

@@ -10,6 +10,7 @@ use model::address::Family;
 use model::hashing::ClientHash;
 use model::names::{Port, Protocol};
 use model::routing::{Endpoint, Routing, Traffic};
+use model::weights::DEFAULT_WEIGHT;
 
 use crate::ipvs::servers::{HASH_FALLBACK, HASH_PORT, PERSISTENT, RealServer, VirtualAddress, VirtualServer};
 use crate::nftables::desired::DesiredTable;
@@ -46,7 +47,7 @@ impl ServerSettings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredVirtual {
     pub server: VirtualServer,
-    /// With their weights, which are 1 if they are alike; never zero.
+    /// With their weights; never zero.
     pub real_servers: BTreeMap<RealServer, u32>,
 }
 
@@ -123,11 +124,13 @@ fn routing_at<'a>(table: &'a DesiredTable, address: &VirtualAddress) -> Option<(
     table.node_port_ips().contains(&ip).then(|| (&*unit.routing, unit.routing.external))
 }
 
-/// The endpoints of a virtual server, with their weights.
+/// The endpoints of a virtual server, with their weights: 1 if no endpoint of the Service has one. Otherwise also those that are alike,
+/// so that only one real server changes when only one weight does.
 fn endpoints(routing: &Routing, traffic: Traffic) -> impl Iterator<Item = (&Endpoint, u32)> {
     let list = list(traffic);
-    let weights = routing.weights(list).iter().map(|weight| u32::from(*weight));
-    routing.endpoints(list).iter().zip(weights.chain(std::iter::repeat(1)))
+    let weights = routing.given_weights(list).iter().copied();
+    let other = if routing.weights.is_some() { DEFAULT_WEIGHT } else { 1 };
+    routing.endpoints(list).iter().zip(weights.chain(std::iter::repeat(other)).map(u32::from))
 }
 
 /// As in upstream, IPVS cannot distinguish clients: with policy Local all of them get the local endpoints or, if there are none, those

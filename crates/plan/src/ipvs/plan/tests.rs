@@ -448,6 +448,40 @@ fn the_scheduler_mh_hashes_ports() {
     );
 }
 
+/// A Service with three endpoints.
+fn weighted(weights: &str) -> String {
+    format!(
+        "service ns/web 10.96.0.10 p:80\nslice ns/web-1 of web p:80 {weights} | 10.1.0.1 | 10.1.0.2 | 10.1.0.3"
+    )
+}
+
+#[test]
+fn a_change_of_one_weight_is_one_step() {
+    let mut proxy = Proxy::new(&weighted("weights=7"));
+    for (weights, weight) in [("7,10.1.0.2=5", 5), ("7,10.1.0.2=700", 700), ("7", 7)] {
+        let steps = proxy.sync(&weighted(&format!("weights={weights}")));
+        let at = tcp("10.96.0.10:80");
+        assert_eq!(steps.after, [ServerStep::SetWeight(at, real("10.1.0.2:80"), weight)], "{weights}");
+        assert_eq!(steps.before, []);
+    }
+}
+
+#[test]
+fn a_service_that_gets_its_first_weight_gets_another_scheduler() {
+    let mut proxy = Proxy::new(&weighted(""));
+    let at = tcp("10.96.0.10:80");
+    let set = |weights: [u32; 3]| {
+        let reals = ["10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"];
+        reals.into_iter().zip(weights).map(move |(to, weight)| ServerStep::SetWeight(at, real(to), weight))
+    };
+    let steps = proxy.sync(&weighted("weights=10.1.0.2=50"));
+    let wrr = ServerStep::SetVirtual(at, VirtualServer { scheduler: "wrr".into(), ..rr() });
+    assert_eq!(steps.after, [wrr].into_iter().chain(set([100, 50, 100])).collect::<Vec<_>>());
+    let steps = proxy.sync(&weighted(""));
+    let back = ServerStep::SetVirtual(at, rr());
+    assert_eq!(steps.after, [back].into_iter().chain(set([1, 1, 1])).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_tcp_real_server_without_connections_goes_at_once_and_one_with_some_in_a_later_minute() {
     let mut proxy = Proxy::new(WEB);
