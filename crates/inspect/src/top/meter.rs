@@ -182,10 +182,18 @@ fn set_shares(endpoints: &mut [AddressRate]) {
     }
 }
 
+/// Weights distribute the connections of a family among its endpoints: its part of those of the service port, or all if none were counted.
 fn set_due(endpoints: &mut [AddressRate], weights: &BTreeMap<String, u16>) {
-    let all: f64 = weights.values().map(|weight| f64::from(*weight)).sum();
-    for endpoint in endpoints {
-        endpoint.due = weights.get(&endpoint.address).map(|weight| f64::from(*weight) / all);
+    for is_v6 in [false, true] {
+        let of_family = |address: &str| address.starts_with('[') == is_v6;
+        let its_weights = weights.iter().filter(|(address, _)| of_family(address));
+        let all: f64 = its_weights.map(|(_, weight)| f64::from(*weight)).sum();
+        let its = |it: &&mut AddressRate| of_family(&it.address);
+        let part: Option<f64> = endpoints.iter_mut().filter(its).map(|it| it.share).sum();
+        for endpoint in endpoints.iter_mut().filter(its) {
+            let weight = weights.get(&endpoint.address).map(|weight| f64::from(*weight));
+            endpoint.due = weight.map(|weight| part.unwrap_or(1.0) * weight / all);
+        }
     }
 }
 
@@ -198,7 +206,16 @@ pub fn busiest_first(a: &ConnectionRate, b: &ConnectionRate) -> Ordering {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use std::net::SocketAddr;
+
+    use model::address::Family;
+    use model::names::Port;
+    use plan::mark::Mark;
+    use plan::nftables::desired::DesiredTable;
+    use plan::nftables::program::ProgramSettings;
+    use plan::nftables::sets::Balancer;
     use proxy::connections::{EndpointConnections, FrontendConnections, ServicePortConnections};
+    use testkit::routings;
 
     /// Frontends with the endpoints of a list each, all with their counts.
     pub type Counts<'a> = &'a [(&'a str, u64, &'a [(&'a str, u64)])];
@@ -281,6 +298,49 @@ pub mod tests {
         let [b, a] = &cart.endpoints[..] else { panic!("two endpoints expected") };
         assert_eq!((b.flow.rate, b.flow.total), (Some(3.0), 12));
         assert_eq!((a.flow.rate, a.flow.total, a.share), (Some(1.5), 12, Some(1.0 / 3.0)));
+    }
+
+    #[test]
+    fn the_shares_that_are_due_follow_the_weights_of_each_family() {
+        let mut counted = service_port("cart", &[]);
+        let mut count = |family, slice: &str, counts: &[(&str, u64)]| {
+            let objects =
+                format!("service shop/cart 10.96.0.1,fd00:96::1 http:80\nslice shop/cart-1 of cart {slice}");
+            let mut table = DesiredTable::new(ProgramSettings {
+                family,
+                balancer: Balancer::Slots,
+                mark: Mark::from_bit(14).unwrap(),
+                masquerade_all: false,
+                from_pod: None,
+                node_ports_everywhere: true,
+                can_hash: true,
+            });
+            table.accept(routings(family, &objects).into_iter().map(|(name, it)| (name, Some(it))).collect());
+            let weights = table.weights().into_values().next().unwrap();
+            let of = |address: &SocketAddr| (address.ip(), Port::from_api(address.port().into()).unwrap());
+            counted.endpoints.extend(counts.iter().map(|(address, connections)| EndpointConnections {
+                address: (*address).into(),
+                counter: "10.96.0.1:80".into(),
+                connections: *connections,
+                weight: weights.get(&of(&address.parse().unwrap())).copied(),
+            }));
+        };
+        let v4 = [("10.0.0.1:80", 20), ("10.0.0.2:80", 40)];
+        count(Family::V4, "http:80 weights=1,10.0.0.2=3 | 10.0.0.1 | 10.0.0.2", &v4);
+        let v6 = [("[fd00::1]:80", 10), ("[fd00::2]:80", 10), ("[fd00::3]:80", 0)];
+        count(Family::V6, "http:80 weights=10,fd00::3=20 | fd00::1 | fd00::2 | fd00::3", &v6);
+        let dues = |counted: &ServicePortConnections| -> BTreeMap<String, f64> {
+            let rates = Meter::default().update(page(vec![counted.clone()]), Duration::ZERO);
+            let endpoints = rates.rows.into_iter().flat_map(|row| row.endpoints);
+            endpoints.map(|it| (it.address, (it.due.unwrap() * 1000.0).round() / 1000.0)).collect()
+        };
+        let found: Vec<f64> = dues(&counted).into_values().collect();
+        // Three quarters of the connections are of IPv4.
+        assert_eq!(found, [0.188, 0.563, 0.063, 0.063, 0.125]);
+        counted.endpoints.truncate(2);
+        assert_eq!(dues(&counted).into_values().collect::<Vec<_>>(), [0.25, 0.75]);
+        counted.endpoints.iter_mut().for_each(|it| it.connections = 0);
+        assert_eq!(dues(&counted).into_values().collect::<Vec<_>>(), [0.25, 0.75]);
     }
 
     #[test]
