@@ -59,6 +59,9 @@ type Frontends<'a> = BTreeMap<FrontendKey, &'a ServedFrontend>;
 /// An endpoint that connections go to.
 pub type ServedEndpoint = (IpAddr, Port);
 
+/// The endpoint in each slot of an endpoint list, sorted.
+type ServedSlots = Arc<[(u32, ServedEndpoint)]>;
+
 /// What one frontend does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServedFrontend {
@@ -90,7 +93,7 @@ pub struct ServedFrontend {
 pub struct ServedHash {
     pub of: ClientHash,
     /// The endpoint in each slot. Empty in the ipvs mode.
-    pub slots: Arc<[(u32, ServedEndpoint)]>,
+    pub slots: ServedSlots,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

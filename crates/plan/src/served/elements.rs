@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use model::address::Family;
 use model::names::ServicePortName;
 
-use super::{KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, ServedHash, shares};
+use super::{
+    KernelComparison, RefusalReason, Served, ServedEndpoint, ServedFrontend, ServedHash, ServedSlots, shares,
+};
 use crate::difference::{Difference, DifferenceKind, KernelObject};
 use crate::nftables::desired::DesiredTable;
 use crate::nftables::elements::FrontendKey;
@@ -67,9 +69,15 @@ impl Served {
                 _ => _ = served.add_element(element, family),
             }
         }
+        // All frontends of a list share its slots, of which there are many if clients are hashed.
+        let sorted = slots.into_iter().map(|(list, mut slots)| {
+            slots.sort_unstable();
+            (list, slots.into())
+        });
+        let slots: BTreeMap<u32, ServedSlots> = sorted.collect();
         for (frontend, clients, list) in uses {
             let slots = slots.get(&list.list).filter(|_| list.draw.is_some());
-            served.use_list(frontend, clients, list, slots.map(Vec::as_slice).unwrap_or_default());
+            served.use_list(frontend, clients, list, &slots.cloned().unwrap_or_default());
         }
         served
     }
@@ -79,7 +87,7 @@ impl Served {
         frontend: FrontendKey,
         clients: Clients,
         list: ListOfFrontend,
-        slots: &[(u32, ServedEndpoint)],
+        slots: &ServedSlots,
     ) {
         self.lists.entry(list.list).or_insert(frontend);
         let service = self.frontends.entry(frontend).or_default();
@@ -184,9 +192,7 @@ fn counted(slots: &[(u32, ServedEndpoint)], draw: Option<FrontendChain>) -> BTre
     counts
 }
 
-fn hash(slots: &[(u32, ServedEndpoint)], draw: Option<FrontendChain>) -> Option<ServedHash> {
+fn hash(slots: &ServedSlots, draw: Option<FrontendChain>) -> Option<ServedHash> {
     let Some(FrontendChain::Hash(_, _, of)) = draw else { return None };
-    let mut slots = slots.to_vec();
-    slots.sort_unstable();
-    Some(ServedHash { of, slots: slots.into() })
+    Some(ServedHash { of, slots: slots.clone() })
 }
