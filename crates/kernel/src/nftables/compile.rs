@@ -15,7 +15,7 @@ use plan::mark::Mark;
 use plan::nftables::hashing::CLIENT_SEED;
 use plan::nftables::program::{HookKind, PacketHook, ProgramChain};
 use plan::nftables::sets::{Clients, EndpointList, LookupBy, Set, SetKind, Type};
-use plan::nftables::slots::{SlotRange, hash_range};
+use plan::nftables::slots::{HASH_RANGE, SlotRange};
 use plan::nftables::statements::{
     Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields, hash_fields,
 };
@@ -204,7 +204,7 @@ fn dnat_to_slot(list: Register, family: Family, out: &mut Vec<Expression<'_>>) {
 fn hash_of(hash: ClientHash, from: Register, to: Register, family: Family) -> Expression<'static> {
     // A port takes a whole register, the rest of which is zero.
     let length = hash_fields(hash).iter().map(|field| length(*field, family).next_multiple_of(4)).sum();
-    let SlotRange { count: modulus, first: offset } = hash_range();
+    let SlotRange { count: modulus, first: offset } = HASH_RANGE;
     Expression::Hash { from, length, modulus, seed: CLIENT_SEED, offset, to }
 }
 

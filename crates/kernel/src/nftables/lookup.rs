@@ -8,7 +8,7 @@ use model::address::Family;
 use netlink::nftables::{NftablesSocket, Value};
 use plan::nftables::interpreter::{Sets, Slots};
 use plan::nftables::sets::{Element, ElementKey, Set, Type, address};
-use plan::nftables::slots::{SlotRange, hash_range, slot_ranges};
+use plan::nftables::slots::{HASH_RANGE, SlotRange, slot_ranges};
 
 use super::TABLE;
 use super::read::{element_of, malformed};
@@ -89,7 +89,7 @@ impl Sets for Lookup {
 }
 
 fn ranges() -> impl Iterator<Item = SlotRange> {
-    slot_ranges().chain([hash_range()])
+    slot_ranges().chain([HASH_RANGE])
 }
 
 fn slot(element: &Element) -> Option<(u32, SocketAddr)> {

@@ -12,12 +12,12 @@ use model::routing::{self, Endpoint, Routing, Traffic};
 use model::service::Addresses;
 
 use crate::nftables::frontend_chains::FrontendChain;
-use crate::nftables::hashing::{self, HASH_SLOTS};
+use crate::nftables::hashing;
 use crate::nftables::sets::{
     Balancer, Clients, Data, Element, ElementKey, EndpointList, ListOfFrontend, LookupBy, Set, Sticky, Type,
     protocol,
 };
-use crate::nftables::slots::{MAX_SLOTS, SlotRange, assign, hash_range, slot_range};
+use crate::nftables::slots::{HASH_RANGE, MAX_SLOTS, SlotRange, assign, slot_range};
 use crate::nftables::timeouts::rounded;
 
 /// What the kernel holds for one service port.
@@ -175,7 +175,7 @@ impl ElementUnit {
         let Routing { cluster, local, .. } = &*self.routing;
         match self.balancer {
             Balancer::Slots => {
-                let slots = if self.routing.hash.is_some() { HASH_SLOTS as usize } else { MAX_SLOTS };
+                let slots = if self.routing.hash.is_some() { HASH_RANGE.count as usize } else { MAX_SLOTS };
                 cluster.len().max(local.len()).saturating_sub(slots)
             }
             Balancer::Ipvs => 0,
@@ -216,7 +216,7 @@ impl ElementUnit {
 
     /// The slot range of a list.
     fn range(&self, slots: &[Endpoint]) -> Option<SlotRange> {
-        if self.hash(slots).is_some() { Some(hash_range()) } else { slot_range(slots.len()) }
+        if self.hash(slots).is_some() { Some(HASH_RANGE) } else { slot_range(slots.len()) }
     }
 
     fn is_cluster_ip(&self, frontend: &FrontendKey) -> bool {

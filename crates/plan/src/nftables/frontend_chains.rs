@@ -6,9 +6,8 @@ use std::borrow::Cow;
 
 use model::hashing::ClientHash;
 
-use crate::nftables::hashing::HASH_SLOTS;
 use crate::nftables::sets::{Clients, Data, Element, ElementKey, LookupBy, Set};
-use crate::nftables::slots::{SlotRange, slot_ranges};
+use crate::nftables::slots::{HASH_RANGE, SlotRange, slot_ranges};
 
 /// The position of the kind in the number of a chain.
 const KIND: u32 = 20;
@@ -63,7 +62,7 @@ impl FrontendChain {
             Self::ExternalLocal(LookupBy::NodePort) => (10, 0),
             // The kinds from 11 to 18, in the order of `all`.
             Self::Hash(by, clients, hash) => {
-                (11 + (by as u32) * 4 + (clients as u32) * 2 + hash as u32, HASH_SLOTS)
+                (11 + (by as u32) * 4 + (clients as u32) * 2 + hash as u32, HASH_RANGE.count)
             }
         };
         kind << KIND | size

@@ -1,6 +1,6 @@
 //! Consistent hashing of clients onto the endpoints of a list.
 //!
-//! A rule hashes the client to one of [`HASH_SLOTS`] slots, all of which have an endpoint. They are filled as in Google's Maglev
+//! A rule hashes the client to one of the slots of [`HASH_RANGE`], all of which have an endpoint. They are filled as in Google's Maglev
 //! (Eisenbud et al., NSDI 2016): each endpoint has a preference for every slot, by hashes of its address, and the endpoints take turns
 //! to claim the next slot that they prefer and that is still free. So all nodes with the same endpoints have the same table, endpoints
 //! get equal shares, and few slots change hands when one endpoint goes or comes.
@@ -10,8 +10,7 @@ use std::net::IpAddr;
 use model::routing::Endpoint;
 use model::weights::Weight;
 
-/// A prime number, so that any step visits all slots. With a hundred endpoints, each gets 163 or 164 of them.
-pub const HASH_SLOTS: u32 = 16_381;
+use crate::nftables::slots::HASH_RANGE;
 
 /// The seed for the hash of clients. The other seeds are for the preferences of endpoints.
 pub const CLIENT_SEED: u32 = 0x736c_7569;
@@ -20,7 +19,7 @@ const STEP_SEED: u32 = 2;
 
 /// The endpoint in each slot. Endpoints without weights get equal shares. Beyond the number of slots, endpoints get none.
 pub fn fill(endpoints: &[Endpoint], weights: &[Weight]) -> Vec<Endpoint> {
-    let size = HASH_SLOTS as usize;
+    let size = HASH_RANGE.count as usize;
     let mut free = vec![true; size];
     let mut slots: Vec<Option<Endpoint>> = vec![None; size];
     let greatest = weights.iter().copied().max().unwrap_or(1);
@@ -66,7 +65,7 @@ impl Preference {
         let mut bytes = address_bytes(endpoint.ip);
         bytes.extend(endpoint.port.get().to_be_bytes());
         let hash = |seed, below: u32| (jenkins(&bytes, seed) % below) as usize;
-        Self { next: hash(START_SEED, HASH_SLOTS), step: hash(STEP_SEED, HASH_SLOTS - 1) + 1 }
+        Self { next: hash(START_SEED, HASH_RANGE.count), step: hash(STEP_SEED, HASH_RANGE.count - 1) + 1 }
     }
 
     /// Takes the first slot that is free. There must be one.
@@ -87,7 +86,7 @@ pub fn slot_of(client: IpAddr, port: Option<u16>) -> u32 {
     let mut bytes = address_bytes(client);
     // A port takes a register of its own, in its first two bytes.
     bytes.extend(port.into_iter().flat_map(|port| [port.to_be_bytes(), [0, 0]].concat()));
-    let scaled = (u64::from(jenkins(&bytes, CLIENT_SEED)) * u64::from(HASH_SLOTS)) >> 32;
+    let scaled = (u64::from(jenkins(&bytes, CLIENT_SEED)) * u64::from(HASH_RANGE.count)) >> 32;
     u32::try_from(scaled).unwrap_or_default()
 }
 

@@ -23,7 +23,7 @@ use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::hashing::slot_of;
 use crate::nftables::program::{HookKind, PacketHook, Program, ProgramChain};
 use crate::nftables::sets::{Balancer, Clients, Data, Element, ElementKey, ListOfFrontend, LookupBy, Set};
-use crate::nftables::slots::{SlotRange, hash_range};
+use crate::nftables::slots::{HASH_RANGE, SlotRange};
 use crate::nftables::statements::{
     Affinity, Interface, ListUse, PacketField, ProgramRule, Statement, frontend_fields,
 };
@@ -480,10 +480,10 @@ impl<'p, S: Sets> Run<'p, '_, S> {
     /// The slot that the client is hashed to, or all slots if its port is hashed and not known.
     fn hashed(&self, hash: ClientHash) -> SlotRange {
         let Packet { source, source_port, .. } = *self.context.packet;
-        let SlotRange { first, .. } = hash_range();
+        let SlotRange { first, .. } = HASH_RANGE;
         match (hash, source_port) {
             (ClientHash::Address, _) => SlotRange { count: 1, first: first + slot_of(source, None) },
-            (ClientHash::AddressAndPort, None) => hash_range(),
+            (ClientHash::AddressAndPort, None) => HASH_RANGE,
             (ClientHash::AddressAndPort, port) => {
                 SlotRange { count: 1, first: first + slot_of(source, port) }
             }

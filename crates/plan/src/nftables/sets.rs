@@ -361,7 +361,7 @@ pub struct ListOfFrontend {
     pub list: u32,
     /// The chain that packets to the frontend go to first.
     pub first: FrontendChain,
-    /// The chain that draws a slot of the list; `None` if the list has no endpoints.
+    /// The chain that draws a slot of the list, or hashes the client to one; `None` if the list has no endpoints.
     pub draw: Option<FrontendChain>,
 }
 

@@ -11,7 +11,7 @@ use model::hashing::ClientHash;
 use crate::mark::Mark;
 use crate::nftables::hashing::CLIENT_SEED;
 use crate::nftables::sets::{Clients, EndpointList, LookupBy, Set};
-use crate::nftables::slots::{SlotRange, hash_range};
+use crate::nftables::slots::{HASH_RANGE, SlotRange};
 
 /// A rule. The kernel evaluates its statements in order, and stops at the first that does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,7 +188,7 @@ impl ListUse {
             Self::HashDnat(hash) => {
                 let client: Vec<String> = hash_fields(hash).iter().map(|field| field.show(family)).collect();
                 let (client, endpoints) = (client.join(" . "), Set::Endpoints.name());
-                let SlotRange { count, first } = hash_range();
+                let SlotRange { count, first } = HASH_RANGE;
                 let hash = format!("jhash {client} mod {count} seed {CLIENT_SEED:#x} offset {first}");
                 format!("dnat {ip} to meta mark . {hash} map @{endpoints}")
             }

@@ -13,7 +13,7 @@ use crate::mark::Mark;
 use crate::nftables::claims::ContentionChange;
 use crate::nftables::frontend_chains::FrontendChain;
 use crate::nftables::sets::{Clients, ListOfFrontend};
-use crate::nftables::slots::{MAX_SLOTS, hash_range, slot_range};
+use crate::nftables::slots::{HASH_RANGE, MAX_SLOTS, slot_range};
 
 /// A table made of a map. It rejects what the kernel rejects.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -324,11 +324,11 @@ proptest! {
         for (list, draw) in &used {
             let range = match *draw {
                 Some(FrontendChain::Draw(_, _, range)) => range,
-                Some(FrontendChain::Hash(..)) => hash_range(),
+                Some(FrontendChain::Hash(..)) => HASH_RANGE,
                 _ => panic!("{draw:?}"),
             };
             let its = elements.iter().filter_map(Element::slot).filter(|(of, ..)| of == list);
-            if range == hash_range() {
+            if range == HASH_RANGE {
                 prop_assert_eq!(range.count as usize, slots[list].len());
             } else {
                 prop_assert_eq!(Some(range), slot_range(slots[list].len()));
