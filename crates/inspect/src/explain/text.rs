@@ -302,3 +302,48 @@ fn time(seconds: u32) -> String {
     let parts = [(seconds / 3_600, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
     parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use model::hashing::HASH_ANNOTATION;
+    use model::weights::WEIGHT_ANNOTATION;
+
+    use super::*;
+
+    #[test]
+    fn an_annotation_that_is_ignored_is_shown_with_the_reason() {
+        for (slice, annotation, value, reason, text) in [
+            (
+                Some("web-1"),
+                WEIGHT_ANNOTATION,
+                "heavy",
+                IgnoredReason::Invalid,
+                r#"annotation service.sluice.io/weight "heavy" of endpoint slice web-1 is ignored: it is invalid"#,
+            ),
+            (
+                None,
+                HASH_ANNOTATION,
+                "client",
+                IgnoredReason::Invalid,
+                r#"annotation service.sluice.io/hash "client" of the service is ignored: it is invalid"#,
+            ),
+            (
+                None,
+                HASH_ANNOTATION,
+                "ClientIP",
+                IgnoredReason::Unsupported,
+                r#"annotation service.sluice.io/hash "ClientIP" of the service is ignored: this mode or kernel can't hash clients"#,
+            ),
+            (
+                None,
+                HASH_ANNOTATION,
+                "ClientIP",
+                IgnoredReason::OverLimit,
+                r#"annotation service.sluice.io/hash "ClientIP" of the service is ignored: no more than 32 service ports have their clients hashed, and older ones do"#,
+            ),
+        ] {
+            let (slice, annotation, value) = (slice.map(str::to_owned), annotation.into(), value.into());
+            assert_eq!(ignored_annotation(&IgnoredAnnotation { slice, annotation, value, reason }), text);
+        }
+    }
+}

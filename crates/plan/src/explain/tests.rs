@@ -104,7 +104,7 @@ impl World {
             node_name: "here".into(),
             node_ip: NODE.parse().unwrap(),
             serve_external_ips: true,
-            max_hashed: MAX_HASHED,
+            max_hashed: if self.settings.mode == Mode::Iptables { 0 } else { MAX_HASHED },
             started: Default::default(),
         });
         let mut slice: api::EndpointSlice = serde_saphyr::from_str(
@@ -129,7 +129,8 @@ impl World {
         }
         for event in &events {
             let notes = cluster.apply(event);
-            assert!(notes.is_empty() || self.weights.is_some(), "{notes:?}");
+            let is_annotated = self.weights.is_some() || self.service.metadata.annotations.hash.is_some();
+            assert!(notes.is_empty() || is_annotated, "{notes:?}");
         }
         cluster
     }
@@ -573,6 +574,22 @@ fn an_annotation_that_is_ignored_is_reported() {
         }]
     );
     assert!(explanation.endpoints.iter().all(|it| it.weight.is_none()));
+}
+
+#[test]
+fn a_hash_that_is_ignored_is_reported() {
+    for (mode, hash, hashed, want) in [
+        (Mode::Nftables, "ClientIP", true, None),
+        (Mode::Nftables, "all", false, Some(IgnoredReason::Invalid)),
+        (Mode::Iptables, "ClientIP", false, Some(IgnoredReason::Unsupported)),
+    ] {
+        let mut world = world(mode, &["10.244.0.5", "10.244.1.6"]);
+        world.service.metadata.annotations.hash = Some(hash.into());
+        let explanation = world.explain(CLIENT, "10.96.0.10:80");
+        assert_eq!(explanation.hash.is_some(), hashed, "{mode:?} {hash}");
+        let found: Vec<_> = explanation.ignored.iter().map(|it| (&*it.value, it.reason)).collect();
+        assert_eq!(found, want.map(|reason| (hash, reason)).into_iter().collect::<Vec<_>>());
+    }
 }
 
 #[test]
