@@ -3,8 +3,10 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use kernel::nftables::Lookup;
 use model::address::Family;
 use model::names::Protocol;
+use plan::explain::live::through_sets;
 use plan::explain::{ExplainSettings, Packet, explain};
 use plan::mark::Mark;
 use plan::mode::Mode;
@@ -17,6 +19,7 @@ use tests::options::Options;
 use tests::servers::IpvsNode;
 
 use crate::chance::endpoints;
+use crate::changes::{Storm, during, wait_for_connections};
 use crate::cluster_ip;
 
 const BY_ADDRESS: &str = "ClientIP";
@@ -131,6 +134,7 @@ fn explain_names_the_endpoint_of_a_client() {
             let ip = cluster_ip(family, number);
             node.hold(&manifests(hash, ip, &all));
             let to = SocketAddr::new(ip, 80);
+            let mut lookup = network.node.enter(|| Lookup::open(family).unwrap());
             for (client, chosen) in clients.iter().zip(chosen(&network, &clients, to)) {
                 let packet = Packet {
                     source: client.ip(),
@@ -143,8 +147,34 @@ fn explain_names_the_endpoint_of_a_client() {
                 let endpoints: Vec<_> =
                     explanation.endpoints.iter().map(|it| (it.address, it.probability)).collect();
                 assert_eq!(endpoints, [(chosen, 1.0)], "{hash} {client}");
+                let live = through_sets(&explanation, &[node_ip(family)], &mut lookup).unwrap();
+                assert!(live.agrees, "{hash} {client}: {live:?}");
+                assert_eq!(live.endpoints.into_iter().collect::<Vec<_>>(), [chosen], "{hash} {client}");
             }
         }
+    }
+}
+
+#[test]
+fn no_connection_fails_while_clients_are_hashed_and_no_longer() {
+    const CHANGES: usize = 20;
+    let network = Network::new(1);
+    for family in Family::BOTH {
+        let all = endpoints(family, 5);
+        let _server = Server::start_all(&network.remote, &all);
+        let ip = cluster_ip(family, 1);
+        let mut node = start_nftables(&network, family);
+        let mut hold =
+            |hash| node.hold(&list(&[PlainService { hash, ..PlainService::new("web", ip, &all) }]));
+        hold(None);
+        let storms = [Storm::new(&network, SocketAddr::new(ip, 80))];
+        during(&storms, || {
+            let hashes = [Some(BY_ADDRESS), None, Some(BY_PORT), Some(BY_ADDRESS), Some(BY_PORT), None];
+            for hash in hashes.into_iter().cycle().take(CHANGES) {
+                hold(hash);
+                wait_for_connections(&storms);
+            }
+        });
     }
 }
 

@@ -1,12 +1,14 @@
 //! Endpoints get shares of the connections in proportion to their weights, in every mode.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use kernel::iptables::Variant;
 use model::address::Family;
 use model::names::Protocol;
+use testkit::echo;
 use testkit::manifests::{PlainService, list};
 use testkit::network::Network;
 use testkit::probe::{Answer, Server, UdpFlow};
@@ -114,6 +116,13 @@ fn iptables_over_nft_fails_no_connection_while_weights_change() {
 }
 
 #[test]
+fn legacy_iptables_fails_no_connection_while_weights_change() {
+    fails_no_connection(6, true, &|namespace, family, options| {
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Legacy))
+    });
+}
+
+#[test]
 #[ignore = "needs a kernel with IPVS"]
 fn ipvs_fails_no_connection_while_weights_change() {
     fails_no_connection(6, false, &|namespace, family, options| {
@@ -155,5 +164,56 @@ fn fails_no_connection(changes: usize, keeps_udp: bool, start: StartProxy<'_>) {
                 is_answered_by_the_first();
             }
         });
+    }
+}
+
+#[test]
+fn nftables_keeps_established_connections_to_an_endpoint_that_is_drained() {
+    keeps_established_connections(&|namespace, family, options| {
+        Box::new(NftablesNode::new(namespace, family, options))
+    });
+}
+
+#[test]
+fn iptables_keeps_established_connections_to_an_endpoint_that_is_drained() {
+    keeps_established_connections(&|namespace, family, options| {
+        Box::new(IptablesNode::new(namespace, family, options, Variant::Nft))
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS"]
+fn ipvs_keeps_established_connections_to_an_endpoint_that_is_drained() {
+    keeps_established_connections(&|namespace, family, options| {
+        Box::new(IpvsNode::new(namespace, family, options))
+    });
+}
+
+/// A connection over TCP is answered while the weight of its endpoint becomes zero, and comes back.
+fn keeps_established_connections(start: StartProxy<'_>) {
+    let network = Network::new(1);
+    for family in Family::BOTH {
+        let all = endpoints(family, 2);
+        all.iter().for_each(|endpoint| echo::serve(&network.remote, *endpoint));
+        let ip = cluster_ip(family, 1);
+        let mut proxy = start(&network.node, family, &Options::default());
+        let mut hold = |weights: &[u16]| {
+            proxy.hold(&list(&[PlainService { weights, ..PlainService::new("web", ip, &all) }]));
+        };
+        let connect = || network.client.enter(|| TcpStream::connect(SocketAddr::new(ip, 80))).unwrap();
+        let is_answered = |mut connection: &TcpStream| {
+            connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            connection.write_all(b"still there?").unwrap();
+            let mut answer = [0; 12];
+            connection.read_exact(&mut answer).unwrap();
+        };
+        hold(&[1, 0]);
+        let first = connect();
+        is_answered(&first);
+        for weights in [[0, 1], [0, 0], [1, 1], [0, 7]] {
+            hold(&weights);
+            is_answered(&first);
+            is_answered(&connect());
+        }
     }
 }
