@@ -7,7 +7,7 @@ use model::address::host_port;
 use model::hashing::ClientHash;
 use model::names::{Protocol, ServicePortName};
 
-use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend};
+use super::{Frontends, KernelComparison, RefusalReason, ServedEndpoint, ServedFrontend, ServedSlots};
 use crate::difference::{Difference, DifferenceKind};
 use crate::nftables::elements::FrontendKey;
 
@@ -202,16 +202,26 @@ fn shares(side: &Frontends<'_>, other: &Frontends<'_>) -> BTreeSet<String> {
     lines
 }
 
-/// How many clients are hashed to another endpoint than before.
+/// How many clients are hashed to another endpoint than before. If there is only one, all clients go there, hashed or not.
 fn moved(after: &Frontends<'_>, before: &Frontends<'_>) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for (frontend, service) in after {
-        let Some(before) = before.get(frontend).and_then(|before| before.hash.as_ref()) else { continue };
-        let Some(hash) = service.hash.as_ref().filter(|hash| hash.of == before.of) else { continue };
-        let before: BTreeSet<&(u32, ServedEndpoint)> = before.slots.iter().collect();
-        let moved = hash.slots.iter().filter(|slot| !before.contains(slot)).count();
+        let Some(before) = before.get(frontend) else { continue };
+        let not_only = |slots: &ServedSlots, one: &ServedFrontend| {
+            let is_there = |slot: &&(u32, ServedEndpoint)| one.endpoints.contains(&slot.1);
+            if one.endpoints.len() == 1 { slots.len() - slots.iter().filter(is_there).count() } else { 0 }
+        };
+        let (moved, all) = match (&before.hash, &service.hash) {
+            (Some(before), Some(after)) if before.of == after.of => {
+                let before: BTreeSet<&(u32, ServedEndpoint)> = before.slots.iter().collect();
+                (after.slots.iter().filter(|slot| !before.contains(slot)).count(), after.slots.len())
+            }
+            (None, Some(after)) => (not_only(&after.slots, before), after.slots.len()),
+            (Some(before), None) => (not_only(&before.slots, service), before.slots.len()),
+            (Some(_), Some(_)) | (None, None) => continue,
+        };
         if moved > 0 {
-            let percent = 100.0 * moved as f64 / hash.slots.len() as f64;
+            let percent = 100.0 * moved as f64 / all as f64;
             lines.insert(format!("{percent:.1}% of clients get another endpoint"));
         }
     }

@@ -450,6 +450,12 @@ fn hashing_is_reported_with_the_clients_that_move() {
             want,
             "{mode:?}"
         );
+        // A single endpoint needs no table, but has all clients.
+        let [one, two] = ["| 10.244.1.5", two].map(|endpoints| hashed(" hash=ClientIP", endpoints));
+        for found in [changes(&one, &two), changes(&two, &one)] {
+            let moved = found.iter().any(|line| line == "+ 50.0% of clients get another endpoint");
+            assert_eq!(moved, mode == Mode::Nftables, "{found:?}");
+        }
     }
 }
 
