@@ -314,6 +314,7 @@ pub fn can_hash(config: &Config, family: Family) -> bool {
         // Without privileges it is not known.
         ProxyMode::Nftables => nftables::can_hash(family).unwrap_or(true),
         ProxyMode::Iptables => false,
+        // To find out, one has to add a virtual server.
         ProxyMode::Ipvs => true,
     }
 }
