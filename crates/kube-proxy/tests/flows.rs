@@ -26,7 +26,14 @@ fn client(proxy: &LabProxy, from: ClientPlace, to: Address, port: u16) -> Client
 
 fn client_at(proxy: &LabProxy, from: ClientPlace, to: Address, port: u16, own: u16) -> Client {
     let any: IpAddr = testkit::network::of(proxy.family, [[0; 4].into(), [0_u16; 8].into()]);
-    let socket = proxy.lab.namespace(from).enter(|| UdpSocket::bind((any, own)).unwrap());
+    let bind = || proxy.lab.namespace(from).enter(|| UdpSocket::bind((any, own)).ok());
+    let mut socket = None;
+    // A process that this one is starting has its earlier sockets, too, until it executes its program.
+    eventually("the client's port is free", || {
+        socket = bind();
+        socket.is_some()
+    });
+    let socket = socket.unwrap();
     socket.connect(SocketAddr::new(to.ip(proxy.family), port)).unwrap();
     Client { socket, family: proxy.family }
 }
