@@ -39,11 +39,12 @@ fn network() -> Network {
     network
 }
 
-/// Clients with addresses of their own, and one port.
+/// Clients with addresses of their own, scattered over the network, and one port.
 fn clients(family: Family, count: u16) -> Vec<SocketAddr> {
     let ip = |number: u16| -> IpAddr {
-        let [high, low] = number.to_be_bytes();
-        of(family, [[100, 66, high, low].into(), [0x2001, 0xdb8, 0x66, 0, 0, 0, 0, number].into()])
+        let host = number.wrapping_mul(40_503); // odd, so all differ
+        let [high, low] = host.to_be_bytes();
+        of(family, [[100, 66, high, low].into(), [0x2001, 0xdb8, 0x66, 0, 0, 0, 0, host].into()])
     };
     (1..=count).map(|number| SocketAddr::new(ip(number), 4_711)).collect()
 }
